@@ -135,7 +135,10 @@ def read_settings() -> Settings:
         return Settings.model_validate(given)
     except ValidationError as exc:
         problem = exc.errors()[0]
-        raise ConfigError(f"environment variable {problem['loc'][0]}: {problem['msg']}") from None
+        raise ConfigError(
+            f"environment variable {problem['loc'][0]}: {problem['msg']}",
+            hint="correct it or unset it; docs/operations.md lists all variables",
+        ) from None
 
 
 def _first_with_slots(engine_slots: str) -> str:

@@ -21,7 +21,7 @@ class _Frozen(BaseModel):
 
 
 class ActorDensity(StrEnum):
-    """Number of instances per host actor (design D2)."""
+    """Number of instances per host actor."""
 
     DEDICATED = "dedicated"
     """One; the actor has the instance's id and is listed by ``ray list actors``."""

@@ -336,7 +336,8 @@ class HttpInstance:
         if body is None or not isinstance(body.get("data"), dict):
             raise InternalError(
                 f"{self.url}/health answered HTTP {response.status_code} without a health status: "
-                f"{response.text[:200]}"
+                f"{response.text[:200]}",
+                hint="is this the address of an environment's server?",
             )
         self._answered = True
         return body

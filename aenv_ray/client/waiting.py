@@ -94,7 +94,8 @@ async def until_healthy(
                 return body
             if data.get("code") == SandboxStartFailed.code:
                 raise SandboxStartFailed(
-                    f"the environment at {url} does not load: {data.get('message')}"
+                    f"the environment at {url} does not load: {data.get('message')}",
+                    hint="correct the project and start the server again",
                 )
             last = json.dumps(data)[:500]
         if wait.remaining_s < pause_s:

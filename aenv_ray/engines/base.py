@@ -59,7 +59,7 @@ class Capabilities:
     storage: bool = False
     """Sandboxes can have storage that outlives them; see `Engine.delete_storage`."""
     slow_start: bool = False
-    """Starts are slow, so hosts start sandboxes ahead of demand (design D9)."""
+    """Starts are slow, so hosts start sandboxes ahead of demand."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class RunningSandbox:
 class EndCause:
     """Why a sandbox ended.
 
-    An agent can end its sandbox on purpose, so such an end counts as an outcome of its episode
-    (design D17). `inside` is set if, and only if, something in the sandbox caused the end; not for
-    a release, a deadline, a signal from outside, or a node without memory.
+    An agent can end its sandbox on purpose, so such an end counts as an outcome of its episode.
+    `inside` is set if, and only if, something in the sandbox caused the end; not for a release, a
+    deadline, a signal from outside, or a node without memory.
     """
 
     text: str
@@ -176,7 +176,7 @@ class Sandbox(ABC):
         return pydantic_core.from_json(result)
 
     async def open_door(self, role: DoorRole) -> socket:
-        """Return a new connection to the door, for a caller on this node (design D15).
+        """Return a new connection to the door, for a caller on this node.
 
         The connection belongs to the caller of this method, and outlives the host. Its peer can
         call what its role may call; nothing that is sent on it changes the role.

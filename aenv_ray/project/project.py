@@ -162,9 +162,13 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
             hint=f"the line is: {line[:80]}" if line else "the file is empty or ends too early",
         ) from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply") from None
+        raise ConfigError(
+            f"{path} is nested too deeply", hint="a config.json needs a few levels only"
+        ) from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: it is a {type(data).__name__}, not an object")
+        raise ConfigError(
+            f"{path}: it is a {type(data).__name__}, not an object", hint='write {"name": …}'
+        )
     return data
 
 

@@ -57,7 +57,7 @@ class CallTests:
         assert {f["name"] for f in functions["reward"]} == {"score", "bad_score"}
         assert await request(shared, "aenv/health", {}) == {"status": "healthy"}
 
-    # --- once (invariant 1, design D6) --------------------------------------------------------
+    # --- once (invariant 1) -----------------------------------------------------------------------
 
     async def test_a_repeated_call_id_gets_the_first_outcome_and_runs_nothing(
         self, shared: Sandbox
@@ -100,7 +100,6 @@ class CallTests:
     # --- failures of the tool's own -----------------------------------------------------------
 
     async def test_a_tool_that_raises_is_a_result(self, shared: Sandbox) -> None:
-        """Design D14."""
         result = await call(shared, "broken", {"text": "on purpose"})
         assert result.is_error
         assert result.text() == "ValueError: on purpose"

@@ -202,12 +202,12 @@ class LifeTests:
             with pytest.raises(SandboxLost):
                 await bench.engine.set_deadline(instance_id, bench.now() + 60.0)
 
-    # --- hosts that come back (design D7) -----------------------------------------------------
+    # --- hosts that come back ---------------------------------------------------------------------
 
     async def test_a_sandbox_outlives_its_host(
         self, bench: Bench, make_engine: Callable[[HostId], Engine], host_id: HostId
     ) -> None:
-        """Design D7, invariant 1: the same state, the same call ids, the same facts."""
+        """Invariant 1: the same state, the same call ids, the same facts."""
         sandbox = await bench.start()
         assert await value_of(sandbox, "count", key="k") == 1
         await call(sandbox, "count", {"key": "k"}, call_id="before")
@@ -249,7 +249,7 @@ class LifeTests:
     async def test_a_tool_that_opens_all_files_does_not_close_the_door(
         self, bench: Bench, make_engine: Callable[[HostId], Engine], host_id: HostId
     ) -> None:
-        """Design D7: a host that comes while there is no room is let in when there is some."""
+        """A host that comes while there is no room is let in when there is some."""
         sandbox = await bench.start()
         assert await evaluate(sandbox, _OPEN_ALL_FILES) == errno.EMFILE
         second = make_engine(host_id)

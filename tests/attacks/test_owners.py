@@ -187,7 +187,7 @@ async def test_names_from_before_belong_to_their_first_publisher(
 
 @pytest.mark.parametrize("role", [Role.USER, Role.PUBLISHER])
 async def test_a_role_is_refused_what_needs_a_higher_one(cast: Cast, role: Role) -> None:
-    """Design D17: every route checks the role before it reads the body."""
+    """Every route checks the role before it reads the body."""
     async with cast.bench.client(await cast.bench.token(role, "zoe")) as http:
         for route in cast.bench.gateway.control_api.routes:
             if not isinstance(route, ControlRoute) or not route.guards:
@@ -205,7 +205,7 @@ async def test_a_role_is_refused_what_needs_a_higher_one(cast: Cast, role: Role)
 
 
 async def test_new_tokens_have_the_least_role(cast: Cast, tmp_path: Path) -> None:
-    """Design D17; tokens with the earlier role owner may still publish."""
+    """Invariant 15; tokens with the earlier role owner may still publish."""
     made = (await cast.admin.post("/tokens", json={"owner": "carl"})).json()["data"]
     assert made["role"] == "user"
     old = (await cast.admin.post("/tokens", json={"owner": "carl", "role": "owner"})).json()["data"]
@@ -228,7 +228,7 @@ async def test_new_tokens_have_the_least_role(cast: Cast, tmp_path: Path) -> Non
 async def test_the_policy_is_checked_at_publish_at_create_and_for_services(
     cast: Cast, tmp_path: Path
 ) -> None:
-    """Design D17: the operator decides, and a refusal names the setting."""
+    """The operator decides, and a refusal names the setting."""
     deps, now = cast.bench.gateway.deps, [Policy()]
     object.__setattr__(deps, "policy", lambda: now[0])
     cast.bench.gateway.creator._policy = lambda: now[0]

@@ -108,7 +108,7 @@ async def test_a_forgotten_session_is_opened_again_and_the_call_runs_once(
 
 
 async def test_a_server_that_dies_leaves_unknown_outcomes_then_is_lost(tmp_path: Path) -> None:
-    """Design D6: a call whose outcome cannot be known is never sent again."""
+    """A call whose outcome cannot be known is never sent again."""
     with serving(PROJECT, tmp_path) as server:
         instance = HttpInstance(server.url)
         await instance.wait_healthy(START_S)

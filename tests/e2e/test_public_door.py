@@ -69,7 +69,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 async def test_both_doors_give_the_same_result(
     server: Server, name: str, arguments: dict[str, Any]
 ) -> None:
-    """Design D5: the doors differ in nothing but their wire."""
+    """The doors differ in nothing but their wire."""
     params = {"name": name, "arguments": arguments}
     fast = fast_door(server, "tools/call", params)
     public = (await plain_mcp(server, "tools/call", params))["result"]

@@ -87,7 +87,7 @@ async def test_a_signal_ends_it_soon_whatever_runs(tmp_path: Path, number: int) 
 
 
 def test_images_start_it_by_aenvironments_name(tmp_path: Path) -> None:
-    """Design D10: ``python -m aenv.main`` and ``from aenv import …`` work in images."""
+    """``python -m aenv.main`` and ``from aenv import …`` work in images."""
     import aenv_ray.runtime
 
     shim = Path(aenv_ray.runtime.__file__).parent / "shim"

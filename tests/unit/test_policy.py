@@ -41,7 +41,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
 def test_where_a_gateway_runs_refusals_name_the_setting(
     deploy: dict[str, Any], setting: str
 ) -> None:
-    """Defends the node (design D17): a publisher cannot widen its own sandbox."""
+    """Defends the node: a publisher cannot widen its own sandbox."""
     Policy().check(config(**deploy))
     with pytest.raises(PolicyRefused) as caught:
         policy_of(Settings(), behind_gateway=True).check(config(**deploy))

@@ -1,4 +1,4 @@
-"""`EnvHandle`: a picklable reference to an instance, for any Ray driver, task or actor (D1)."""
+"""`EnvHandle`: a picklable reference to an instance, for any Ray driver, task or actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host and an introduced caller on its node tell each other (design D15).
+"""What a host and an introduced caller on its node tell each other.
 
 The caller connects to the host's Unix socket and sends a `Claim`. The host answers with
 `ACCEPTED` and the descriptor of a connection to the sandbox's door, or closes the connection.

@@ -25,7 +25,7 @@ from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S
 T = TypeVar("T")
 
 HOST_GRACE_S: Final = 90.0
-"""Added to a call's own deadline: the time for a host to restart and adopt its sandboxes (D7)."""
+"""Added to a call's own deadline: the time for a host to restart and adopt its sandboxes."""
 _MAX_HOSTS: Final = 10_000
 
 

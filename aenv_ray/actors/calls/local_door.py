@@ -1,4 +1,4 @@
-"""Direct calls of a process to an instance on its own node (design D15).
+"""Direct calls of a process to an instance on its own node.
 
 Messages, call ids, deadlines, cancellation, progress and errors are those of calls through the
 host. If the connection or the host breaks, each call continues through the host under its id, and

@@ -1,4 +1,4 @@
-"""Admission: the room of the cluster, and the creates that wait for it (design D9).
+"""Admission: the room of the cluster, and the creates that wait for it.
 
 `AdmissionQueue` decides; this module asks the hosts and tells Ray. Nodes that declare slots come
 and go with demand: they have hosts only while they are used, and waiting creates become resource

@@ -1,4 +1,4 @@
-"""Which waiting create gets room next in a full cluster: pure decisions (design D9).
+"""Which waiting create gets room next in a full cluster: pure decisions.
 
 Owners take turns, counted by the instances that each was granted since the queue was last empty;
 the creates of one owner go in order of arrival. A group is granted all its places at once or none.

@@ -96,7 +96,10 @@ class HostDirectory:
             else:
                 why = str(exc).strip().splitlines()[-1]
             # Whatever the cause, a host may start on another node.
-            refusal = FabricUnavailable(f"no host on node {node[:8]}: {why}")
+            refusal = FabricUnavailable(
+                f"no host started on node {node[:8]}: {why}",
+                hint=f"the node is tried again after {TRY_AGAIN_S:g} s; its Ray logs have details",
+            )
             self._refused[node] = (asyncio.get_running_loop().time() + TRY_AGAIN_S, refusal)
             logger.warning("node %s is not used for %g s: %s", node[:8], TRY_AGAIN_S, why)
             raise refusal from exc
@@ -158,7 +161,9 @@ class HostDirectory:
         answers, causes = await _answers(asked, patience_s)
         if not answers:
             why = "; ".join(sorted({exc.message for exc in causes})) or "the cluster has no node"
-            raise FabricUnavailable(f"no host runs on any node: {why}")
+            raise FabricUnavailable(
+                f"no host runs on any node: {why}", hint="check the nodes with: ray status"
+            )
         return sorted(answers, key=lambda answer: answer[0].name)
 
     async def _load(self, name: str, node: str, slots: int | None) -> tuple[HostLoad, Any]:

@@ -1,4 +1,4 @@
-"""`aenv_ray.warm`: ask the shared hosts to keep sandboxes ready (design D9)."""
+"""`aenv_ray.warm`: ask the shared hosts to keep sandboxes ready."""
 
 from __future__ import annotations
 

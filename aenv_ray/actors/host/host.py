@@ -1,4 +1,4 @@
-"""The host: it launches and owns the instances on its node (design D2, D7).
+"""The host: it launches and owns the instances on its node.
 
 One class serves both densities: a dedicated host has one instance and is named after it, a shared
 host has many. `Host` is an ordinary class; `aenv_ray.actors.host.host_actor` is the Ray actor.

@@ -1,4 +1,4 @@
-"""Introduces callers on this node to the doors of their instances (design D15).
+"""Introduces callers on this node to the doors of their instances.
 
 A caller asks for an introduction through Ray and receives a key: a secret for one instance and one
 role, which works once. It presents the key at this host's Unix socket. The host connects to the

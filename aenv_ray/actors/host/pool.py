@@ -1,4 +1,4 @@
-"""Which warm sandboxes a host starts and ends: pure decisions (design D9).
+"""Which warm sandboxes a host starts and ends: pure decisions.
 
 A pool holds sandboxes that nobody has called yet and that agree in everything that cannot be
 changed once they run. Its size is what was requested, else what the project's config says, else

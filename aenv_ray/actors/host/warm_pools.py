@@ -1,4 +1,4 @@
-"""The warm sandboxes of a host; `aenv_ray.actors.host.pool` decides about them (design D9).
+"""The warm sandboxes of a host; `aenv_ray.actors.host.pool` decides about them.
 
 They are not instances yet: nobody can call or list them, and they give way to instances that need
 their place. A sandbox that is taken keeps its id and gets everything else from the create.

@@ -319,7 +319,7 @@ def dead_jobs() -> set[str]:
 def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
     """Return an actor class that Ray restarts and whose interrupted tasks it repeats.
 
-    Its methods must therefore be idempotent; calls are so by their ids (design D6).
+    Its methods must therefore be idempotent; calls are so by their ids.
     """
     options: dict[str, Any] = {
         "num_cpus": 0,

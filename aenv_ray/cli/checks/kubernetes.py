@@ -30,12 +30,12 @@ _TRY_S: Final = 240.0
 _SCHEDULE_S: Final = 60.0
 _REACH_S: Final = 5.0
 _REACH: Final = "import socket; socket.create_connection(({address!r}, {port}), {wait_s})"
-_INSIDE_MEND: Final = (
+_INSIDE_HINT: Final = (
     "run it in the head: kubectl exec --namespace aenv HEAD -- aenv doctor; elsewhere, run: "
     "aenv cluster doctor"
 )
-_POLICIES_MEND: Final = "apply the policies in clusters/kuberay/base/network-policies.yaml"
-_PLUGIN_MEND: Final = (
+_POLICIES_HINT: Final = "apply the policies in clusters/kuberay/base/network-policies.yaml"
+_PLUGIN_HINT: Final = (
     "use a network plugin that enforces NetworkPolicies, such as Calico or Cilium; until then an "
     "environment can reach Ray"
 )
@@ -52,7 +52,7 @@ def engine(settings: Settings) -> list[Finding]:
         return look_here()
     if settings.ray_address is None:
         found = "this is not a pod of a Ray cluster, and RAY_ADDRESS is not set"
-        return [Finding(ENGINE, Verdict.FAILED, found, _INSIDE_MEND)]
+        return [Finding(ENGINE, Verdict.FAILED, found, _INSIDE_HINT)]
     from aenv_ray.actors.ray_shell.remote_tasks import on_a_worker
 
     try:
@@ -137,7 +137,7 @@ async def _network(sandbox: Sandbox) -> Finding:
 
     for word in sandbox.isolation.missing:
         if word.startswith("network: "):
-            return Finding(_NETWORK, Verdict.WARNING, word.partition(": ")[2], _POLICIES_MEND)
+            return Finding(_NETWORK, Verdict.WARNING, word.partition(": ")[2], _POLICIES_HINT)
     try:
         address = _own_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -152,7 +152,7 @@ async def _network(sandbox: Sandbox) -> Finding:
         answer = await sandbox.request("aenv/exec", params, deadline_s=8 * _REACH_S)
     if wire.decode("aenv/exec", answer).exit_code == 0:
         found = "NetworkPolicies exist, but nothing enforces them"
-        return Finding(_NETWORK, Verdict.WARNING, found, _PLUGIN_MEND)
+        return Finding(_NETWORK, Verdict.WARNING, found, _PLUGIN_HINT)
     return Finding(_NETWORK, Verdict.OK, "an instance without network cannot reach Ray pods")
 
 

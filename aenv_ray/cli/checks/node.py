@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aenv_ray.engines.base import Engine, Sandbox
     from aenv_ray.models import Isolation
 
-TROUBLES: Final = (AenvError, OSError, TimeoutError)
+CHECK_ERRORS: Final = (AenvError, OSError, TimeoutError)
 """The errors that trying an engine may raise."""
 
 _TRY_S: Final = 60.0
@@ -33,7 +33,7 @@ _LEAST_SHM_BYTES: Final = 256 << 20
 _INTERNET: Final = ("pypi.org", 443)
 _DOCKER: Final = "engine docker"
 _DEFAULT_DAEMON: Final = Settings.model_fields["docker_host"].default
-NAMESPACES_MEND: Final = (
+NAMESPACES_HINT: Final = (
     "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   (Ubuntu); in a container: "
     "run it with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 )
@@ -174,11 +174,11 @@ async def _process(settings: Settings) -> Finding:
     name = "engine process"
     try:
         isolation = await process_isolation(settings)
-    except TROUBLES as exc:
-        return Finding(name, Verdict.FAILED, line(exc), NAMESPACES_MEND)
+    except CHECK_ERRORS as exc:
+        return Finding(name, Verdict.FAILED, line(exc), NAMESPACES_HINT)
     if isolation.kind == "none":
         found = f"works, without isolation: {'; '.join(isolation.missing)}"
-        return Finding(name, Verdict.WARNING, found, NAMESPACES_MEND)
+        return Finding(name, Verdict.WARNING, found, NAMESPACES_HINT)
     return Finding(name, Verdict.OK, f"works, isolated by {isolation.kind}")
 
 
@@ -186,7 +186,7 @@ async def process_isolation(settings: Settings) -> Isolation:
     """Start a sandbox with the process engine, return its isolation, and end it.
 
     Raises:
-        AenvError: The sandbox does not start; any other of `TROUBLES` is possible, too.
+        AenvError: The sandbox does not start; any other of `CHECK_ERRORS` is possible, too.
     """
     from aenv_ray.engines.process.engine import ProcessEngine
     from aenv_ray.ids import HostId
@@ -204,7 +204,7 @@ async def docker_info(settings: Settings) -> dict[str, Any]:
     """Return the Docker daemon's answer to ``/info``.
 
     Raises:
-        AenvError: The daemon does not answer; any other of `TROUBLES` is possible, too.
+        AenvError: The daemon does not answer; any other of `CHECK_ERRORS` is possible, too.
     """
     from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 
@@ -224,7 +224,7 @@ async def _docker(settings: Settings) -> list[Finding]:
 
     try:
         info = await docker_info(settings)
-    except TROUBLES as exc:
+    except CHECK_ERRORS as exc:
         if settings.is_in_kuberay and settings.docker_host == _DEFAULT_DAEMON:
             found = "no Docker daemon in this pod, and none needed: instances are pods"
             return [Finding("docker", Verdict.OK, found)]
@@ -250,7 +250,7 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
             )  # fmt: skip
             async with _tried(engine):
                 pass
-    except TROUBLES as exc:
+    except CHECK_ERRORS as exc:
         return Finding(name, Verdict.FAILED, line(exc), f"docker pull {settings.docker_image}")
     return Finding(name, Verdict.OK, f"works, {daemon}, {settings.docker_image}")
 

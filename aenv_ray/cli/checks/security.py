@@ -82,18 +82,18 @@ def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
         return [Finding(name, Verdict.OK, "the policy does not allow this engine")]
     try:
         isolation = asyncio.run(node_checks.process_isolation(settings))
-    except node_checks.TROUBLES as exc:
+    except node_checks.CHECK_ERRORS as exc:
         # Where isolation is required, an engine that does not start harms nobody.
         verdict = Verdict.WARNING if policy.isolation == "required" else Verdict.FAILED
-        return [Finding(name, verdict, node_checks.line(exc), node_checks.NAMESPACES_MEND)]
+        return [Finding(name, verdict, node_checks.line(exc), node_checks.NAMESPACES_HINT)]
     limits = "; ".join(f"{key}: {value}" for key, value in isolation.limits.items())
     rows = [Finding("process limits", Verdict.OK, limits)]
     missing = "; ".join(isolation.missing)
     if isolation.kind == "none" and policy.isolation == "required":
         found = f"refused, because this machine cannot isolate them: {missing}"
-        return [Finding(name, Verdict.WARNING, found, node_checks.NAMESPACES_MEND)]
+        return [Finding(name, Verdict.WARNING, found, node_checks.NAMESPACES_HINT)]
     if isolation.kind == "none":
-        mend = f"unset AENV_ISOLATION; {node_checks.NAMESPACES_MEND}"
+        mend = f"unset AENV_ISOLATION; {node_checks.NAMESPACES_HINT}"
         return [Finding(name, Verdict.FAILED, f"not isolated: {missing}", mend), *rows]
     spaces = ", ".join(isolation.namespaces)
     found = f"isolated by {isolation.kind} ({spaces})" + (
@@ -108,7 +108,7 @@ def docker_engine(settings: Settings, policy: Policy) -> list[Finding]:
         return [Finding("docker", Verdict.OK, "the policy does not allow this engine")]
     try:
         info = asyncio.run(node_checks.docker_info(settings))
-    except node_checks.TROUBLES as exc:
+    except node_checks.CHECK_ERRORS as exc:
         found = f"no daemon answers, so there are no containers: {node_checks.line(exc)}"
         return [Finding("docker", Verdict.OK, found)]
     return [daemon(info, settings.docker_runtime), docker_socket(settings.docker_host)]

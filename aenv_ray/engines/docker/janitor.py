@@ -10,7 +10,7 @@ Once or twice a second it lists the containers of its scope and ends those that
 
 and all of them when the owner process (the raylet) is gone. It also ends containers past their
 deadline in scopes whose own janitor is gone. It touches nothing without our labels, and decides by
-the daemon's list alone (design D8).
+the daemon's list alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from aenv_ray.files import FileLock, is_locked
 
 ADOPTION_GRACE_S: Final = 30.0
 """A restarted host actor is back within a second or two; Ray gives a worker a minute to start."""
-BURIAL_GRACE_S: Final = 10.0
+REMOVAL_GRACE_S: Final = 10.0
 """How long an exited container is kept for its host, which reads its exit code and log."""
 SWEEP_S: Final = 0.5
 LONGEST_SWEEP_S: Final = 4.0
@@ -223,7 +223,7 @@ class ContainerJanitor:
         is_alone = docker_labels.SIDECAR_LABEL in labels and main_name(name) not in alive
         if row["State"] not in ("exited", "dead") and not is_alone:
             return self._overflow(row, now)
-        return "" if now - self._exited_since.setdefault(name, now) > BURIAL_GRACE_S else None
+        return "" if now - self._exited_since.setdefault(name, now) > REMOVAL_GRACE_S else None
 
     def _overflow(self, row: dict[str, Any], now: float) -> str | None:
         """Return the cause to end a container that wrote more than it may; None if it did not."""

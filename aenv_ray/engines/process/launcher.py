@@ -16,7 +16,7 @@ send one JSON object a line:
 Every message carries a ``"seq"``, which its answers repeat (one answer, or one for each item or
 id). ``{"event": "exited", …}`` is sent when an instance of the host ends.
 
-Guarantees (design D8, invariant 3): an instance ends at its deadline; when its host stays away for
+Guarantees (invariant 3): an instance ends at its deadline; when its host stays away for
 `ADOPTION_GRACE_S`; when the owner of the launcher (the raylet) is gone; and when the launcher
 itself dies, because its templates die with it and their forks with them.
 """

@@ -1,8 +1,7 @@
 """Runs calls. Both doors use this, so that they give the same results.
 
 A call arrives as a method with parameters and leaves as an *outcome*: the bytes of a JSON-RPC
-``"result":…`` or ``"error":…`` member. Every call has an id, and a repeated id runs nothing
-(design D6).
+``"result":…`` or ``"error":…`` member. Every call has an id, and a repeated id runs nothing.
 """
 
 from __future__ import annotations

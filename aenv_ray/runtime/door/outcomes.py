@@ -1,4 +1,4 @@
-"""The memory of call ids, which makes it safe to repeat a call (design D6, invariant 1)."""
+"""The memory of call ids, which makes it safe to repeat a call (invariant 1)."""
 
 from __future__ import annotations
 

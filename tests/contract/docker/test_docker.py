@@ -314,7 +314,7 @@ except OSError as exc:
 """
 
 
-# --- the janitor (invariant 3, design D8) --------------------------------------------------------
+# --- the janitor (invariant 3) --------------------------------------------------------------------
 
 
 async def test_containers_end_if_their_host_stays_away(

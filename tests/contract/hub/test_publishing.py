@@ -153,7 +153,7 @@ async def test_cancelling_ends_what_was_started(tmp_path: Path) -> None:
 
 
 async def test_requirements_are_there_when_it_is_loaded(tmp_path: Path) -> None:
-    """Design D4: in the project's own virtual environment."""
+    """In the project's own virtual environment."""
     source = TOOLS.replace("import os, pathlib", "import os, six")
     made = write_project(tmp_path / "p", {"tools.py": source}, CONFIG)
     (made / "requirements.txt").write_text("six\n")

@@ -158,7 +158,6 @@ async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_pat
 async def test_an_ended_pod_is_told_to_the_host_that_comes_back(
     node: KubernetesNode, tmp_path: Path
 ) -> None:
-    """Design D7."""
     engine = node.engine(HostId("host-that-comes-back"))
     sandbox = await Bench(engine, tmp_path).start()
     await engine.close()

@@ -44,7 +44,7 @@ def _template_pids(node: Node) -> list[int]:
 
 
 async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) -> None:
-    """Design D4: Ray kills a worker's process group, and the launcher is not in it."""
+    """Ray kills a worker's process group, and the launcher is not in it."""
     sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
     assert os.getsid(launcher) not in (os.getsid(0), os.getpid())
@@ -210,7 +210,7 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
 
 
 async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_path: Path) -> None:
-    """Design D7 and invariant 3: a grace to come back within, and an end after it."""
+    """Invariant 3: a grace to come back within, and an end after it."""
     command = [
         sys.executable,
         "-P",

@@ -19,7 +19,7 @@ TESTS = (
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user is ordinary: every test here shows it")
 def test_the_contract_holds_for_an_ordinary_user() -> None:
-    """Design D3: no root."""
+    """No root."""
     pytest_as_ordinary_user(
         "-k", f"({TESTS}) and not Fake and not Without and not Docker",
         "tests/contract/test_engines.py", "tests/contract/process/test_isolation.py",

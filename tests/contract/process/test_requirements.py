@@ -37,7 +37,7 @@ async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 async def test_requirements_are_there_and_ray_is_not(bench: Bench, own_node: Node) -> None:
-    """Design D4 and invariant 7: what a project names, and nothing of the fabric."""
+    """Invariant 7: what a project names, and nothing of the fabric."""
     project = bench.project({"tools.py": TOOLS})
     (project / "requirements.txt").write_text("# what it needs\nsix\naenvironment==0.1\n")
     started = await bench.engine.start_many([bench.spec(project) for _ in range(3)])

@@ -181,7 +181,7 @@ _TOOL = (
 async def test_what_cannot_be_forked_is_loaded_afresh_and_says_why(
     walled: Bench, source: str, words: str
 ) -> None:
-    """Design D4: the fallback is visible."""
+    """The fallback is visible."""
     project = walled.project({"tools.py": source + _TOOL})
     sandbox = await walled.start(project, environment_variables={"SEED": "7"})
     assert sandbox.start_mode.startswith(words)

@@ -129,7 +129,7 @@ def test_aenvironments_headers_reach_the_instance_on_the_data_port(door: Door) -
 
 
 def test_ray_code_follows_the_policy_of_the_gateways_operator(door: Door, tmp_path: Path) -> None:
-    """Design D17: hosts refuse what the policy forbids, also to callers that skip the gateway."""
+    """Hosts refuse what the policy forbids, also to callers that skip the gateway."""
     del door
     config = {"name": "rooted", "deployConfig": {"container": {"capAdd": ["SYS_ADMIN"]}}}
     (tmp_path / "src").mkdir()

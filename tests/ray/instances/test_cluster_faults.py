@@ -49,7 +49,7 @@ def test_the_fabric_survives_the_death_of_its_controller(
 def test_a_restarted_controller_ends_ended_jobs_though_nobody_calls(
     driver: Callable[..., Driver], cluster: Cluster
 ) -> None:
-    """Design D8: a job that ended while the controller was away takes its instances with it."""
+    """A job that ended while the controller was away takes its instances with it."""
     before = cluster.sandboxes()
     other = driver(
         f"made = aenv_ray.create({str(PROBE)!r}, actor='shared')\n"
@@ -131,7 +131,7 @@ def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
 def test_instances_end_with_the_job_that_owns_them(
     driver: Callable[..., Driver], cluster: Cluster, how: str
 ) -> None:
-    """Design D8: a job's instances go within 10 s of it; detached ones stay, attach and release."""
+    """A job's instances go within 10 s of it; detached ones stay, attach and release."""
     before = cluster.sandboxes()
     other = driver(
         f"path = {str(PROBE)!r}\n"

@@ -58,7 +58,7 @@ def test_a_repeated_create_packs_and_sends_no_archive(
     density: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Design D2: the archive is sent only if the node does not have it."""
+    """The archive is sent only if the node does not have it."""
     marker = f"# {density}: no other test has this content\n"
     path = project(
         f"{marker}from aenv_ray.runtime import register_tool\n"
@@ -211,7 +211,7 @@ def where() -> list:
 def test_a_project_with_requirements_runs_in_an_environment_of_its_own(
     make: Callable[..., Any], cluster: Cluster, project: Callable[..., Path]
 ) -> None:
-    """Design D4: its code and the commands in its sandbox use the environment built for it."""
+    """Its code and the commands in its sandbox use the environment built for it."""
     path = project(WHERE)
     (path / "requirements.txt").write_text("idna\n")
     handle = make(path)

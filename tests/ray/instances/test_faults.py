@@ -167,7 +167,7 @@ def test_release_while_the_host_is_dead(
 def test_a_restarted_host_takes_over_though_nobody_calls(
     told: Callable[..., Any], cluster: Cluster, density: str
 ) -> None:
-    """Design D7: else the launcher would end idle instances as those of a host that is gone."""
+    """Else the launcher would end idle instances as those of a host that is gone."""
     handle = told(actor=density)
     records = FileInstanceStore(cluster.node_dir / "records")
     kill(actor_pid(host_of(handle)))

@@ -104,7 +104,7 @@ def test_list_instances_shows_the_live_ones(make: Callable[..., Any]) -> None:
 
 
 def test_a_dedicated_instance_is_a_named_actor(make: Callable[..., Any]) -> None:
-    """Design D2: it shows in Ray's listing under its own id; a shared one does not."""
+    """It shows in Ray's listing under its own id; a shared one does not."""
     dedicated, shared = make(actor="dedicated"), make(actor="shared")
     names = {
         row["name"]

@@ -236,7 +236,7 @@ def test_info_counts_calls(make: Callable[..., Any]) -> None:
 
 
 def test_both_densities_answer_alike(make: Callable[..., Any]) -> None:
-    """Design D2: the same calls give the same results and the same errors at either density."""
+    """The same calls give the same results and the same errors at either density."""
     pair = [make(actor="shared"), make(actor="dedicated")]
     calls: list[Callable[[Any], Any]] = [
         lambda h: h.call_tool.remote("echo", {"text": "ü\u2028\x00"}),

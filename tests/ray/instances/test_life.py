@@ -79,7 +79,7 @@ def test_renew_extends_the_ttl(make: Callable[..., Any], density: str) -> None:
 
 
 def test_status_reads_renew_nothing(make: Callable[..., Any]) -> None:
-    """Design D8: looking at an instance all the time does not keep it alive."""
+    """Looking at an instance all the time does not keep it alive."""
     handle = make(idle_timeout="500ms", ttl="1h")
 
     def look() -> bool:
@@ -226,7 +226,7 @@ def test_release_after_its_actor_is_gone(make: Callable[..., Any], cluster: Clus
     before = cluster.sandboxes()
     handle = make(actor="dedicated")
     ray.kill(handle._host, no_restart=True)
-    cluster.appeared(before)  # the sandbox is not the actor's child (D7)
+    cluster.appeared(before)  # the sandbox is not the actor's child
     ray.get([handle.release.remote() for _ in range(2)])
     assert without(cluster.sandboxes(), before) == []
     assert ray.get(neighbour.call_tool.remote("count")).data == 1

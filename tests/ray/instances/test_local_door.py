@@ -1,4 +1,4 @@
-"""Direct calls to a sandbox on the same node: what holds through the host holds here too (D15)."""
+"""Direct calls to a sandbox on the same node: what holds through the host holds here too."""
 
 from __future__ import annotations
 

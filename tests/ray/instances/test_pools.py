@@ -120,7 +120,7 @@ def test_one_that_was_killed_is_never_handed_out(
 def test_a_pool_survives_the_death_of_its_host(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster
 ) -> None:
-    """Design D7: its sandboxes are adopted, still as nobody's, and it is filled up again."""
+    """Its sandboxes are adopted, still as nobody's, and it is filled up again."""
     before = cluster.sandboxes()
     warm(3)
     ready = cluster.appeared(before, 3)

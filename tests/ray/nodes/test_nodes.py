@@ -93,7 +93,7 @@ def is_used(console: Console, node: Node) -> bool:
 def test_a_group_is_spread_over_the_nodes(
     nodes: Nodes, second: Node, console: Console, density: str
 ) -> None:
-    """Design D2 and D4: each node has hosts and a launcher of its own, and all instances answer."""
+    """Each node has hosts and a launcher of its own, and all instances answer."""
     count = 8 if density == "shared" else 2
     console.do(f"group = aenv_ray.create_many(PROBE, {count}, actor={density!r})")
     found = by_node(console, "group")
@@ -112,7 +112,7 @@ def test_a_group_is_spread_over_the_nodes(
 
 
 def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: Console) -> None:
-    """Design D9: `warm` counts for the whole cluster, and a group finds its share on each node."""
+    """`warm` counts for the whole cluster, and a group finds its share on each node."""
     assert console.value("aenv_ray.warm(PROBE, 4, wait=True)") == 4
     for node in (nodes.head, second):
         assert len(node.sandboxes()) == 2

@@ -58,7 +58,7 @@ def _made(console: Console, name: str) -> bool:
 
 
 def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Console) -> None:
-    """Design D9: a backlog is Ray resource demand; a node without instances is idle to Ray."""
+    """A backlog is Ray resource demand; a node without instances is idle to Ray."""
     assert console.value(NODES) == []
     console.do(f"create('first', {SLOTS})")
     eventually(lambda: _made(console, "first"), COMES_S)

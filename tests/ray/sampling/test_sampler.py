@@ -43,7 +43,7 @@ def test_scripted_policies_get_their_reward(
 
 
 def test_a_dedicated_density_samples_too(mini_tasks: list[Task]) -> None:
-    """Design D2: the same books at either density."""
+    """The same books at either density."""
     summary = aenv_ray.sample(
         MINI, replay("reference"), mini_tasks[:2], concurrency=2, actor="dedicated"
     ).run()

@@ -51,7 +51,7 @@ def record(
 
 
 def test_a_record_comes_back_as_it_was_put(store: InstanceStore) -> None:
-    """Design D7: all of it, the variables too: a restarted host knows nothing else."""
+    """All of it, the variables too: a restarted host knows nothing else."""
     one = record("env-one")
     store.put([one])
     assert store.get(one.id) == one

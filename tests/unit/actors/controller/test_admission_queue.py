@@ -41,7 +41,7 @@ def served(waiting: AdmissionQueue, *hosts: HostLoad, now: float = 0.0) -> list[
 
 
 def test_owners_take_turns_however_many_creates_one_of_them_has() -> None:
-    """Design D9: fair by owner."""
+    """Fair by owner."""
     many = [ticket("many", since=float(n)) for n in range(10)]
     few = [ticket("few", since=100.0 + n) for n in range(2)]
     given_out = served(backlog(*many, *few), room(4))

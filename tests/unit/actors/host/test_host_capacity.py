@@ -46,7 +46,7 @@ def test_an_id_has_one_reservation_which_expires(bench: Bench) -> None:
 
 
 def test_a_held_host_accepts_only_reserved_instances(bench: Bench) -> None:
-    """Design D9: nobody overtakes the creates that wait."""
+    """Nobody overtakes the creates that wait."""
     bench.capacity.hold(5.0)
     assert bench.capacity.reserve([A], 30.0)
     with pytest.raises(CapacityExceeded, match="have waited longer") as raised:

@@ -36,7 +36,7 @@ async def test_a_start_that_the_policy_forbids_is_refused(
     open_host: Callable[..., Host], spec: Spec, policy: Policy, fields: dict[str, object],
     setting: str,
 ) -> None:  # fmt: skip
-    """Defends invariant 7: no client of a host can skip the check (design D17)."""
+    """Defends invariant 7: no client of a host can skip the check."""
     host = open_host(MemoryInstanceStore(), lambda: policy)
     await host.open()
     outcome = await outcome_of(host, spec(**fields))

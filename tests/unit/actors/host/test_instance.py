@@ -48,7 +48,7 @@ def test_a_call_under_way_is_activity_however_long_it_takes() -> None:
 
 
 def test_looking_at_it_renews_nothing() -> None:
-    """Design D8: status reads are no activity."""
+    """Status reads are no activity."""
     one = life()
     one.info()
     assert one.status is InstanceStatus.RUNNING

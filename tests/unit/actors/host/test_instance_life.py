@@ -86,7 +86,7 @@ def test_only_the_last_of_parallel_calls_lets_it_become_idle() -> None:
 
 
 def test_status_reads_renew_nothing() -> None:
-    """Design D8: neither the status nor the info counts as activity."""
+    """Neither the status nor the info counts as activity."""
     instance = life(idle_timeout_s=10.0)
     before = instance.info()
     assert instance.status is InstanceStatus.RUNNING

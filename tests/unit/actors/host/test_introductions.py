@@ -108,7 +108,7 @@ async def live(host: Host) -> int:
 async def test_an_instance_is_not_idle_while_its_caller_is_busy(
     host: Host, caller: Caller, clock: FakeClock
 ) -> None:
-    """Design D8: calls that the host does not see count, from the last one on."""
+    """Calls that the host does not see count, from the last one on."""
     await caller.report(is_busy=True)
     clock.advance(100.0)
     assert await live(host) == 1

@@ -120,7 +120,7 @@ def test_asking_for_none_drains_at_once_and_holds_against_demand(world: World) -
 
 
 def test_requests_of_several_jobs_add_up_and_end_with_their_jobs(world: World) -> None:
-    """Design D9: a pool ends with the Ray job that asked for it, unless it is detached."""
+    """A pool ends with the Ray job that asked for it, unless it is detached."""
     key = world.ask(2)
     world.ask(3, job_id="j2")
     world.ask(1, job_id=None)

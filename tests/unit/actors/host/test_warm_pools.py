@@ -23,7 +23,7 @@ from tests.unit.actors.host.spy_engine import SpyEngine
 async def test_a_taken_sandbox_is_the_takers_in_all_but_its_id(
     host: Host, engine: SpyEngine, store: MemoryInstanceStore, spec: Spec
 ) -> None:
-    """Design D9: TTL, idle timeout, owner and job are assigned when it is taken, and recorded."""
+    """TTL, idle timeout, owner and job are assigned when it is taken, and recorded."""
     assert await keep(host, spec(), 1) == 1
     (kept,) = await engine.ids()
     wanted = spec(ttl_s=5.0, idle_timeout_s=3.0, owner="me", job_id=None)

@@ -14,9 +14,9 @@ from aenv_ray.clock import FakeClock
 from aenv_ray.engines.docker import firewall
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.janitor import (
-    BURIAL_GRACE_S,
     FASTEST_WRITE,
     IDLE_EXIT_S,
+    REMOVAL_GRACE_S,
     STORAGE_SLACK_BYTES,
     TTL_PASSED,
     ContainerJanitor,
@@ -155,7 +155,7 @@ def test_an_exited_container_is_left_to_its_host_for_a_while(
 ) -> None:
     daemon.put("aenv-a", clock.now() + 1000.0, state="exited")
     janitor.sweep()
-    clock.advance(BURIAL_GRACE_S)
+    clock.advance(REMOVAL_GRACE_S)
     janitor.sweep()
     assert daemon.names() == ["aenv-a"]
     clock.advance(1.0)
@@ -240,7 +240,7 @@ def test_a_sidecar_does_not_outlive_its_main_container(
     _put_pair(daemon, clock.now() + 1000.0, state="exited")
     janitor.sweep()
     assert len(daemon.names()) == 2, "its host reads its log first"
-    clock.advance(BURIAL_GRACE_S + 1.0)
+    clock.advance(REMOVAL_GRACE_S + 1.0)
     janitor.sweep()
     assert (daemon.names(), daemon.volumes) == ([], set())
 

@@ -88,7 +88,7 @@ async def test_a_client_that_disconnects_cancels_its_call() -> None:
 
 
 async def test_a_call_with_an_id_survives_the_disconnect_of_its_client() -> None:
-    """Design D6: a repeated id waits for the first outcome; the call runs once."""
+    """A repeated id waits for the first outcome; the call runs once."""
     bench = Bench()
     disconnect = Disconnect()
     call = bench.start("x", disconnect, **{"aenv/call_id": "one"})

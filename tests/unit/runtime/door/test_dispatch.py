@@ -48,7 +48,7 @@ def test_the_result_of_a_generator_is_the_list_of_its_values() -> None:
 
 
 def test_a_tool_that_raises_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
-    """Design D14: its failure is data for the agent; its traceback is in the log."""
+    """Its failure is data for the agent; its traceback is in the log."""
 
     async def fail_later() -> None:
         raise ValueError("boom")

@@ -26,7 +26,7 @@ def client(failure: Exception) -> httpx.AsyncClient:
 
 
 async def test_an_error_reaches_the_client_as_a_whole() -> None:
-    """Design D14: a client raises what the gateway raised."""
+    """A client raises what the gateway raised."""
     async with client(SandboxLost("it died", instance_id="a-1", hint="make another")) as http:
         answer = await http.get("/fail")
     body = answer.json()
