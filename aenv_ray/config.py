@@ -141,6 +141,11 @@ def read_settings() -> Settings:
         ) from None
 
 
+def secret(variable: str) -> str | None:
+    """Return a secret from an environment variable that the user names; None if it is not set."""
+    return os.environ.get(variable) or None
+
+
 def _first_with_slots(engine_slots: str) -> str:
     """Return the first engine of ``engine=slots,…`` that has slots, ``process`` if none has.
 

@@ -39,6 +39,7 @@
     │     └─ SandboxExhausted        it raised because the sandbox reached one of its limits   500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
     ├─ FabricUnavailable             Ray or one of our services does not answer  retryable     503
+    ├─ EndpointUnavailable           a policy's model endpoint gives no answer   retryable     502
     ├─ DeadlineExceeded              (also TimeoutError) something did not happen in time      504
     └─ InternalError                 a bug in aenv-ray; please report it                       500
 
@@ -314,6 +315,15 @@ class FabricUnavailable(AenvError, code="fabric_unavailable", http_status=503):
     retryable: ClassVar[bool] = True
 
 
+class EndpointUnavailable(AenvError, code="endpoint_unavailable", http_status=502):
+    """A policy's model endpoint cannot be reached, fails, or answers nonsense; see the message.
+
+    The episode says nothing about the model, and is void.
+    """
+
+    retryable: ClassVar[bool] = True
+
+
 class DeadlineExceeded(AenvError, TimeoutError, code="deadline_exceeded", http_status=504):
     """Something did not happen in time; the message names it."""
 
@@ -331,7 +341,7 @@ ERRORS: tuple[type[AenvError], ...] = (
     SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
     FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout,
     CallCancelled, FunctionFailed, SandboxExhausted, CircuitOpen, FabricUnavailable,
-    DeadlineExceeded, InternalError,
+    EndpointUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""
 
@@ -341,7 +351,7 @@ INFRASTRUCTURE: tuple[type[AenvError], ...] = (
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CapacityExceeded,
     QuotaExceeded, RateLimited, InstanceExpired, InstanceReleased, InstanceNotFound,
     SandboxStartFailed, SandboxLost, SessionLost, CallOutcomeUnknown, CircuitOpen,
-    FabricUnavailable, DeadlineExceeded, InternalError,
+    FabricUnavailable, EndpointUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Errors that void an episode: they say nothing about the policy, so they never become a reward.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal import model_options as model
 from aenv_ray.cli.terminal.options import Engine, Output, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
@@ -24,7 +25,10 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     policy: Annotated[
         str,
         typer.Option(
-            "--policy", "-p", help="reference, null, random, module:function, file.py:function."
+            "--policy",
+            "-p",
+            help="openai:MODEL, reference, null, random, random:SEED, module:function, "
+            "file.py:function or module:Class.",
         ),
     ],
     tasks: Annotated[
@@ -74,17 +78,33 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,
+    base_url: model.BaseUrl = None,
+    api_key_env: model.ApiKeyEnv = None,
+    system: model.System = None,
+    prompt: model.Prompt = None,
+    max_turns: model.MaxTurns = None,
+    max_tokens: model.MaxTokens = None,
+    max_cost: model.MaxCost = None,
+    price: model.Price = None,
+    stop_tool: model.StopTool = None,
+    request: model.Request = None,
+    stream: model.Stream = False,
+    images: model.Images = False,
     output: Output = None,
 ) -> None:
-    """Run episodes of an environment with your policy.
+    """Run episodes of an environment with a policy.
 
-    The policy is `policy(env, task)`, sync or async; see docs/rollouts.md.
+    The policy is a model behind an OpenAI-compatible endpoint, your own function
+    or class policy(env, task), sync or async, or one that checks the tasks:
+    reference plays their solutions, null does nothing, random calls any tools.
     Infrastructure failures are excluded from means. Exits with 1 if an episode
     failed for such a reason. What an agent causes is an outcome: a sandbox that it
     ended counts with --reward-on-death, time that it used up with
     --reward-on-timeout, a reward that raises with --reward-on-failure.
 
     Example:
+      aenv sample mini-terminal --policy reference
+      aenv sample mini-terminal -p openai:qwen3 --base-url http://host:8000/v1
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
       aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume
     """
@@ -93,7 +113,21 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.cli.terminal import rollouts as shown
     from aenv_ray.sampling.policies.named import named_policy
 
-    act = named_policy(policy)
+    model_options = model.given(
+        base_url=base_url,
+        api_key_env=api_key_env,
+        system=model.template(system, "--system"),
+        prompt=model.template(prompt, "--prompt"),
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+        max_cost=max_cost,
+        prices=model.prices(price),
+        stop_tools=tuple(stop_tool or ()),
+        request=model.request_fields(request),
+        stream=stream,
+        images=images,
+    )
+    act = named_policy(policy, model_options)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
     if out.is_file() and out.stat().st_size and not (force or resume):

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -439,10 +440,21 @@ def read_envelope(response: httpx.Response) -> Any:
                       hint="is this the address of a gateway?")  # fmt: skip
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a ``Retry-After`` header asks for; 1 if it names no number."""
-    seconds = headers.get("Retry-After", "")
-    return float(seconds) if seconds.isdecimal() else 1.0
+def retry_after_s(headers: Mapping[str, str], default: float = 1.0) -> float:
+    """Return the seconds that a ``Retry-After`` header asks for, as a number or a date.
+
+    Args:
+        headers: Of a response. A date is compared with its ``Date``.
+        default: If it asks for none.
+    """
+    asked = headers.get("Retry-After", "")
+    if asked.replace(".", "", 1).isdecimal():
+        return float(asked)
+    try:
+        pause = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
+    except (TypeError, ValueError):  # no dates, or one with and one without a zone
+        return default
+    return max(0.0, pause.total_seconds())
 
 
 def _with_hint(error: AenvError) -> AenvError:

@@ -63,7 +63,7 @@ def openai_arguments(tool: str, arguments: str | Mapping[str, Any]) -> Mapping[s
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ToolInputInvalid(
                 f"arguments of {tool!r} are not JSON: {exc}", tool_name=tool
             ) from None

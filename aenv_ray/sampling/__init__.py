@@ -1,5 +1,6 @@
 """Rollouts at scale: many episodes over many instances."""
 
+from aenv_ray.sampling.policies.openai import OpenAIPolicy
 from aenv_ray.sampling.policies.scripted import RandomPolicy
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.tasks import load_tasks
@@ -9,6 +10,7 @@ from aenv_ray.trajectories.statistics import Summary, summarize
 __all__ = [
     "Episode",
     "EpisodeStatus",
+    "OpenAIPolicy",
     "RandomPolicy",
     "Sampling",
     "Step",

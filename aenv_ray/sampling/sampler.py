@@ -24,7 +24,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.instance_source import InstanceSource
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, make
+from aenv_ray.sampling.policies.base import Policy, check_policy, opened
 from aenv_ray.sampling.policies.named import named_policy
 from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules, Runner
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
@@ -49,7 +49,7 @@ class Sampling:
     def __init__(
         self,
         environment: str,
-        policy: Policy,
+        policy: Policy | type,
         tasks: TaskFeed,
         *,
         concurrency: int,
@@ -163,14 +163,17 @@ class Sampling:
         tasks = self._tasks
         try:
             await tasks.skip({one.index: one.task_id for one in self._kept}, str(self._out))
-            await self._run_all(tasks, finished)
+            async with opened(self._policy) as policy:
+                await self._run_all(policy, tasks, finished)
         finally:
             tasks.close()
         for failure in (tasks.failure, self.output_failure):
             if failure is not None:
                 raise failure
 
-    async def _run_all(self, tasks: TaskFeed, finished: asyncio.Queue[Episode | None]) -> None:
+    async def _run_all(
+        self, policy: Policy, tasks: TaskFeed, finished: asyncio.Queue[Episode | None]
+    ) -> None:
         output = EpisodeFile(self._out, self._kept) if self._out else None
         instances, sender = await self._instances(), BatchedSender()
 
@@ -179,7 +182,7 @@ class Sampling:
             return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
 
         source = InstanceSource(instances, attach, concurrency=self._concurrency, left=tasks.left)
-        runner = Runner(self._policy, source, self._rules)
+        runner = Runner(policy, source, self._rules)
         metrics = SamplingMetrics(self._environment)
 
         async def work() -> None:
@@ -288,7 +291,8 @@ def sample(
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
-    made = make(named_policy(policy) if isinstance(policy, str) else policy)
+    chosen = named_policy(policy) if isinstance(policy, str) else policy
+    check_policy(chosen)
     limit_s = None
     if episode_timeout is not None:
         limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
@@ -297,7 +301,7 @@ def sample(
         raise ConfigError("resume requires out", hint="give the output file of the run to resume")
     return Sampling(
         str(environment),
-        made,
+        chosen,
         feed,
         concurrency=concurrency,
         rules=EpisodeRules(infra_retries, rewards, limit_s),

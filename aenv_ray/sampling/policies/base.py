@@ -6,8 +6,17 @@ import array
 import functools
 import inspect
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
@@ -18,8 +27,20 @@ logger = logging.getLogger("aenv_ray")
 Policy = Callable[[Any, Task], Any]
 """``policy(env, task)``, sync or async, with an `EpisodeEnv` or `SyncEpisodeEnv`; the return value
 is recorded as the episode's output. A class is instantiated once for each runner, without
-arguments; its instances are called like functions, and their `close` or `aclose` is called when the
-runner ends."""
+arguments; see `opened`."""
+
+
+class ForRunner(ABC):
+    """A policy that only describes itself, and opens connections in each runner."""
+
+    @abstractmethod
+    def for_runner(self) -> Policy:
+        """Return the policy with its connections, for one event loop."""
+
+    @abstractmethod
+    async def __call__(self, env: Any, task: Task) -> Any:
+        """Play one episode, outside of a runner."""
+
 
 _MUTABLE: Final = (MutableSequence, MutableMapping, MutableSet, array.array, deque)
 
@@ -79,26 +100,48 @@ def is_async(policy: Policy) -> bool:
 # --- for a runner ---------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def opened(policy: Policy | type) -> AsyncIterator[Policy]:
+    """Make the callable that one runner uses for all its episodes, and close it afterwards.
+
+    A class is instantiated, and its instance closed by its method `aclose` or `close`, if it has
+    one. An instance or a function is used as it is, and not closed: it may be used again.
+
+    Raises:
+        ConfigError: See `make`.
+    """
+    made = make(policy)
+    try:
+        yield made
+    finally:
+        if made is not policy:
+            await _close(made)
+
+
 def make(policy: Policy | type) -> Policy:
-    """Return the callable that one runner uses for all its episodes.
+    """Return the callable that a runner uses.
 
     Raises:
         ConfigError: `policy` is a class whose constructor raised, or `check_policy` refuses it.
     """
     check_policy(policy)
-    if not isinstance(policy, type):
-        return policy
+    if isinstance(policy, type):
+        return _instance(policy)
+    return policy.for_runner() if isinstance(policy, ForRunner) else policy
+
+
+def _instance(cls: type) -> Policy:
     try:
-        made: Policy = policy()
+        made: Policy = cls()
     except Exception as exc:
         raise ConfigError(
-            f"the policy class {policy.__qualname__} raised {type(exc).__name__}: {exc}"
+            f"the policy class {cls.__qualname__} raised {type(exc).__name__}: {exc}"
         ) from exc
     return made
 
 
-async def close(made: Policy) -> None:
-    """Close what `make` returned: await its `aclose`, or call its `close`. Errors are logged."""
+async def _close(made: Policy) -> None:
+    """Close a policy; what it raises is logged, because its episodes are finished."""
     closing = getattr(made, "aclose", None) or getattr(made, "close", None)
     if closing is None:
         return
@@ -106,7 +149,7 @@ async def close(made: Policy) -> None:
         result = closing()
         if inspect.isawaitable(result):
             await result
-    except Exception as exc:  # noqa: BLE001  # the episodes are finished
+    except Exception as exc:  # noqa: BLE001  # the user's code may raise anything
         logger.warning("the policy did not close: %s: %s", type(exc).__name__, exc)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,16 +13,29 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.base import Policy
 from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
 
-FORMS: Final = "reference, null, random, random:SEED, module:function or file.py:function"
+FORMS: Final = "reference, null, random:SEED, openai:MODEL, module:function or file.py:function"
 
 
-def named_policy(text: str) -> Policy | type:
+def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy | type:
     """Return the policy that `text` names, in one of `FORMS`. A class is returned as it is.
 
+    Args:
+        text: The name.
+        options: Of a model: arguments of `OpenAIPolicy`.
+
     Raises:
-        ConfigError: It does not exist, or its module cannot be imported.
+        ConfigError: It does not exist, its module cannot be imported, or it takes no such options.
     """
     kind, _, detail = text.partition(":")
+    if kind == "openai":
+        from aenv_ray.sampling.policies.openai import OpenAIPolicy
+
+        return OpenAIPolicy(detail, **(options or {}))
+    if options:
+        raise ConfigError(
+            f"the policy {text!r} takes no {', '.join(options)}",
+            hint="these options are for --policy openai:MODEL",
+        )
     match kind:
         case "reference" | "null" if not detail:
             return reference if kind == "reference" else null

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aenv_ray
-from aenv_ray.sampling import Task
+from aenv_ray.sampling import EpisodeStatus, Task, Usage
+from tests.emulators.model_endpoint import completion, refusal, serving, tool_call
 from tests.ray.sampling.policies import MINI, mini_tasks
 
 __all__ = ["mini_tasks"]  # a fixture
@@ -33,3 +35,31 @@ def test_built_in_policies_and_classes_play(
     """The reference earns the reward; doing nothing, or something, does not."""
     summary = aenv_ray.sample(MINI, policy, mini_tasks[:2], concurrency=2).run()
     assert (summary.rollouts, summary.reward_mean) == (2, mean)
+
+
+def test_a_model_plays_and_its_endpoint_never_scores(
+    mini_tasks: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Invariants 2 and 10: a failing endpoint scores nothing, and no record has the key."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    task = mini_tasks[0]
+    (solution,) = task.reference
+    out = tmp_path / "episodes.jsonl"
+    call = tool_call(solution.tool, solution.arguments)
+    with serving(
+        completion(None, call), completion("done"), refusal(400, "bad"), refusal(500, "sk-secret")
+    ) as endpoint:
+        policy = aenv_ray.sampling.OpenAIPolicy("m", base_url=endpoint.url, attempts=1)
+        sampling = aenv_ray.sample(
+            MINI, policy, [task] * 3, concurrency=1, infra_retries=0, out=out
+        )
+        sampling.run()
+    solved, refused, failed = sampling.episodes
+    assert (solved.status, solved.reward) == (EpisodeStatus.COMPLETED, 1.0)
+    assert solved.usage == Usage(requests=2, prompt_tokens=20, completion_tokens=10)
+    roles = [message["role"] for message in solved.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert (refused.status, refused.reward) == (EpisodeStatus.POLICY_FAILED, None)
+    assert (failed.status, failed.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert "endpoint_unavailable" in (failed.error or "")
+    assert "sk-secret" not in out.read_text()

@@ -144,13 +144,18 @@ class Counting:
 
 
 def test_a_class_is_made_once_and_closed() -> None:
-    policy = base.make(Counting)
+    async def runner(policy: Any) -> int:
+        async with base.opened(policy) as made:
+            assert base.is_async(made)
+            return int(await made(None, None))
+
+    identity = asyncio.run(runner(Counting))
     (made,) = Counting.made
-    assert policy is made
-    assert base.is_async(policy)
-    assert base.make(policy) is policy
-    asyncio.run(base.close(policy))
+    assert identity == id(made)
     assert made.is_closed
+    made.is_closed = False
+    assert asyncio.run(runner(made)) == id(made)
+    assert not made.is_closed, "an instance that the user made may be used again"
 
 
 class Raises:

@@ -1,0 +1,274 @@
+"""The tool-calling loop: a model asks for tool calls, and gets their results, until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from aenv_ray.client.openai_names import OpenAITools, openai_arguments
+from aenv_ray.errors import ConfigError, ToolError
+from aenv_ray.models import ToolResult
+from aenv_ray.sampling.policies.completion import Completion, ToolRequest
+from aenv_ray.sampling.policies.prompts import PROMPT, SYSTEM, opening
+from aenv_ray.sampling.policy import CALL_TIMEOUT_S, EpisodeEnv
+from aenv_ray.trajectories.schema import Task
+
+MAX_TURNS: Final = 50
+RESULT_CHARACTERS: Final = 20_000
+Message = dict[str, Any]
+
+
+class Stop(StrEnum):
+    """Why a model's part of an episode ended. All of these are outcomes, which are scored."""
+
+    ANSWERED = "answered"
+    """The model answered without a tool call."""
+    STOP_TOOL = "stop_tool"
+    """The model called a tool that ends the episode."""
+    REFUSED = "refused"
+    """The model refused, or a filter of its endpoint stopped it."""
+    CUT = "cut"
+    """The answer reached the endpoint's limit for one answer, and had no tool call."""
+    CONTEXT_FULL = "context_full"
+    """The conversation no longer fits into the model's context."""
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    MAX_COST = "max_cost"
+
+
+class ContextFull(Exception):
+    """The endpoint refuses the conversation because it is too long."""
+
+
+class Filtered(Exception):
+    """The endpoint refuses the conversation because of its content."""
+
+
+class ChatModel(Protocol):
+    """A model that answers conversations."""
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Completion:
+        """Return the answer to a conversation.
+
+        Raises:
+            ContextFull: The conversation is too long.
+            Filtered: A filter refuses it.
+            EndpointUnavailable: No answer could be had; the episode is void.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """How an episode is played with a model.
+
+    Attributes:
+        system: Template of the system message over the task's fields; "" for none.
+        prompt: Template of the first user message.
+        max_turns: Answers of the model in an episode.
+        max_tokens: Tokens of prompts and answers in an episode; None: no limit.
+        max_cost: Cost of an episode; None: no limit.
+        prices: Cost of a million tokens of prompts, and of answers; None: what the endpoint says.
+        stop_tools: Tools that end the episode once a call of them succeeded.
+        images: Pass images in results on to the model, which must accept them.
+        parallel: Run the calls of one answer concurrently rather than in order.
+        call_timeout_s: Deadline of a tool call, in seconds.
+        result_characters: Longest result that the model gets; the rest is cut, which it is told.
+    """
+
+    system: str = SYSTEM
+    prompt: str = PROMPT
+    max_turns: int = MAX_TURNS
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    prices: tuple[float, float] | None = None
+    stop_tools: tuple[str, ...] = ()
+    images: bool = False
+    parallel: bool = True
+    call_timeout_s: float = CALL_TIMEOUT_S
+    result_characters: int = RESULT_CHARACTERS
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "max_tokens", "max_cost", "call_timeout_s", "result_characters"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, not {value!r}")
+
+    def cost(self, completion: Completion) -> float | None:
+        """Return the cost of an answer; None if it is not known."""
+        if self.prices is None:
+            return completion.cost
+        asked, answered = self.prices
+        tokens = completion.prompt_tokens * asked + completion.completion_tokens * answered
+        return tokens / 1e6
+
+
+async def play(model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Task) -> Message:
+    """Play an episode with a model.
+
+    Returns:
+        ``stop``, a `Stop`; ``text`` of the last answer; and ``turns``.
+
+    Raises:
+        EndpointUnavailable: The model could not be asked.
+        AenvError: As `EpisodeEnv.call_tool` does, except for `ToolError`, which the model is told.
+    """
+    return await _Conversation(model, options, env, task).play()
+
+
+class _Conversation:
+    """One episode with a model."""
+
+    def __init__(self, model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Task) -> None:
+        self._model = model
+        self._options = options
+        self._env = env
+        self._messages: list[Message] = []
+        self._tools = OpenAITools()
+        self._tokens = 0
+        self._cost = 0.0
+        self._text = ""
+        self._opening = opening(options.system, options.prompt, task)
+
+    async def play(self) -> Message:
+        self._tools = OpenAITools(await self._env.list_tools())
+        for message in self._opening:
+            self._say(message)
+        turns = 0
+        stop: Stop | None = None
+        while stop is None:
+            turns += 1
+            stop = await self._turn(turns)
+        return {"stop": stop.value, "turns": turns, "text": self._text}
+
+    def _say(self, message: Message, **recorded: Any) -> None:
+        """Add a message to the conversation, and to the record with other or further fields."""
+        self._messages.append(message)
+        self._env.record_message(message | recorded)
+
+    async def _turn(self, turn: int) -> Stop | None:
+        """Take one answer and run its calls; return why the episode ends, None if it goes on."""
+        try:
+            completion = await self._model.complete(self._messages, self._tools.listed)
+        except ContextFull:
+            return Stop.CONTEXT_FULL
+        except Filtered:
+            return Stop.REFUSED
+        self._count(completion)
+        extra = {} if completion.reasoning is None else {"reasoning": completion.reasoning}
+        self._say(completion.as_message(), **extra)
+        self._text = completion.text
+        if completion.refusal is not None or completion.finish_reason == "content_filter":
+            return Stop.REFUSED
+        if not completion.requests:
+            return Stop.CUT if completion.finish_reason == "length" else Stop.ANSWERED
+        if (reached := self._limit()) is not None:
+            return reached
+        return await self._run(completion.requests) or (
+            Stop.MAX_TURNS if turn >= self._options.max_turns else None
+        )
+
+    def _count(self, completion: Completion) -> None:
+        cost = self._options.cost(completion)
+        self._tokens += completion.prompt_tokens + completion.completion_tokens
+        self._cost += cost or 0.0
+        self._env.record_usage(
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            cost=cost,
+        )
+
+    def _limit(self) -> Stop | None:
+        options = self._options
+        if options.max_tokens is not None and self._tokens >= options.max_tokens:
+            return Stop.MAX_TOKENS
+        if options.max_cost is not None and self._cost >= options.max_cost:
+            return Stop.MAX_COST
+        return None
+
+    # --- tool calls -------------------------------------------------------------------------------
+
+    async def _run(self, requests: Sequence[ToolRequest]) -> Stop | None:
+        results = await self._results(requests)
+        images: list[Mapping[str, Any]] = []
+        stop = None
+        for request, result in zip(requests, results, strict=True):
+            self._say(
+                {
+                    "role": "tool",
+                    "tool_call_id": request.call_id,
+                    "content": shown_text(result, self._options),
+                }
+            )
+            images += images_of(result) if self._options.images else []
+            if not result.is_error and self._name(request) in self._options.stop_tools:
+                stop = Stop.STOP_TOOL
+        if images:
+            note = {"type": "text", "text": "The images of the results above:"}
+            content = [note, *map(image_part, images)]
+            recorded = [note, *map(image_note, images)]
+            self._say({"role": "user", "content": content}, content=recorded)
+        return stop
+
+    async def _results(self, requests: Sequence[ToolRequest]) -> list[ToolResult]:
+        if not self._options.parallel:
+            return [await self._call(request) for request in requests]
+        try:
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(self._call(request)) for request in requests]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [call.result() for call in calls]
+
+    async def _call(self, request: ToolRequest) -> ToolResult:
+        """Run a call; what the tool or the request has against it is an error for the model."""
+        try:
+            name = self._tools.own_name(request.name)
+            arguments = openai_arguments(name, request.arguments)
+            return await self._env.call_tool(name, arguments, self._options.call_timeout_s)
+        except ToolError as exc:
+            text = f"{exc.code}: {exc.message}" + (f" ({exc.hint})" if exc.hint else "")
+            return ToolResult([{"type": "text", "text": text}], is_error=True)
+
+    def _name(self, request: ToolRequest) -> str:
+        return self._tools.own_name(request.name)
+
+
+def shown_text(result: ToolResult, options: ChatOptions) -> str:
+    """Return the text that a model gets of a result; what it does not get, it is told of."""
+    parts = []
+    for block in result.content:
+        if block.get("type") == "text":
+            parts.append(str(block.get("text", "")))
+        elif not (options.images and block.get("type") == "image"):
+            parts.append(f"[{block.get('type')} {block.get('mimeType', '')} not shown]")
+    text = "\n".join(parts)
+    if len(text) > options.result_characters:
+        text = f"{text[: options.result_characters]}\n[truncated: {len(text)} characters]"
+    return f"error: {text}" if result.is_error else text
+
+
+def images_of(result: ToolResult) -> list[Mapping[str, Any]]:
+    """Return the image blocks of a result."""
+    return [
+        block
+        for block in result.content
+        if block.get("type") == "image" and isinstance(block.get("data"), str)
+    ]
+
+
+def image_part(image: Mapping[str, Any]) -> Message:
+    """Return an image as a part of a user message."""
+    url = f"data:{image.get('mimeType', 'image/png')};base64,{image['data']}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def image_note(image: Mapping[str, Any]) -> Message:
+    """Return what stands for an image in a record."""
+    kind, size = image.get("mimeType", "image/png"), len(image["data"])
+    return {"type": "text", "text": f"[{kind}, {size} base64 characters, not recorded]"}

@@ -1,0 +1,215 @@
+"""A model's answer, read from chat-completion JSON or from the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aenv_ray.client.openai_names import openai_name
+
+
+class InvalidAnswer(Exception):
+    """An endpoint answered something that is not a chat completion."""
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """A tool call that a model asks for.
+
+    Attributes:
+        call_id: Unique in its answer.
+        name: The name that the model used, with only characters that endpoints accept.
+        arguments: JSON text as the model wrote it; it may be malformed.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the call for the conversation; malformed arguments would be refused there."""
+        arguments = self.arguments if _is_json_object(self.arguments) else "{}"
+        return {
+            "id": self.call_id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": arguments},
+        }
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer of a model.
+
+    Attributes:
+        text: Its text; empty if it only calls tools.
+        requests: The tool calls that it asks for, to be run in parallel.
+        refusal: Why the model refuses; None if it does not.
+        reasoning: Reasoning text that some servers send beside the text; it is recorded only.
+        finish_reason: ``stop``, ``tool_calls``, ``length``, ``content_filter``; None if unknown.
+        prompt_tokens: Tokens of the prompt; 0 if the endpoint does not count them.
+        completion_tokens: Tokens of the answer, likewise.
+        cost: The cost that the endpoint names, in its currency; None if it names none.
+    """
+
+    text: str = ""
+    requests: tuple[ToolRequest, ...] = ()
+    refusal: str | None = None
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+
+    def as_message(self) -> dict[str, Any]:
+        """Return the answer as a message of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.requests:
+            message["tool_calls"] = [request.as_message() for request in self.requests]
+        if self.refusal is not None:
+            message["refusal"] = self.refusal
+        return message
+
+
+def read_completion(data: Any) -> Completion:
+    """Return the answer of a chat completion.
+
+    Raises:
+        InvalidAnswer: `data` is not one.
+    """
+    choices = data.get("choices") if isinstance(data, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
+        raise InvalidAnswer(f"the answer has no message: {_shown(data)}")
+    return read_message(message, _text(choice.get("finish_reason")), data.get("usage"))
+
+
+def read_message(
+    message: Mapping[str, Any], finish_reason: str | None = None, usage: Any = None
+) -> Completion:
+    """Return the answer of an assistant message.
+
+    Raises:
+        InvalidAnswer: It is not an assistant message.
+    """
+    if not message.keys() & {"content", "tool_calls", "refusal"}:
+        raise InvalidAnswer(f"the answer's message is empty: {_shown(message)}")
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if _is_text(part))
+    if not isinstance(content, str | None) or not isinstance(calls, list):
+        raise InvalidAnswer(f"the answer's message is malformed: {_shown(message)}")
+    counted = usage if isinstance(usage, Mapping) else {}
+    cost = counted.get("cost")
+    return Completion(
+        text=_text(content) or "",
+        requests=_requests(calls),
+        refusal=_text(message.get("refusal")),
+        reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
+        finish_reason=finish_reason,
+        prompt_tokens=_count(counted.get("prompt_tokens")),
+        completion_tokens=_count(counted.get("completion_tokens")),
+        cost=float(cost) if isinstance(cost, int | float) else None,
+    )
+
+
+def _requests(calls: list[Any]) -> tuple[ToolRequest, ...]:
+    found: dict[str, ToolRequest] = {}
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        function = function if isinstance(function, Mapping) else {}
+        arguments = function.get("arguments")
+        call_id = _text(call.get("id")) if isinstance(call, Mapping) else None
+        if call_id is None or call_id in found:
+            call_id = f"call_{number}"
+        found[call_id] = ToolRequest(
+            call_id,
+            openai_name(_text(function.get("name")) or "unnamed", taken={}),
+            _valid(arguments) if isinstance(arguments, str) else json.dumps(arguments),
+        )
+    return tuple(found.values())
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _text(value: Any) -> str | None:
+    return _valid(value) if isinstance(value, str) and value else None
+
+
+def _valid(text: str) -> str:
+    """Return text without lone surrogates, which JSON can carry but UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _shown(data: Any) -> str:
+    return json.dumps(data, default=repr)[:200]
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+@dataclass
+class StreamedCompletion:
+    """Joins the chunks of a streamed answer."""
+
+    finish_reason: str | None = None
+    usage: Any = None
+    _texts: dict[str, str] = field(default_factory=dict)
+    _calls: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, chunk: Any) -> None:
+        """Add a chunk.
+
+        Raises:
+            InvalidAnswer: It is not a chunk of a completion.
+        """
+        try:
+            self.usage = chunk.get("usage") or self.usage
+            for choice in chunk["choices"] or ():
+                if choice.get("index", 0) == 0:
+                    self.finish_reason = _text(choice.get("finish_reason")) or self.finish_reason
+                    self._add_delta(choice.get("delta") or {})
+        except (AttributeError, KeyError, TypeError):
+            raise InvalidAnswer(
+                f"the stream has a chunk that is not a completion's: {_shown(chunk)}"
+            ) from None
+
+    def _add_delta(self, delta: Mapping[str, Any]) -> None:
+        for name in ("content", "refusal", "reasoning_content", "reasoning"):
+            if isinstance(delta.get(name), str):
+                self._texts[name] = self._texts.get(name, "") + delta[name]
+        for part in delta.get("tool_calls") or ():
+            call = self._calls.setdefault(part.get("index", len(self._calls)), {})
+            function = part.get("function") or {}
+            call["id"] = call.get("id") or part.get("id") or ""
+            call["name"] = call.get("name", "") + (function.get("name") or "")
+            call["arguments"] = call.get("arguments", "") + (function.get("arguments") or "")
+
+    def finished(self) -> Completion:
+        """Return the whole answer.
+
+        Raises:
+            InvalidAnswer: The stream ended before the answer did.
+        """
+        if self.finish_reason is None:
+            raise InvalidAnswer("the stream ended before the answer did")
+        calls = [
+            {"id": call["id"], "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for _, call in sorted(self._calls.items())
+        ]
+        return read_message({**self._texts, "tool_calls": calls}, self.finish_reason, self.usage)

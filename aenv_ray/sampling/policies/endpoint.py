@@ -1,0 +1,240 @@
+"""One OpenAI-compatible endpoint over HTTP: requests, retries, streams, and what failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+from pydantic import SecretStr
+
+import aenv_ray
+from aenv_ray.client.gateway_http import CONNECT_S, is_proxied, parse_url, retry_after_s
+from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unauthorized
+from aenv_ray.sampling.policies.chat import ContextFull, Filtered
+from aenv_ray.sampling.policies.completion import (
+    Completion,
+    InvalidAnswer,
+    StreamedCompletion,
+    read_completion,
+)
+
+logger = logging.getLogger("aenv_ray")
+
+OPENAI_URL: Final = "https://api.openai.com/v1"
+TIMEOUT_S: Final = 300.0
+ATTEMPTS: Final = 6
+LONGEST_PAUSE_S: Final = 60.0
+_FIRST_PAUSE_S: Final = 0.5
+_LIMIT_BYTES: Final = 64 * 2**20
+"""Longest answer that is read; a longer one is nonsense."""
+_SHOWN_CHARACTERS: Final = 300
+_RETRIED: Final = frozenset({408, 409, 425, 429})
+"""Statuses below 500 after which a request is sent again."""
+_PORTS: Final = {"http": "", "https": ""}
+_CONTEXT_FULL: Final = (
+    "context_length", "context length", "context window", "maximum context", "too many tokens",
+    "prompt is too long", "string_above_max_length",
+)  # fmt: skip
+"""How servers say that a conversation is too long."""
+_FILTERED: Final = ("content_filter", "content_policy", "content management policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """An endpoint, and how it is asked.
+
+    Attributes:
+        model: The model's name there.
+        base_url: URL up to and including ``/v1``.
+        api_key: Sent as a bearer token; None sends none.
+        stream: Ask for answers as streams, which keeps connections through slow answers alive.
+        timeout_s: Limit for one answer, in seconds.
+        attempts: How often a request is sent at most.
+        request: Further fields of each request, for example ``{"temperature": 0.7}``.
+    """
+
+    model: str
+    base_url: str = OPENAI_URL
+    api_key: SecretStr | None = None
+    stream: bool = False
+    timeout_s: float = TIMEOUT_S
+    attempts: int = ATTEMPTS
+    request: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0 or self.attempts < 1:
+            raise ConfigError(
+                f"timeout_s and attempts must be positive, not {self.timeout_s!r} and "
+                f"{self.attempts!r}"
+            )
+        object.__setattr__(self, "base_url", parse_url(self.base_url, _PORTS))
+
+
+class Endpoint:
+    """Asks an endpoint, with one pool of connections; used on one event loop, and closed there."""
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._options = options
+        self._sleep = sleep
+        headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
+        if options.api_key is not None:
+            headers["Authorization"] = f"Bearer {options.api_key.get_secret_value()}"
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),  # `timeout_s` limits the whole answer
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=is_proxied(options.base_url),
+            verify=options.base_url.startswith("https:"),
+            follow_redirects=False,  # the key is sent to the configured address only
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Completion:
+        """Return the answer to a conversation; see `ChatModel.complete`.
+
+        Requests are sent again, after growing pauses or those that the endpoint asks for, if the
+        endpoint cannot be reached, limits requests, fails, or sends no complete answer in time.
+
+        Raises:
+            Unauthorized: The endpoint refuses the key; Forbidden likewise.
+            ConfigError: It refuses the request, for example because it has no such model.
+        """
+        body = self._body(messages, tools)
+        for attempt in range(1, self._options.attempts + 1):
+            try:
+                return await self._answer(body)
+            except _Failed as exc:
+                pause_s = self._pause(exc, attempt)
+                logger.debug("%s; asking again in %.1f s", exc, pause_s)
+                await self._sleep(pause_s)
+        raise AssertionError("not reached: the last attempt raises")
+
+    def _pause(self, failed: _Failed, attempt: int) -> float:
+        """Return the seconds before the next attempt.
+
+        Raises:
+            EndpointUnavailable: There is none.
+        """
+        options = self._options
+        grown = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
+        pause_s = max(grown * random.uniform(0.5, 1.0), failed.asked_pause_s)
+        if attempt >= options.attempts or failed.asked_pause_s > LONGEST_PAUSE_S:
+            asked = f", and asks for a pause of {failed.asked_pause_s:.0f} s"
+            raise EndpointUnavailable(
+                f"the model endpoint {options.base_url} failed {attempt} times: {failed}"
+                + (asked if failed.asked_pause_s > LONGEST_PAUSE_S else ""),
+                hint="check that it runs and has capacity; raise its attempts or timeout_s, or "
+                "lower the concurrency",
+            ) from failed
+        return pause_s
+
+    def _body(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> bytes:
+        options = self._options
+        body: dict[str, Any] = {"model": options.model, "messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        if options.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return json.dumps(body | dict(options.request)).encode()
+
+    async def _answer(self, body: bytes) -> Completion:
+        """Send a request once.
+
+        Raises:
+            _Failed: It may be sent again.
+        """
+        options = self._options
+        headers = {"Content-Type": "application/json"}
+        url = f"{options.base_url}/chat/completions"
+        try:
+            async with (
+                asyncio.timeout(options.timeout_s),
+                self._http.stream("POST", url, content=body, headers=headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise self._refusal(response, await _text(response))
+                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                    return await _streamed(response)
+                return read_completion(json.loads(await _text(response)))
+        except TimeoutError:
+            raise _Failed(f"no complete answer within {options.timeout_s:g} s") from None
+        except httpx.HTTPError as exc:
+            raise _Failed(f"{type(exc).__name__}: {exc}") from exc
+        except (InvalidAnswer, ValueError, RecursionError) as exc:
+            raise _Failed(f"the answer is not a chat completion: {exc}") from exc
+
+    def _refusal(self, response: httpx.Response, text: str) -> Exception:
+        """Return the error for an answer that is not 200."""
+        status, options = response.status_code, self._options
+        if options.api_key is not None:
+            text = text.replace(options.api_key.get_secret_value(), "[key]")
+        said = f"HTTP {status}: {' '.join(text.split())[:_SHOWN_CHARACTERS]}"
+        if status in _RETRIED or status >= 500:
+            return _Failed(said, retry_after_s(response.headers, default=0.0))
+        if status in {400, 413, 422}:
+            lowered = text.lower()
+            if status == 413 or any(words in lowered for words in _CONTEXT_FULL):
+                return ContextFull(said)
+            if any(words in lowered for words in _FILTERED):
+                return Filtered(said)
+        what = f"the model endpoint {options.base_url} answered {said}"
+        if status == 401:
+            return Unauthorized(what, hint="set its key in OPENAI_API_KEY, or in the variable of "
+                                           "--api-key-env")  # fmt: skip
+        if status == 403:
+            return Forbidden(what)
+        return ConfigError(what, hint=f"check --base-url and the model's name {options.model!r}")
+
+
+class _Failed(Exception):
+    """A request failed in a way that may pass."""
+
+    def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.asked_pause_s = asked_pause_s
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > _LIMIT_BYTES:
+            raise InvalidAnswer(f"it is longer than {_LIMIT_BYTES} bytes")
+        yield chunk
+
+
+async def _text(response: httpx.Response) -> str:
+    return b"".join([chunk async for chunk in _chunks(response)]).decode(errors="replace")
+
+
+async def _streamed(response: httpx.Response) -> Completion:
+    """Read a stream of server-sent events up to ``[DONE]`` or its end."""
+    answer = StreamedCompletion()
+    rest = b""
+    async for chunk in _chunks(response):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            name, _, data = line.strip().partition(b":")
+            if name != b"data":
+                continue
+            if data.strip() == b"[DONE]":
+                return answer.finished()
+            answer.add(json.loads(data))
+    return answer.finished()

@@ -1,0 +1,282 @@
+"""The tool-calling loop with a model behind a real HTTP server, over an environment in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import ConfigError, SandboxDiedInside, ToolError, ToolTimeout
+from aenv_ray.models import ToolResult
+from aenv_ray.sampling import OpenAIPolicy, Task, Usage
+from aenv_ray.sampling.policies import base
+from aenv_ray.sampling.policies.prompts import rendered
+from aenv_ray.sampling.policy import EpisodeEnv, EpisodeLog
+from tests.emulators.model_endpoint import (
+    ModelEndpoint,
+    completion,
+    delta,
+    refusal,
+    serving,
+    stream,
+    tool_call,
+)
+
+TASK = Task.model_validate({"id": "t1", "instruction": "Add 1.", "level": {"name": "easy", "n": 2}})
+PIXEL = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+
+
+class FakeInstance:
+    """Tools in memory, as an instance has them."""
+
+    def __init__(self) -> None:
+        self.handle = self
+        self.instance_id = "fake-1"
+        self.running = 0
+        self.most_running = 0
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        names = ("add", "fs/read file", "picture", "raises", "slow", "dies")
+        return [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None, timeout_s: float
+    ) -> ToolResult:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        match name:
+            case "add":
+                return text(str((arguments or {})["a"] + 1))
+            case "fs/read file":
+                return text("x" * 100)
+            case "picture":
+                return ToolResult([{"type": "text", "text": "see"}, PIXEL])
+            case "raises":
+                return ToolResult([{"type": "text", "text": "alas"}], is_error=True)
+            case "slow":
+                raise ToolTimeout("no result within 60 s", tool_name=name)
+            case "dies":
+                raise SandboxDiedInside("it exited", died_of="exit", instance_id="fake-1")
+        raise ToolError(f"no tool {name}", tool_name=name)
+
+
+def text(value: str) -> ToolResult:
+    return ToolResult([{"type": "text", "text": value}])
+
+
+class Played:
+    """One episode and what it left."""
+
+    def __init__(self, endpoint: ModelEndpoint, task: Task = TASK, **options: Any) -> None:
+        self.instance = FakeInstance()
+        self.log = EpisodeLog()
+        env = EpisodeEnv(self.instance, self.log)  # type: ignore[arg-type]  # has what is used
+        policy = OpenAIPolicy("m", base_url=endpoint.url, **options)
+        self.output = asyncio.run(policy(env, task))
+
+    @property
+    def told(self) -> list[str]:
+        """What the model was told of its calls."""
+        return [message["content"] for message in self.log.messages if message["role"] == "tool"]
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+def test_calls_and_results_go_back_and_forth_until_an_answer() -> None:
+    calls = completion(None, tool_call("add", {"a": 1}), usage=(10, 5))
+    with serving(calls, completion("It is 2.", usage=(20, 3))) as endpoint:
+        played = Played(endpoint, prices=(1e6, 1e7))
+    assert played.output == {"stop": "answered", "turns": 2, "text": "It is 2."}
+    first, second = endpoint.requests
+    assert [m["role"] for m in first["messages"]] == ["system", "user"]
+    assert first["messages"][1]["content"] == "Add 1."
+    assert second["messages"] == played.log.messages[:-1]
+    assert second["messages"][3] == {"role": "tool", "tool_call_id": "call_1", "content": "2"}
+    assert [step.tool for step in played.log.steps] == ["add"]
+    assert played.log.usage == Usage(requests=2, prompt_tokens=30, completion_tokens=8, cost=110.0)
+
+
+def test_calls_of_one_answer_run_in_parallel_and_keep_their_order() -> None:
+    calls = [tool_call("add", {"a": n}, f"c{n}") for n in range(5)]
+    with serving(completion(None, *calls), completion("done")) as endpoint:
+        played = Played(endpoint)
+        assert played.told == ["1", "2", "3", "4", "5"]
+        assert played.instance.most_running == 5
+    with serving(completion(None, *calls), completion("done")) as endpoint:
+        assert Played(endpoint, parallel=False).instance.most_running == 1
+
+
+def test_names_are_translated_to_those_that_endpoints_accept() -> None:
+    with serving(completion(None, tool_call("fs_read_file", {})), completion("ok")) as endpoint:
+        played = Played(endpoint)
+    names = [tool["function"]["name"] for tool in endpoint.requests[0]["tools"]]
+    assert "fs_read_file" in names
+    assert [step.tool for step in played.log.steps] == ["fs/read file"]
+
+
+def test_a_streamed_conversation_is_the_same() -> None:
+    call = delta(tool_calls=[{"index": 0, **tool_call("add", {"a": 1})}])
+    with serving(stream(call, delta("tool_calls")), stream(delta("stop", content="2"))) as endpoint:
+        played = Played(endpoint, stream=True)
+    assert played.output == {"stop": "answered", "turns": 2, "text": "2"}
+    assert played.told == ["2"]
+
+
+# --- what a model does wrong ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (tool_call("nonsense", {}), "tool_not_found"),
+        (tool_call("bad name!", {}), "tool_not_found"),
+        (tool_call("add", '{"a": '), "tool_input_invalid"),
+        (tool_call("add", "[1]"), "tool_input_invalid"),
+        (tool_call("add", "[" * 100_000), "tool_input_invalid"),
+        ({"id": "x", "type": "function"}, "tool_not_found"),
+        ("call add", "tool_not_found"),
+        (tool_call("raises", {}), "alas"),
+        (tool_call("slow", {}), "tool_timeout"),
+    ],
+    ids=range(9),
+)
+def test_a_wrong_call_is_an_error_that_the_model_is_told(call: Any, told: str) -> None:
+    """The episode goes on, and the conversation stays one that endpoints accept."""
+    with serving(completion(None, call), completion("sorry")) as endpoint:
+        played = Played(endpoint)
+    assert played.output["stop"] == "answered"
+    assert played.told[0].startswith("error: ")
+    assert told in played.told[0]
+    assistant, tool = endpoint.requests[1]["messages"][-2:]
+    (echoed,) = assistant["tool_calls"]
+    assert echoed["id"] == tool["tool_call_id"]
+    assert isinstance(json.loads(echoed["function"]["arguments"]), dict)
+    assert set(echoed["function"]["name"]) <= set(
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+    )
+
+
+def test_calls_with_the_same_id_are_told_apart() -> None:
+    calls = [tool_call("add", {"a": 1}, "same"), tool_call("add", {"a": 2}, "same")]
+    with serving(completion(None, *calls), completion("ok")) as endpoint:
+        played = Played(endpoint)
+    answered = [m["tool_call_id"] for m in played.log.messages if m["role"] == "tool"]
+    assert len(set(answered)) == 2
+    assert played.told == ["2", "3"]
+
+
+def test_a_sandbox_that_dies_ends_the_episode_with_its_error() -> None:
+    calls = [tool_call("add", {"a": 1}, "a"), tool_call("dies", {}, "b")]
+    with serving(completion(None, *calls)) as endpoint, pytest.raises(SandboxDiedInside):
+        Played(endpoint)
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+AGAIN = completion("thinking", tool_call("add", {"a": 1}), usage=(100, 10))
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "stop", "turns"),
+    [
+        (AGAIN, {"max_turns": 3}, "max_turns", 3),
+        (AGAIN, {"max_tokens": 200}, "max_tokens", 2),
+        (AGAIN, {"max_cost": 1e-3, "prices": (5.0, 0.0)}, "max_cost", 2),
+        (AGAIN, {"stop_tools": ("add",)}, "stop_tool", 1),
+        (completion("half", finish_reason="length"), {}, "cut", 1),
+        (completion(None, refusal="I will not."), {}, "refused", 1),
+        (completion("", finish_reason="content_filter"), {}, "refused", 1),
+        (refusal(400, "content_filter"), {}, "refused", 1),
+        (refusal(400, "maximum context length is 10 tokens"), {}, "context_full", 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_episode_stops_for_a_reason_that_its_output_names(
+    answer: Any, options: dict[str, Any], stop: str, turns: int
+) -> None:
+    with serving(answer) as endpoint:
+        played = Played(endpoint, **options)
+    assert (played.output["stop"], played.output["turns"]) == (stop, turns)
+    assert len(endpoint.requests) == turns
+
+
+def test_a_stop_tool_that_failed_does_not_stop() -> None:
+    call = completion(None, tool_call("raises", {}))
+    with serving(call, completion("gave up")) as endpoint:
+        assert Played(endpoint, stop_tools=("raises",)).output["stop"] == "answered"
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def test_a_long_result_is_cut_and_says_so() -> None:
+    """Invariant 12."""
+    with serving(completion(None, tool_call("fs_read_file", {})), completion("ok")) as endpoint:
+        (told,) = Played(endpoint, result_characters=10).told
+    assert told == "xxxxxxxxxx\n[truncated: 100 characters]"
+
+
+def test_images_go_to_models_that_accept_them_and_are_named_to_others() -> None:
+    calls = completion(None, tool_call("picture", {}))
+    with serving(calls, completion("nice")) as endpoint:
+        assert Played(endpoint).told == ["see\n[image image/png not shown]"]
+    with serving(calls, completion("nice")) as endpoint:
+        played = Played(endpoint, images=True)
+    assert played.told == ["see"]
+    shown = endpoint.requests[1]["messages"][-1]
+    assert shown["role"] == "user"
+    assert shown["content"][1]["image_url"]["url"] == "data:image/png;base64,aGk="
+    recorded = played.log.messages[-2]["content"][1]
+    assert recorded == {"type": "text", "text": "[image/png, 4 base64 characters, not recorded]"}
+
+
+# --- prompts and options --------------------------------------------------------------------------
+
+
+def test_prompts_are_templates_over_the_tasks_fields() -> None:
+    with serving(completion("ok")) as endpoint:
+        Played(endpoint, system="", prompt='{id}: {instruction} {level.name} {level} {{x}} {"y"}')
+    (message,) = endpoint.requests[0]["messages"]
+    assert message["content"] == 't1: Add 1. easy {"name": "easy", "n": 2} {x} {"y"}'
+    with pytest.raises(ConfigError, match=r"'t1' has no field 'level\.colour'"):
+        rendered("{level.colour}", TASK)
+
+
+def test_wrong_options_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (
+        {"max_turns": 0}, {"max_cost": -1.0}, {"max_trun": 1}, {"base_url": "ftp://x"},
+        {"timeout_s": 0}, {"attempts": 0}, {"api_key_env": "NO_SUCH_KEY"},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            OpenAIPolicy("m", **{"base_url": "http://localhost/v1", **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        OpenAIPolicy("m")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
+    assert "localhost:8000" in repr(OpenAIPolicy("m"))
+
+
+def test_a_policy_takes_its_key_to_runners_and_shows_it_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 10."""
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    with serving(completion("ok")) as endpoint:
+        policy = OpenAIPolicy("m", base_url=endpoint.url, api_key_env="MY_KEY")
+        monkeypatch.delenv("MY_KEY")
+        data = base.portable(policy)
+        assert data is not None
+        again = pickle.loads(data)
+        env = EpisodeEnv(FakeInstance(), EpisodeLog())  # type: ignore[arg-type]
+        asyncio.run(again(env, TASK))
+    assert endpoint.headers[0]["Authorization"] == "Bearer sk-mine"
+    assert "sk-mine" not in f"{policy!r}{vars(policy)}"

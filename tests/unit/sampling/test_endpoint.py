@@ -1,0 +1,224 @@
+"""An OpenAI-compatible endpoint over real HTTP: answers, retries, and what failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from aenv_ray.errors import AenvError, ConfigError, EndpointUnavailable, Forbidden, Unauthorized
+from aenv_ray.sampling.policies.chat import ContextFull, Filtered
+from aenv_ray.sampling.policies.completion import Completion
+from aenv_ray.sampling.policies.endpoint import Endpoint, EndpointOptions
+from tests.emulators.model_endpoint import (
+    ModelEndpoint,
+    body,
+    completion,
+    delta,
+    dies,
+    refusal,
+    serving,
+    silent,
+    stream,
+    tool_call,
+)
+
+KEY = "sk-secret-0123456789"
+MESSAGES = [{"role": "user", "content": "go"}]
+
+
+def ask(endpoint: ModelEndpoint, **options: Any) -> tuple[Completion, list[float]]:
+    """Return the answer, and the pauses before it."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def asked() -> Completion:
+        given = EndpointOptions(model="m", base_url=endpoint.url, **options)
+        client = Endpoint(given, sleep)
+        try:
+            return await client.complete(MESSAGES, [])
+        finally:
+            await client.close()
+
+    return asyncio.run(asked()), pauses
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_a_request_has_model_messages_key_and_further_fields() -> None:
+    with serving(completion("hello")) as endpoint:
+        answer, _ = ask(endpoint, api_key=SecretStr(KEY), request={"temperature": 0.5})
+    assert answer == Completion(
+        "hello", finish_reason="stop", prompt_tokens=10, completion_tokens=5
+    )
+    assert endpoint.requests == [
+        {"path": "/v1/chat/completions", "model": "m", "messages": MESSAGES, "temperature": 0.5}
+    ]
+    assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_an_endpoint_without_key_gets_none() -> None:
+    with serving(completion("hello")) as endpoint:
+        ask(endpoint)
+    assert "Authorization" not in endpoint.headers[0]
+
+
+def test_a_stream_gives_the_same_answer() -> None:
+    parts = [
+        delta(role="assistant", content=""),
+        delta(content="two "),
+        delta(content="calls", reasoning_content="hm"),
+        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "add", "arguments": ""}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a": '}}]),
+        delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "echo"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "1}"}}]),
+        delta(tool_calls=[{"index": 1, "function": {"arguments": "{}"}}]),
+        delta("tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25}},
+    ]
+    whole = completion("two calls", tool_call("add", {"a": 1}, "a"), tool_call("echo", {}, "b"))
+    with serving(stream(*parts)) as endpoint:
+        streamed, _ = ask(endpoint, stream=True)
+    assert endpoint.requests[0]["stream_options"] == {"include_usage": True}
+    with serving(whole) as endpoint:
+        at_once, _ = ask(endpoint)
+    assert streamed.requests == at_once.requests
+    assert streamed.text == at_once.text == "two calls"
+    assert (streamed.reasoning, streamed.cost) == ("hm", 0.25)
+    assert (streamed.prompt_tokens, streamed.completion_tokens) == (10, 5)
+
+
+def test_an_endpoint_that_cannot_stream_may_answer_at_once() -> None:
+    with serving(completion("hello")) as endpoint:
+        assert ask(endpoint, stream=True)[0].text == "hello"
+
+
+def test_text_that_utf_8_cannot_carry_is_replaced() -> None:
+    with serving(body('{"choices": [{"message": {"content": "a\\ud800b"}}]}')) as endpoint:
+        assert ask(endpoint)[0].text == "a\ufffdb"
+
+
+# --- retries --------------------------------------------------------------------------------------
+
+PASSING = {
+    "429": refusal(429, "slow down"),
+    "500": refusal(500, "oops"),
+    "503 with HTML": body("<html>busy</html>", 503),
+    "dies": dies,
+    "silent": silent,
+    "not JSON": body("hello"),
+    "no choices": body({"choices": []}),
+    "no message": body({"choices": [{"text": "old API"}]}),
+    "empty message": body({"choices": [{"message": {"role": "assistant"}}]}),
+    "a list": body([1, 2]),
+    "deeply nested": body("[" * 100_000),
+    "stream dies": stream(delta(content="hel"), done=False),
+    "stream ends early": stream(delta(content="hel")),
+    "stream of nonsense": stream("nonsense"),
+    "stream of numbers": stream(1, 2),
+    "stream with malformed choices": stream({"choices": [7]}),
+    "error in the stream": stream({"error": {"message": "out of memory"}}),
+}
+
+
+@pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
+def test_a_failure_that_may_pass_is_asked_again(failure: Any) -> None:
+    with serving(failure, completion("hello")) as endpoint:
+        answer, pauses = ask(endpoint, timeout_s=0.5 if failure is silent else 60.0)
+    assert answer.text == "hello"
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
+def test_a_failure_that_lasts_voids_the_episode(failure: Any) -> None:
+    """Invariant 2: an endpoint's failure is never an answer."""
+    with serving(failure) as endpoint, pytest.raises(EndpointUnavailable) as raised:
+        ask(endpoint, attempts=2, timeout_s=0.2 if failure is silent else 60.0)
+    assert endpoint.url in raised.value.message
+    assert len(endpoint.requests) == 2
+
+
+def test_nobody_answers() -> None:
+    with serving(silent) as endpoint:
+        pass
+    with pytest.raises(EndpointUnavailable, match="ConnectError"):
+        ask(endpoint, attempts=2)
+
+
+def test_pauses_grow_to_a_limit() -> None:
+    with serving(*[refusal(500, "oops")] * 12, completion("hello")) as endpoint:
+        _, pauses = ask(endpoint, attempts=13)
+    assert all(0.25 * 2**n <= pause <= 0.5 * 2**n for n, pause in enumerate(pauses[:7]))
+    assert all(30 <= pause <= 60 for pause in pauses[8:])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry_After": "17"},
+        {"Retry_After": "17.0"},
+        {
+            "Retry_After": "Fri, 31 Dec 1999 23:59:59 GMT",
+            "Date": "Fri, 31 Dec 1999 23:59:42 GMT",
+        },
+    ],
+)
+def test_the_pause_that_an_endpoint_asks_for_is_kept(headers: dict[str, str]) -> None:
+    def limited(handler: Any) -> None:
+        handler.send_response_only(429)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with serving(limited, completion("hello")) as endpoint:
+        _, pauses = ask(endpoint)
+    assert pauses == [17.0]
+
+
+def test_a_pause_of_hours_is_not_waited_for() -> None:
+    limited = refusal(429, "daily limit", Retry_After="7200")
+    with serving(limited) as endpoint, pytest.raises(EndpointUnavailable, match="7200 s"):
+        ask(endpoint)
+    assert len(endpoint.requests) == 1
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (refusal(401, f"wrong key {KEY}"), Unauthorized),
+        (refusal(403, "not from here"), Forbidden),
+        (refusal(404, "no model m"), ConfigError),
+        (refusal(400, "temperature must be at most 2"), ConfigError),
+        (body("moved", 307, Location="http://127.0.0.1:1/v1"), ConfigError),
+        (refusal(400, "maximum context length is 4096 tokens"), ContextFull),
+        (refusal(413, "too large"), ContextFull),
+        (refusal(400, "content_filter: not here"), Filtered),
+    ],
+)
+def test_a_refusal_is_typed_and_not_asked_again(answer: Any, error: type[Exception]) -> None:
+    with serving(answer) as endpoint, pytest.raises(error) as raised:
+        ask(endpoint, api_key=SecretStr(KEY))
+    assert len(endpoint.requests) == 1
+    assert type(raised.value) is error
+
+
+def test_the_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> None:
+    """Invariant 10."""
+    caplog.set_level(logging.DEBUG)
+    echo = refusal(401, f"wrong key {KEY}")
+    with serving(refusal(500, KEY), echo) as endpoint, pytest.raises(AenvError) as raised:
+        ask(endpoint, api_key=SecretStr(KEY))
+    shown = f"{raised.value!r} {raised.value.message} {caplog.text}"
+    assert KEY not in shown
+    assert "[key]" in raised.value.message
+    assert KEY not in repr(EndpointOptions(model="m", api_key=SecretStr(KEY)))
