@@ -31,6 +31,10 @@ _BROKEN: Final[Mapping[str, tuple[dict[str, str], list[str]]]] = {
         {"tools.py": "def inner():\n    return {}['key']\n\ninner()\n"},
         ["tools.py", "KeyError", "in inner"],
     ),
+    "a long message that is not ASCII": (
+        {"tools.py": "raise ValueError('\\U0001f600' * 100_000 + 'the end')\n"},
+        ["the end"],
+    ),
     "exit": ({"tools.py": "import sys\nsys.exit(3)\n"}, ["tools.py", "SystemExit"]),
     "duplicate tool": (
         {"a.py": _TOOL, "b.py": _TOOL.replace("return 1", "return 2")},

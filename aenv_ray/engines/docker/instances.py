@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 BOOT_DEADLINE_S: Final = 60.0
 """A container that does not report within this is ended."""
+LAST_REPORT_S: Final = 2.0
+"""How long to read the report of a container that has ended: it was sent before the end."""
 CAUSE_WAIT_S: Final = 10.0
 """A daemon under load reports late why a container ended."""
 SIDECAR: Final = "its sidecar: "
@@ -75,6 +77,8 @@ async def await_boot(
         async with asyncio.timeout(BOOT_DEADLINE_S):
             futures: set[asyncio.Future[Any]] = {report, instance.ended}
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            # The end can be known first: the daemon reports it on another connection.
+            await asyncio.wait([report], timeout=LAST_REPORT_S)
             message = report.result() if report.done() else {}
             if "ready" in message:
                 return

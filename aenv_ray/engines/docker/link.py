@@ -125,7 +125,9 @@ class SocketLink(Link):
         try:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._boot)
             with sock:
-                socket.send_fds(sock, [b"d"], [self._door.fileno()])
+                # One that has failed and ended already still has its report here.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    socket.send_fds(sock, [b"d"], [self._door.fileno()])
                 return await _report(sock)
         finally:
             self.close()

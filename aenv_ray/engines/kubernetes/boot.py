@@ -33,6 +33,8 @@ BOOT_DEADLINE_S: Final = 60.0
 """How long a container may take to boot once it runs."""
 SENDING_S: Final = 30.0
 """How long sending the runtime and the project may take."""
+LAST_REPORT_S: Final = 2.0
+"""How long to read the report of a container whose pod has ended: it was sent before the end."""
 CAUSE_WAIT_S: Final = 15.0
 """How long to wait for the API to report why a pod ended."""
 SCHEDULE_S: Final = 300.0
@@ -130,6 +132,8 @@ async def _boot_container(
     futures: set[asyncio.Future[Any]] = {booting, instance.ended, instance.failed}
     try:
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        # The end can be known first: the API reports it on another connection.
+        await asyncio.wait([booting], timeout=LAST_REPORT_S)
         if not booting.done():
             if instance.failed.done():
                 instance.failed.result()

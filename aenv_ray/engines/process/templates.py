@@ -601,6 +601,8 @@ class Templates:
 
     def _on_fork_end(self, template: TemplateProcess, fork: Fork) -> None:
         """Act on the end of a process, which the kernel has reported."""
+        if fork.channel.fileno() >= 0:
+            self._on_channel(template, fork)  # its last report, which may be why it ended
         self._forget(fork)
         fork.is_gone = True
         template.spares.pop(fork.number, None)
@@ -701,7 +703,8 @@ def _start(
 def _channel() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a channel; the kernel adds the sender's process id to each packet."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return ours, theirs
 

@@ -116,6 +116,8 @@ def main(
     except BaseException as exc:  # noqa: BLE001  # the engine gets every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
         host.tell({"failed": text[-_TEXT_LIMIT:]})
+        with contextlib.suppress(OSError):  # a host that does not get the report reads the log
+            os.write(2, f"{text[-_TEXT_LIMIT:]}\n".encode(errors="replace"))
         os._exit(_BOOT_FAILED_EXIT)
     gc.collect()
     gc.freeze()

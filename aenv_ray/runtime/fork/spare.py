@@ -88,7 +88,9 @@ class Spare:
             else:
                 report = {"boot_failed": text[-_ERROR_CHARACTERS:]}
                 with contextlib.suppress(OSError):
-                    channel.send(json.dumps(report).encode())
+                    # Escaped characters could make it too large for a packet.
+                    packet = json.dumps(report, ensure_ascii=False).encode(errors="replace")
+                    channel.send(packet)
             os._exit(_BOOT_FAILED_EXIT)
         os._exit(0)
 

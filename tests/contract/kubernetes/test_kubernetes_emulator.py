@@ -201,6 +201,9 @@ async def test_a_container_that_ignores_sigterm_stays_until_its_grace_period_end
             made = await client.post(pods, json=pod_of(container, grace_s))
             assert made.status_code == 200, made.text
             await eventually(
+                lambda: cluster.phases.get("graceful") == "Running", "it runs", WITHIN_S
+            )
+            await eventually(
                 lambda: cluster.node.log("graceful", "main") == "up\n", "it is up", WITHIN_S
             )
             await client.delete(f"{pods}/graceful")

@@ -125,12 +125,16 @@ class _RunningPod:
         self._pids: dict[str, int] = {}
         self._pid = 0
         self._is_ending = False
+        self._phase = ""
         self._gone = asyncio.Event()
         self.marks: dict[str, Any] = {}
 
     # --- status ---------------------------------------------------------------------------------
 
     def _tell(self, phase: str) -> None:
+        if self._phase == "Failed":
+            phase = "Failed"  # for good: what its processes reported before may be read after
+        self._phase = phase
         spec = self._pod["spec"]
 
         def row(container: Mapping[str, Any]) -> dict[str, Any]:

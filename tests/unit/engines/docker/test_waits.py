@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.docker import containers as docker_containers
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
@@ -257,3 +259,24 @@ async def test_the_error_for_a_boot_that_hangs_shows_the_end_of_the_log(
         "one-1 did not start: its sidecar: it was not ready after 0.05 s; the end of its log:",
         "loading weights",
     ]
+
+
+async def test_a_container_that_failed_before_the_host_accepted_it_says_why(
+    directory: Path,
+) -> None:
+    """On a busy node it has reported, closed its connection and ended by then."""
+    instance = DockerInstance(
+        InstanceId("one-1"), "one", asyncio.get_running_loop().create_future()
+    )
+    link = SocketLink(directory / "boot", directory / "door")
+    await link.before_start("id")
+    with socket.socket(socket.AF_UNIX) as container:
+        container.connect(str(directory / "boot"))
+        container.sendall(b'{"failed": "tools.py: SyntaxError"}\n')
+    instance.ended.set_result(EndCause("its main process exited with code 70"))
+
+    async def last_log() -> str:
+        return ""
+
+    with pytest.raises(SandboxStartFailed, match=r"^one-1 did not start: tools.py: SyntaxError$"):
+        await await_boot(instance, link, last_log)
