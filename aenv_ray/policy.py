@@ -134,6 +134,24 @@ class Policy(BaseModel):
         """
         self._allow(self.images, repository_of(reference), what, "image")
 
+    def allows_image(self, reference: str) -> bool:
+        """Return whether the policy allows the name of an image."""
+        return _matches(self.images, repository_of(reference))
+
+    def refuse_image_id(self, reference: str, what: str) -> None:
+        """Refuse an image without a name that is allowed, unless every image is.
+
+        Raises:
+            PolicyRefused: The policy allows images by name.
+        """
+        if ANY not in self.images:
+            raise PolicyRefused(
+                f"{what} requests an image by its id, {reference[:80]!r}, and it has no name that "
+                f"this cluster allows (allowed: {', '.join(self.images) or 'none'})",
+                hint="push it and name it with its registry and a tag, or have the operator set "
+                "AENV_ALLOW_IMAGES",
+            )
+
     def check_user(self, user: str, what: str = "the environment") -> None:
         """Check the user of a container, such as ``1000:1000``.
 

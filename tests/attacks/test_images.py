@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import ConfigError, PolicyRefused, SandboxStartFailed
-from aenv_ray.policy import STRICT
+from aenv_ray.policy import STRICT, repository_of
 from aenv_ray.project.config import Artifact
-from aenv_ray.testing.contract_bench import Bench
-from tests.contract.docker.docker_node import DockerNode
+from aenv_ray.testing.contract_bench import Bench, execute
+from tests.contract.docker.docker_node import DockerNode, base_image, docker
 from tests.contract.engines import engine_on
 
 pytestmark = pytest.mark.docker
@@ -113,3 +113,27 @@ async def test_an_image_is_a_name_and_no_path(dockered: Bench) -> None:
     """Invariant 7: the name is a part of a request to the daemon."""
     with pytest.raises(ConfigError, match="invalid image"):
         await dockered.start(project_of(dockered, "../containers/json?all=1"))
+
+
+@pytest.mark.parametrize("digits", [None, 12])
+async def test_an_id_does_not_get_around_the_allowed_images(
+    docker_node: DockerNode, tmp_path: Path, digits: int | None
+) -> None:
+    """Invariant 15: the id of an image on the node, or its beginning, names no registry.
+
+    An image that has an allowed name can be given by its id too.
+    """
+    image_id = docker("images", "--quiet", "--no-trunc", base_image())
+    reference = image_id if digits is None else image_id.removeprefix("sha256:")[:digits]
+    own, name = repository_of(reference), repository_of(base_image())
+    for allowed, is_allowed in ((own, False), (name, True)):
+        policy = STRICT.model_copy(update={"images": (own, allowed)})
+        async with engine_on(docker_node, policy=lambda policy=policy: policy) as engine:
+            bench = Bench(engine, tmp_path / str(is_allowed))
+            bench_project = project_of(bench, reference)
+            if is_allowed:
+                assert (await execute(await bench.start(bench_project), "true")).exit_code == 0
+            else:
+                with pytest.raises(PolicyRefused, match="by its id") as raised:
+                    await bench.start(bench_project)
+                assert "AENV_ALLOW_IMAGES" in (raised.value.hint or "")

@@ -30,6 +30,7 @@ from aenv_ray.engines.images.node_images import (
     DockerImages,
     NodeImage,
     check_image,
+    check_names,
     reference_of,
 )
 from aenv_ray.engines.images.serving import Serving
@@ -154,11 +155,18 @@ class ContainerPlanner:
     async def _main_image(self, spec: SandboxSpec) -> NodeImage:
         reference, what = reference_of(spec.config, self._default_image), spec.config.reference
         policy = self._policy()
-        if reference != self._default_image:
-            check_image(policy, reference, what)
-        image = await self._images.find(reference)
+        if reference == self._default_image:
+            image = await self._images.find(reference)
+        else:
+            image = await self._allowed_image(policy, reference, what)
         if spec.config.deploy.container.user is None and image.user:
             policy.check_user(image.user, f"{what} (USER of its image)")
+        return image
+
+    async def _allowed_image(self, policy: Policy, reference: str, what: str) -> NodeImage:
+        check_image(policy, reference, what)
+        image = await self._images.find(reference)
+        check_names(policy, reference, image.names, what)
         return image
 
     async def _program(self, spec: SandboxSpec, image: NodeImage) -> Program:
@@ -179,8 +187,8 @@ class ContainerPlanner:
         if not deploy.is_dual:
             return None
         reference = image_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
-        check_image(self._policy(), reference, spec.config.reference)
-        image, kit = await self._images.find(reference), await self._images.carried_kit()
+        image = await self._allowed_image(self._policy(), reference, spec.config.reference)
+        kit = await self._images.carried_kit()
         return SidecarPlan(sidecar_name(name), image, kit)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.images import node_python, registry, runtime_kit
 from aenv_ray.engines.images.credentials import Credentials
-from aenv_ray.engines.images.reference import is_valid
+from aenv_ray.engines.images.reference import is_id, is_valid, may_be_id
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -78,6 +78,8 @@ class NodeImage:
     python: ImagePython | None
     """Its ``python3``; None if none starts."""
     content: ImageContent
+    names: tuple[str, ...] = ()
+    """With tags, or digests, that it has on this node."""
     volumes: tuple[str, ...] = ()
     """``VOLUME``: directories that the daemon keeps outside the container's own layer."""
 
@@ -109,7 +111,8 @@ def reference_of(
 def check_image(policy: Policy, reference: str, what: str) -> None:
     """Check an image that a project names, before anything asks a registry for it.
 
-    An image that was built and not pushed has an id instead of a name, and is never pulled.
+    An image that was built and not pushed has an id instead of a name, and is never pulled: see
+    `check_names`.
 
     Raises:
         ConfigError: It is not a valid image name.
@@ -120,8 +123,18 @@ def check_image(policy: Policy, reference: str, what: str) -> None:
             f"{what}: invalid image {reference[:200]!r}",
             hint="write it as REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:…",
         )
-    if not reference.startswith("sha256:"):
+    if not is_id(reference):
         policy.check_image(reference, what)
+
+
+def check_names(policy: Policy, reference: str, names: Sequence[str], what: str) -> None:
+    """Check an image that a project gives by its id, by the names that it has on the node.
+
+    Raises:
+        PolicyRefused: The policy allows none of them.
+    """
+    if may_be_id(reference) and not any(map(policy.allows_image, names)):
+        policy.refuse_image_id(reference, what)
 
 
 class _CommandFailed(DaemonRefused):
@@ -197,7 +210,9 @@ class DockerImages:
         )
         return NodeImage(
             details["Id"], config.get("User") or "", variables.get("PATH", ""),
-            config.get("WorkingDir") or "", python, content, tuple(config.get("Volumes") or ()),
+            config.get("WorkingDir") or "", python, content,
+            (*(details.get("RepoTags") or ()), *(details.get("RepoDigests") or ())),
+            tuple(config.get("Volumes") or ()),
         )  # fmt: skip
 
     async def _details(self, reference: str) -> dict[str, Any]:

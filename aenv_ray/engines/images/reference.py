@@ -15,6 +15,7 @@ _HOST: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::\d
 _WORD: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _PATH: Final = re.compile(rf"{_WORD}(?:/{_WORD})*")
 _ID: Final = re.compile(r"sha256:[0-9a-f]+")
+_SHORT_ID: Final = re.compile(r"[0-9a-f]{1,64}")
 _DIGEST: Final = re.compile(r"[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[0-9a-f]{32,}")
 _TAG: Final = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 
@@ -75,6 +76,16 @@ def is_valid(reference: str) -> bool:
         and _PATH.fullmatch(repository) is not None
         and _TAG.fullmatch(tag) is not None
     )
+
+
+def is_id(reference: str) -> bool:
+    """Return whether a reference is the id of an image on a node, which names no registry."""
+    return _ID.fullmatch(reference) is not None
+
+
+def may_be_id(reference: str) -> bool:
+    """Return whether a daemon can take a reference for an id, or for the beginning of one."""
+    return is_id(reference) or _SHORT_ID.fullmatch(reference) is not None
 
 
 def has_tag(reference: str) -> bool:

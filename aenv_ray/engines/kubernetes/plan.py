@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
-from aenv_ray.engines.images.node_images import check_image, reference_of
+from aenv_ray.engines.images.node_images import check_image, check_names, reference_of
 from aenv_ray.engines.images.serving import Serving, has_code, sidecar_image
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
@@ -125,6 +125,7 @@ class PodPlanner:
         image = reference_of(spec.config, self._settings.image, needs_registry=True)
         if image != self._settings.image:
             check_image(self._policy(), image, spec.config.reference)
+            check_names(self._policy(), image, (), spec.config.reference)
         is_code_there = await asyncio.to_thread(has_code, spec.project_dir)
         if image_problem:
             self._image_problems[image] = image_problem
@@ -142,6 +143,7 @@ class PodPlanner:
         if deploy.is_dual:
             sidecar = sidecar_image(spec.config.reference, deploy, spec.datasource)
             check_image(self._policy(), sidecar, spec.config.reference)
+            check_names(self._policy(), sidecar, (), spec.config.reference)
         if spec.storage is not None:
             await self.claims.ensure(spec.storage)
         carrier = self._settings.carrier_image or self.owner.image
