@@ -17,7 +17,7 @@ import tempfile
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -90,6 +90,7 @@ class ArtifactStore:
         digest: str | None = None,
         limit_bytes: int = MAX_ARCHIVE_BYTES,
         on_progress: OnProgress | None = None,
+        before_commit: Callable[[str, int], Awaitable[object]] | None = None,
     ) -> str:
         """Store content and return its digest; an existing artifact is written again.
 
@@ -98,6 +99,8 @@ class ArtifactStore:
             digest: The expected digest. None: any.
             limit_bytes: Largest allowed size.
             on_progress: Called after each piece.
+            before_commit: Awaited with the digest and the size when all content is there, before
+                the artifact exists. What it raises is raised here, and nothing is stored.
 
         Raises:
             ArtifactTooLarge: The content is larger; nothing is stored.
@@ -124,6 +127,8 @@ class ArtifactStore:
                     "it was damaged on the way, or the digest is wrong",
                     hint="send it again",
                 )
+            if before_commit is not None:
+                await before_commit(found.hexdigest(), done)
             await self._run(upload.commit, found.hexdigest())
         except BaseException:
             try:

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.errors import Forbidden, PolicyRefused
+from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
+from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, EnvironmentQuery, NameRecord, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
@@ -286,6 +287,37 @@ async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     assert await cast.bench.hub.artifacts_of("bob") == {}
     await cast.alice.delete("/env/helper/1.0.0")
     assert await collector(GRACE_S + 60).once() == [cast.archive]
+
+
+class _CutOff(DirectoryFiles):
+    """A directory whose gateway dies as soon as a file is stored."""
+
+    def begin(self) -> Upload:
+        upload = super().begin()
+        commit = upload.commit
+
+        def cut_off(digest: str) -> None:
+            commit(digest)
+            raise FabricUnavailable("the gateway died")
+
+        upload.commit = cut_off  # type: ignore[method-assign]
+        return upload
+
+
+async def test_an_upload_that_is_cut_off_is_collected(cast: Cast, tmp_path: Path) -> None:
+    """An owner cannot fill the store with artifacts that nothing accounts for."""
+    deps = cast.bench.gateway.deps
+    now, artifacts = deps.clock.now(), deps.artifacts
+    cutting = ArtifactStore(_CutOff(tmp_path / "artifacts", deps.clock))
+    object.__setattr__(deps, "artifacts", cutting)
+    waste = b"cut off"
+    digest = hashlib.sha256(waste).hexdigest()
+    assert (await cast.bob.put(f"/artifacts/{digest}", content=waste)).status_code == 503
+    assert await artifacts.exists(digest)
+    later = ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + GRACE_S + 60), "test")
+    assert await later.once() == [digest]
+    assert not await artifacts.exists(digest)
+    cutting.close()
 
 
 async def test_an_upload_is_no_larger_than_a_project(cast: Cast) -> None:

@@ -219,6 +219,8 @@ async def publish(
     catalog.check_may_publish(await hub.name(source.config.name), owner, is_admin=is_admin)
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s, policy=policy)
+    if owner is not None:  # first, so that what is stored and not published is collected
+        await hub.keep_artifact(owner, package.sha256, len(package.data))
     await store.put(package.data, digest=package.sha256)
     entry = await hub.push(entry_of(package, found.functions, owner), is_admin=is_admin)
     if not await store.exists(

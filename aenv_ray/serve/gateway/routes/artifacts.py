@@ -133,17 +133,19 @@ async def _stored(call: Call, owner: str, digest: str | None = None) -> Artifact
     known = await hub.artifacts_of(owner)
     if quota is not None and digest not in known and sum(known.values()) >= quota:
         raise catalog.artifacts_full(owner, sum(known.values()), 0, quota)
-    limit_bytes = deps.settings.max_artifact_bytes
+
+    async def keep(found: str, size: int) -> None:
+        # First, so that an upload that is cut off here is collected like others.
+        await hub.keep_artifact(owner, found, size, quota)
+
     async with call.control.uploads.turn():
         digest = await deps.artifacts.put(
-            _body(call.request), digest=digest, limit_bytes=limit_bytes
+            _body(call.request),
+            digest=digest,
+            limit_bytes=deps.settings.max_artifact_bytes,
+            before_commit=keep,
         )
     size = await deps.artifacts.size(digest)
-    try:
-        await hub.keep_artifact(owner, digest, size, quota)
-    except ArtifactQuotaExceeded:
-        await call.control.collector.drop(digest, owner)
-        raise
     return ArtifactObject(digest=digest, size_bytes=size)
 
 
@@ -263,7 +265,6 @@ async def _publish(
                     archive, owner, is_admin=call.caller.is_admin, allow=allow
                 )
         call.note(subject=entry.reference, digest=entry.digest)
-        await call.hub.keep_artifact(owner, entry.archive, entry.archive_bytes)
     except (ConfigError, Forbidden):
         # An archive that is refused, for a secret for example, is not stored either.
         try:
