@@ -35,11 +35,15 @@ async def test_an_agent_cannot_cancel_a_call_of_the_trainer(either_engine: Bench
     assert await graded == {"seed": 7}
 
 
-async def test_an_exit_is_an_outcome(either_engine: Bench) -> None:
-    """Invariant 14: an agent whose code runs in the runtime can exit, which does not void."""
+@pytest.mark.parametrize("code", [1, 137, 143, 255])
+async def test_an_exit_is_an_outcome(either_engine: Bench, code: int) -> None:
+    """Invariant 14: an agent whose code runs in the runtime can exit, which does not void.
+
+    Also with the exit code of a process that a signal from outside has ended.
+    """
     sandbox = await either_engine.start()
     with pytest.raises(SandboxDiedInside) as raised:
-        await call(sandbox, "leave", {"code": 1})
+        await call(sandbox, "leave", {"code": code})
     assert raised.value.died_of is InsideCause.EXIT
 
 

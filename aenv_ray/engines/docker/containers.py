@@ -163,12 +163,22 @@ class Containers:
         return EndCause(recorded, None if recorded in EXPECTED else InsideCause.DISK)
 
     def cause(
-        self, name: str, details: dict[str, Any], out_of_memory: Collection[str] = ()
+        self,
+        name: str,
+        details: dict[str, Any],
+        out_of_memory: Collection[str] = (),
+        *,
+        is_own_exit: bool = False,
     ) -> EndCause:
         """Return why a container ended.
 
-        `out_of_memory` names containers for which the daemon reported an out-of-memory kill when it
-        happened; later it does not always know.
+        Args:
+            name: Of the container.
+            details: From the daemon.
+            out_of_memory: Names of containers for which the daemon reported an out-of-memory kill
+                when it happened; later it does not always know.
+            is_own_exit: Its end was observed, and neither the daemon nor the kernel killed it. Exit
+                codes do not show that: a process can choose the one of a killed process.
         """
         state = details["State"]
         recorded = self.recorded_cause(name)
@@ -184,6 +194,8 @@ class Containers:
         code = int(state["ExitCode"])
         if state.get("Error"):
             return EndCause(f"its container failed: {state['Error']}")
+        if is_own_exit:
+            return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
         if code == _KILLED_EXIT:
             return EndCause("its main process was killed by SIGKILL")
         if code == _TERMINATED_EXIT:

@@ -18,6 +18,7 @@ from aenv_ray.engines.docker.link import Link
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
+from aenv_ray.engines.node.oom_kills import node_oom_kills
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import InstanceId
 
@@ -32,6 +33,8 @@ CAUSE_WAIT_S: Final = 10.0
 SIDECAR: Final = "its sidecar: "
 """Prefix of the cause of an end that began in the sidecar."""
 _CLOSE_S: Final = 10.0
+_SEEN: Final = "{}"
+"""Template of the cause of an end that the daemon reported when it happened."""
 
 
 @dataclass
@@ -55,6 +58,10 @@ class DockerInstance:
     log: str = ""
     out_of_memory: set[str] = field(default_factory=set)
     """Names of its containers for which the daemon reported an out-of-memory kill."""
+    killed: set[str] = field(default_factory=set)
+    """Names of its containers to which the daemon has sent a signal."""
+    oom_kills: int = field(default_factory=node_oom_kills)
+    """How many processes the node's kernel had killed for lack of memory when it was tracked."""
     burial: asyncio.Task[None] | None = None
     """Finds out why it ended, and removes it."""
 
@@ -139,6 +146,8 @@ class DockerInstances:
         match event["Action"]:
             case "oom":
                 instance.out_of_memory.add(name)
+            case "kill":
+                instance.killed.add(name)
             case "die":
                 self._bury(instance, name)
             case "destroy" if not instance.ended.done() and instance.burial is None:
@@ -187,7 +196,7 @@ class DockerInstances:
             return
         self._files.clean(instance.name)
 
-    def _bury(self, instance: DockerInstance, name: str, template: str = "{}") -> None:
+    def _bury(self, instance: DockerInstance, name: str, template: str = _SEEN) -> None:
         """Find out why a container died, tell the sandbox, and remove the instance."""
         if instance.burial is None and not instance.ended.done():
             instance.burial = self._in_background(self._run_burial(instance, name, template))
@@ -195,7 +204,13 @@ class DockerInstances:
     async def _run_burial(self, instance: DockerInstance, name: str, template: str) -> None:
         try:
             details = await self._containers.details(name)
-            cause = self._containers.cause(name, details, instance.out_of_memory)
+            is_seen = template == _SEEN and name not in instance.killed
+            cause = self._containers.cause(
+                name,
+                details,
+                instance.out_of_memory,
+                is_own_exit=is_seen and instance.oom_kills == node_oom_kills(),
+            )
             if details["State"]["Status"] != "removing":
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):

@@ -96,7 +96,7 @@ class HostPresence:
         """Follow events for ever; after a gap, check what ended meanwhile."""
         filters = {
             "type": ["container"],
-            "event": ["die", "oom", "destroy"],
+            "event": ["kill", "die", "oom", "destroy"],
             "label": [f"{SCOPE_LABEL}={self._host.scope}", f"{HOST_LABEL}={self._host.id}"],
         }
         while True:

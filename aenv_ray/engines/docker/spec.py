@@ -26,12 +26,12 @@ from aenv_ray.runtime.container.process_one import (
 )
 from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK, tmpfs_size
 
-_SHARED_MEMORY_BYTES: Final = 64 * 1024**2
+_SHARED_MEMORY: Final = f"nosuid,nodev,mode=1777,{tmpfs_size(64 * 1024**2)}"
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
 _LOOPBACK: Final = (("127.0.0.1", "localhost"), ("::1", "localhost ip6-localhost ip6-loopback"))
 _PAGE: Final = 4096
 """More than the work directory holds, so that a full one reports that it is full."""
-_MAIN_HOST_CONFIG: Final = frozenset({"CapAdd", "Tmpfs"})
+_MAIN_HOST_CONFIG: Final = frozenset({"CapAdd"})
 """Of the ``HostConfig``: what a sidecar does not get."""
 _MAIN_ONLY: Final = frozenset({"Hostname", "NetworkDisabled"})
 """With these the daemon refuses to let a sidecar join the main container's network."""
@@ -82,8 +82,7 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
     ]
     host = body["HostConfig"] | {"NetworkMode": f"container:{plan.name}", "Mounts": mounts}
     host = {key: value for key, value in host.items() if key not in _MAIN_HOST_CONFIG}
-    if deploy.container.read_only_root:
-        host["Tmpfs"] = {"/tmp": _tmpfs(deploy)["/tmp"]}
+    host["Tmpfs"] = {path: options for path, options in _tmpfs(deploy).items() if path != WORK}
     own_labels = {key: v for key, v in body["Labels"].items() if key != labels.INSTANCE_LABEL}
     variables = {
         "AENV_INSTANCE_ID": spec.instance_id,
@@ -212,7 +211,6 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "CapAdd": list(deploy.container.cap_add),
         "SecurityOpt": ["no-new-privileges"],
         "PidsLimit": deploy.container.pids,
-        "ShmSize": _SHARED_MEMORY_BYTES,
         "Ulimits": [_ulimit("nofile", MAX_FILES)],
         "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
         "IpcMode": "private",
@@ -325,9 +323,13 @@ def _shared_volume(plan: ContainerPlan, size_bytes: int) -> dict[str, Any]:
 
 
 def _tmpfs(deploy: DeployConfig) -> dict[str, str]:
-    """Return what is writable in memory: the work directory, and /tmp if the rest is read-only."""
+    """Return what is writable in memory: the work directory, and /tmp if the rest is read-only.
+
+    The daemon's own ``/dev/shm`` has no limit of files.
+    """
     options = f"rw,exec,nosuid,nodev,mode=1777,{tmpfs_size(work_bytes(deploy))}"
-    return {WORK: options, "/tmp": options} if deploy.container.read_only_root else {WORK: options}
+    found = {WORK: options, "/dev/shm": f"rw,noexec,{_SHARED_MEMORY}"}
+    return found | {"/tmp": options} if deploy.container.read_only_root else found
 
 
 def _bind(source: Path, target: str, *, writable: bool = False) -> dict[str, Any]:

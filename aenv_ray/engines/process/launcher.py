@@ -37,6 +37,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.daemon import detach
 from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
+from aenv_ray.engines.node.oom_kills import node_oom_kills
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.resource_watch import ResourceWatch, Watched
@@ -48,7 +49,6 @@ from aenv_ray.engines.process.templates import (
     Templates,
     cause_of,
     inside_of,
-    node_oom_kills,
 )
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.node.directory import short_name
+from aenv_ray.engines.node.oom_kills import node_oom_kills
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.reports import (
@@ -737,13 +738,6 @@ def _open_process(pid: int) -> int:
         if exc.errno == errno.ENOSYS:
             return -1
         raise
-
-
-def node_oom_kills() -> int:
-    """Return how many processes the node's kernel has killed for lack of memory; Linux only."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/vmstat").read_text().split("oom_kill ")[1].split("\n")[0])
-    return 0
 
 
 def inside_of(status: int | None, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:
