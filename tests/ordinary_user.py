@@ -17,17 +17,18 @@ if [ -n "$BLOCKED" ]; then
     mkdir -p "$PREFIX"
     mount --bind "$PLACE" "$PREFIX"
 fi
-exec setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups -- "$@"
+exec setpriv --reuid "$USER_ID" --regid "$USER_ID" $IN_GROUPS -- "$@"
 """
 """Makes the interpreter readable in a private mount namespace if its directory is closed to others
 (as a home directory is), and then becomes the ordinary user."""
 
 
-def pytest_as_ordinary_user(*arguments: str) -> str:
+def pytest_as_ordinary_user(*arguments: str, group: int | None = None) -> str:
     """Run pytest as a user without privileges, and return what it prints.
 
     Args:
         arguments: Paths below the repository, and options.
+        group: The only further group of the user; None: no group.
 
     Raises:
         AssertionError: A test failed, or none ran.
@@ -39,6 +40,7 @@ def pytest_as_ordinary_user(*arguments: str) -> str:
     environment = {
         "PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home),
         "PYTHONDONTWRITEBYTECODE": "1", "AENV_REQUIRE": os.environ.get("AENV_REQUIRE", ""),
+        "IN_GROUPS": "--clear-groups" if group is None else f"--groups={group}",
         "USER_ID": str(USER_ID), "PREFIX": sys.base_prefix, "PLACE": str(home / "shown"),
         "BLOCKED": str(_closed_directory(Path(sys.base_prefix)) or ""),
     }  # fmt: skip

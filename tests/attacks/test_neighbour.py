@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,81 @@ async def test_files_without_content_are_limited(either_engine: Bench) -> None:
     )
     assert 1000 < created <= 4096
     assert (await execute(neighbour, "touch note && rm note")).exit_code == 0
+
+
+@pytest.mark.ordinary_user
+async def test_bytes_on_disk_are_limited(either_engine: Bench) -> None:
+    """Invariant 7: a full work directory is full for the sandbox alone."""
+    small = either_engine.contract_project({"ephemeralStorage": "16M"})
+    attacker, neighbour = await either_engine.start(small), await either_engine.start(small)
+    fill = "head -c 100M /dev/zero > full; stat -c %s full; echo more > more && cat more"
+    done = await execute(attacker, fill)
+    assert 8 << 20 < int(done.text().split()[0]) <= 16 << 20
+    assert "more" not in done.text()
+    assert (await execute(neighbour, "head -c 8M /dev/zero > file && rm file")).exit_code == 0
+
+
+HOARD_DESCRIPTORS = """
+import errno, json, os, resource, socket
+def hoard(take):
+    kept = []
+    try:
+        while len(kept) < 100_000:
+            kept.append(take())
+    except OSError as exc:
+        assert exc.errno == errno.EMFILE, exc
+    return len(kept)
+def raise_limit():
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 20, 1 << 20))
+    except (OSError, ValueError):
+        return False
+    return True
+print(json.dumps([
+    hoard(lambda: open("/dev/null")),
+    hoard(lambda: socket.socket(socket.AF_UNIX)),
+    raise_limit(),
+]))
+"""
+
+
+@pytest.mark.ordinary_user
+async def test_descriptors_are_limited(either_engine: Bench) -> None:
+    """Invariant 7: each process has its limit, which it cannot raise; neighbours open files."""
+    attacker, neighbour = await either_engine.start(), await either_engine.start()
+    done = await execute(attacker, ["python3", "-c", HOARD_DESCRIPTORS])
+    files, sockets, is_raised = json.loads(done.text())
+    assert 1000 < files < 4096
+    assert 1000 < sockets < 4096
+    assert not is_raised
+    assert (await execute(neighbour, "cat /etc/passwd")).exit_code == 0
+
+
+FORK = """
+import errno, os, signal
+count = 0
+try:
+    while count < 5000:
+        if os.fork() == 0:
+            signal.pause()
+        count += 1
+except OSError as exc:
+    assert exc.errno == errno.EAGAIN, exc
+print(count, flush=True)
+os.kill(-1, signal.SIGKILL)
+"""
+
+
+@pytest.mark.ordinary_user
+async def test_processes_are_limited(either_engine: Bench) -> None:
+    """Invariant 7: real processes, on the node, while a neighbour starts its own."""
+    attacker, neighbour = await either_engine.start(), await either_engine.start()
+    forking = asyncio.create_task(execute(attacker, ["python3", "-c", FORK], timeout_s=60.0))
+    assert (await execute(neighbour, "echo fine | cat")).text() == "fine\n"
+    done = await forking
+    assert 100 < int(done.text()) <= 1024
+    assert (await execute(neighbour, "echo fine | cat")).text() == "fine\n"
+    assert (await execute(attacker, "echo fine | cat")).text() == "fine\n"
 
 
 @pytest.mark.ordinary_user

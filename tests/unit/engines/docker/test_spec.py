@@ -117,7 +117,7 @@ def test_the_projects_settings_are_applied() -> None:
     assert host["Memory"] == host["MemorySwap"] == 1 << 30
     assert (host["CapAdd"], host["PidsLimit"], host["ReadonlyRootfs"]) == (["NET_RAW"], 64, True)
     assert host["Runtime"] == "runsc"
-    assert set(host["Tmpfs"]) == {"/home/agent", "/tmp"}
+    assert set(host["Tmpfs"]) == {"/dev/shm", "/home/agent", "/tmp"}
     assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == []
     assert f"size={10 << 20}" in host["Tmpfs"]["/home/agent"]
     facts = isolation(spec({"network": "none", **deploy}), plan())
