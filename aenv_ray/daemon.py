@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,12 @@ def protect_from_oom_killer() -> None:
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("0")
+
+
+def raise_file_limit() -> None:
+    """Allow this process as many open files as it may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def detach(log: Path | None = None, *, keep: Collection[int] = ()) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -35,6 +35,9 @@ class Instances(Protocol):
     async def create(self, count: int, news: EachCreate) -> None:
         """See `InstanceBatches.create`."""
 
+    async def create_group(self, count: int) -> list[Created]:
+        """See `InstanceBatches.create_group`."""
+
     async def release(self, instances: Sequence[Created]) -> None:
         """See `InstanceBatches.release`."""
 
@@ -50,12 +53,16 @@ class StartPlan:
     """
 
     def __init__(self, concurrency: int) -> None:
-        self.most = concurrency + min(concurrency, MOST_AHEAD)
-        """Most instances at once, in whatever state."""
-        self._most_ahead = min(concurrency, MOST_AHEAD)
+        self.resize(concurrency)
         self._start_s = 0.0
         self._interval_s = math.inf
         self._last_need = -math.inf
+
+    def resize(self, concurrency: int) -> None:
+        """Change the most episodes at once."""
+        self._most_ahead = min(concurrency, MOST_AHEAD)
+        self.most = concurrency + self._most_ahead
+        """Most instances at once, in whatever state."""
 
     def needed(self, now: float) -> None:
         """Note that an episode needs an instance."""
@@ -106,7 +113,7 @@ class InstanceSource:
     Args:
         instances: Creates and releases them.
         attach: Returns the handle with which an episode calls an instance.
-        concurrency: Most episodes at once.
+        concurrency: Most episodes at once; see `resize`.
         left: Returns how many episodes have not begun yet; None if that is unknown.
     """
 
@@ -116,7 +123,7 @@ class InstanceSource:
         attach: Callable[[Created], AsyncEnvHandle],
         *,
         concurrency: int,
-        left: Callable[[], int | None] = lambda: None,
+        left: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instances = instances
@@ -127,11 +134,16 @@ class InstanceSource:
         self._waiting: deque[asyncio.Future[Instance]] = deque()
         self._ready: deque[_Ready] = deque()
         self._requests: set[_Request] = set()
+        self._group_starts: set[asyncio.Task[list[Instance]]] = set()
         self._live = 0
         self._ended: list[Created] = []
         self._releaser: asyncio.Task[None] | None = None
         self._is_ordering = False
         self._is_closed = False
+
+    def resize(self, concurrency: int) -> None:
+        """Change the most episodes at once."""
+        self._plan.resize(concurrency)
 
     async def acquire(self) -> Instance:
         """Return an instance for an episode, once one runs.
@@ -156,6 +168,24 @@ class InstanceSource:
         finally:
             if future in self._waiting:
                 self._waiting.remove(future)
+
+    def begin_group(self, count: int) -> asyncio.Task[list[Instance]]:
+        """Begin to start instances, all or none; the caller releases each."""
+        task = asyncio.create_task(self._start_group(count))
+        self._group_starts.add(task)
+        task.add_done_callback(self._group_starts.discard)
+        return task
+
+    async def _start_group(self, count: int) -> list[Instance]:
+        self._live += count
+        started = self._clock()
+        try:
+            created = await self._instances.create_group(count)
+        except BaseException:
+            self._live -= count
+            raise
+        seconds = self._clock() - started
+        return [Instance(self._attach(one), one, seconds) for one in created]
 
     def _take_ready(self) -> Instance | None:
         while self._ready:
@@ -189,7 +219,8 @@ class InstanceSource:
     async def close(self) -> None:
         """Release all instances, and wait until they are gone."""
         self._is_closed = True
-        running = [request.task for request in self._requests]
+        running: list[asyncio.Task[Any]] = [request.task for request in self._requests]
+        running += self._group_starts
         for task in running:
             task.cancel()
         if running:
@@ -300,3 +331,46 @@ class _Request:
 
     def on_placed(self, count: int) -> None:
         self.queued -= count
+
+
+class GroupStart:
+    """The start of the episodes of one group: all of them get their instances, or none does.
+
+    Args:
+        size: Number of episodes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._starts: dict[int, asyncio.Task[list[Instance]]] = {}
+        self._has_begun = False
+
+    async def take(self, source: InstanceSource, restarts: int) -> Instance:
+        """Return the instance of one episode.
+
+        Args:
+            source: Of the instances.
+            restarts: How often the episode was restarted. Until the group has begun, its episodes
+                fail and are restarted together; afterwards each is restarted alone.
+
+        Raises:
+            AenvError: As `aenv_ray.create_many`.
+        """
+        start = self._starts.get(restarts)
+        if start is None:
+            if self._size == 1 or self._has_begun:
+                return await source.acquire()
+            start = self._starts[restarts] = source.begin_group(self._size)
+        try:
+            instances = await asyncio.shield(start)
+        except asyncio.CancelledError:
+            start.add_done_callback(lambda done: _release_one(source, done))
+            raise
+        self._has_begun = True
+        return instances.pop()
+
+
+def _release_one(source: InstanceSource, start: asyncio.Task[list[Instance]]) -> None:
+    """Release the instance of an episode that was cancelled while its group started."""
+    if not start.cancelled() and start.exception() is None:
+        source.release(start.result().pop())

@@ -6,6 +6,8 @@ import asyncio
 import json
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +23,9 @@ from aenv_ray.errors import (
     ToolError,
 )
 from aenv_ray.models import InstanceStatus
+from aenv_ray.sampling.assignments import Assignment
 from aenv_ray.sampling.attribution import NOT_ACTED, Acting, FailureRewards, Stage
-from aenv_ray.sampling.instance_source import Instance, InstanceSource
+from aenv_ray.sampling.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.policies.base import Policy
 from aenv_ray.sampling.policy import CALL_TIMEOUT_S, TEXT_LIMIT, EpisodeEnv, EpisodeLog, act
 from aenv_ray.sampling.user_code import PolicyTimedOut, within
@@ -64,11 +67,16 @@ class Runner:
         self._rules = rules
         self._doors = _Doors()
 
-    async def play(self, index: int, task: Task) -> Episode:
-        """Run one episode, and restart it after infrastructure failures."""
-        attempt = 1
+    async def play(self, assignment: Assignment, start: GroupStart) -> Episode:
+        """Run one episode, and restart it after infrastructure failures.
+
+        Args:
+            assignment: Its task.
+            start: Of the group to which it belongs.
+        """
+        attempt = assignment.attempt
         while True:
-            episode = await self._attempt(index, task, attempt)
+            episode = await self._attempt(assignment, start, attempt)
             if (
                 episode.status is not EpisodeStatus.INFRA_FAILED
                 or attempt > self._rules.infra_retries
@@ -77,20 +85,25 @@ class Runner:
             await asyncio.sleep(RETRY_PAUSE_S * attempt)
             attempt += 1
 
-    async def _attempt(self, index: int, task: Task, attempt: int) -> Episode:
-        log = EpisodeLog()
+    async def _attempt(self, assignment: Assignment, start: GroupStart, attempt: int) -> Episode:
+        task, log = assignment.task, EpisodeLog()
         started = time.perf_counter()
-        fields: dict[str, Any] = {"index": index, "task_id": task.id, "task": recordable_task(task)}
-        fields["attempts"] = attempt
+        fields: dict[str, Any] = {
+            "index": assignment.index,
+            "task_id": task.id,
+            "task": recordable_task(task),
+            "group": assignment.group,
+            "sample": assignment.sample,
+            "attempts": attempt,
+        }
         instance: Instance | None = None
+        phases = _Phases()
         try:
-            instance = await self._source.acquire()
-            fields["create_s"] = instance.create_s
-            fields["instance_id"] = instance.created.info.id
-            fields["environment"] = instance.created.spec.reference
-            fields["environment_digest"] = instance.created.spec.digest
+            with phases.measured("queue"):
+                instance = await start.take(self._source, attempt - assignment.attempt)
+            fields |= _facts(instance)
             await self._doors.open(instance)
-            fields |= await self._roll_out(instance.env, task, log)
+            fields |= await self._roll_out(instance.env, task, log, phases)
         except INFRASTRUCTURE as exc:
             fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
         finally:
@@ -98,21 +111,24 @@ class Runner:
                 await self._doors.close(instance)
                 self._source.release(instance)
         duration_s = time.perf_counter() - started
-        return Episode(duration_s=duration_s, **log.fields(), **fields)
+        if instance is not None:
+            phases.seconds["create"] = instance.create_s
+        return Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
 
     async def _roll_out(
-        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog
+        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog, phases: _Phases
     ) -> dict[str, Any]:
         """Run setup, policy and reward; infrastructure failures are raised."""
         try:
             if task.setup is not None:
                 function = task.setup.function or ""
-                await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
+                with phases.measured("setup"):
+                    await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
         except ToolError as exc:
             return self._failed(task, exc, Stage.SETUP)
         env = EpisodeEnv(instance, log)
         try:
-            return await self._act_and_score(instance, task, env)
+            return await self._act_and_score(instance, task, env, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
             return self._failed(task, exc, Stage.POLICY, env.acting())
         except CallOutcomeUnknown as exc:
@@ -127,12 +143,14 @@ class Runner:
         return _failure(verdict.status, exc) | {"reward": reward}
 
     async def _act_and_score(
-        self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv
+        self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
     ) -> dict[str, Any]:
         """Run policy and reward; infrastructure failures and deaths from inside are raised."""
         try:
             acting = act(self._policy, env, task)
-            output = await within(acting, self._rules.episode_timeout_s, lambda: _expect(instance))
+            limit_s = self._rules.episode_timeout_s
+            with phases.measured("policy"):
+                output = await within(acting, limit_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise
         except PolicyTimedOut as exc:
@@ -150,9 +168,10 @@ class Runner:
         if task.reward is None:
             return fields
         try:
-            detail = await instance.call_reward(
-                task.reward.arguments, task.reward.name, CALL_TIMEOUT_S
-            )
+            with phases.measured("reward"):
+                detail = await instance.call_reward(
+                    task.reward.arguments, task.reward.name, CALL_TIMEOUT_S
+                )
             return fields | {"reward": reward_number(detail), "reward_detail": detail}
         except SandboxExhausted:
             raise
@@ -179,6 +198,34 @@ class _Doors:
     async def close(self, instance: Instance) -> None:
         self._open.discard(instance.env.instance_id)
         await instance.env.close()
+
+
+class _Phases:
+    """How long the phases of an episode took; also of one that failed in it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = time.perf_counter() - started
+
+
+def _facts(instance: Instance) -> dict[str, Any]:
+    """Return what a record says about its instance."""
+    spec, info = instance.created.spec, instance.created.info
+    return {
+        "create_s": instance.create_s,
+        "instance_id": info.id,
+        "environment": spec.reference,
+        "environment_digest": spec.digest,
+        "start_mode": info.start_mode,
+        "node_id": info.node_id,
+    }
 
 
 def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:

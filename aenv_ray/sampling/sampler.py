@@ -7,26 +7,25 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from aenv_ray.actors.calls.batched_sender import BatchedSender
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.create_protocol import Created
 from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.fabric.instance_batches import InstanceBatches
 from aenv_ray.actors.fabric.references import resolve
-from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
-from aenv_ray.sampling.instance_source import InstanceSource
+from aenv_ray.sampling.driver_runner import DriverRunners, LocalRunner
+from aenv_ray.sampling.groups import GroupFeed
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, check_policy, opened
+from aenv_ray.sampling.policies.base import Policy, check_policy, portable
 from aenv_ray.sampling.policies.named import named_policy
-from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules, Runner
+from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules
+from aenv_ray.sampling.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
 from aenv_ray.trajectories.files import EpisodeFile, finished_episodes
 from aenv_ray.trajectories.schema import Episode
@@ -37,6 +36,21 @@ logger = logging.getLogger("aenv_ray")
 
 _BLOCKED_S: Final = 10.0
 """An event loop that does not react for this long is blocked by an async policy."""
+
+
+RUNNERS_FROM: Final = 256
+"""A run of fewer episodes is played in the driver: it would end while runners start."""
+
+
+class Where(StrEnum):
+    """Where episodes are played."""
+
+    AUTO = "auto"
+    """On the nodes if the policy can be sent there and the run is long; else in the driver."""
+    NODES = "nodes"
+    """On the nodes, next to the sandboxes."""
+    DRIVER = "driver"
+    """In the process that samples."""
 
 
 class Sampling:
@@ -50,9 +64,10 @@ class Sampling:
         self,
         environment: str,
         policy: Policy | type,
-        tasks: TaskFeed,
+        tasks: GroupFeed,
         *,
         concurrency: int,
+        where: Where,
         rules: EpisodeRules,
         options: CreateOptions,
         out: Path | None,
@@ -62,6 +77,7 @@ class Sampling:
         self._policy = policy
         self._tasks = tasks
         self._concurrency = concurrency
+        self._where = where
         self._rules = rules
         self._options = options
         self._out = out
@@ -162,62 +178,82 @@ class Sampling:
         self._started = time.perf_counter()
         tasks = self._tasks
         try:
-            await tasks.skip({one.index: one.task_id for one in self._kept}, str(self._out))
-            async with opened(self._policy) as policy:
-                await self._run_all(policy, tasks, finished)
+            await tasks.skip(self._kept, str(self._out))
+            await self._run_all(tasks, finished)
         finally:
             tasks.close()
         for failure in (tasks.failure, self.output_failure):
             if failure is not None:
                 raise failure
 
-    async def _run_all(
-        self, policy: Policy, tasks: TaskFeed, finished: asyncio.Queue[Episode | None]
-    ) -> None:
+    async def _run_all(self, tasks: GroupFeed, finished: asyncio.Queue[Episode | None]) -> None:
         output = EpisodeFile(self._out, self._kept) if self._out else None
-        instances, sender = await self._instances(), BatchedSender()
 
-        def attach(created: Created) -> AsyncEnvHandle:
-            handle = instances.handle(created)
-            return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
-
-        source = InstanceSource(instances, attach, concurrency=self._concurrency, left=tasks.left)
-        runner = Runner(policy, source, self._rules)
         metrics = SamplingMetrics(self._environment)
 
-        async def work() -> None:
-            while (taken := await tasks.take()) is not None:
-                episode = await runner.play(*taken)
-                if output is not None:
-                    output.write(episode)
-                self._episodes.append(episode)
-                metrics.add(episode)
-                self._wall_s = time.perf_counter() - self._started
-                finished.put_nowait(episode)
+        def report(episode: Episode) -> None:
+            if output is not None:
+                output.write(episode)
+            self._episodes.append(episode)
+            metrics.add(episode)
+            self._wall_s = time.perf_counter() - self._started
+            finished.put_nowait(episode)
 
-        workers = self._concurrency
-        if tasks.known is not None:
-            workers = min(workers, len(tasks.known) - len(self._kept))
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(work())
-        except BaseExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None
+            pool = RunnerPool(
+                await self._runners(),
+                tasks.take,
+                report,
+                concurrency=self._concurrency,
+                most_attempts=self._rules.infra_retries + 1,
+            )
+            await pool.play()
         finally:
-            await source.close()
             if output is not None:
                 output.close()
                 self.output_failure = output.failure
 
-    async def _instances(self) -> InstanceBatches:
+    async def _runners(self) -> Runners:
         connect = connector()
 
         def resolved() -> tuple[Fabric, Project]:
             fabric = connect()
             return fabric, resolve(self._environment, lambda: fabric)
 
-        return InstanceBatches(*await asyncio.to_thread(resolved), self._options)
+        fabric, project = await asyncio.to_thread(resolved)
+        packed = self._portable()
+        if packed is not None:
+            return self._node_runners(fabric, project, packed)
+        return DriverRunners(
+            lambda: LocalRunner.open(fabric, project, self._options, self._policy, self._rules)
+        )
+
+    def _portable(self) -> bytes | None:
+        """Return the policy for runners; None if the episodes are played in the driver.
+
+        Raises:
+            ConfigError: The policy must run on the nodes, and cannot.
+        """
+        if self._where is Where.DRIVER:
+            return None
+        left = None if self.total is None else self.total - self.kept
+        if self._where is Where.AUTO and left is not None and left < RUNNERS_FROM:
+            return None
+        packed = portable(self._policy)
+        if packed is None and self._where is Where.NODES:
+            raise ConfigError(
+                "the policy cannot be sent to runners: it holds something that cannot be pickled, "
+                "or a mutable object of the driver",
+                hint='make it a function of a module, or a class; or give runners="driver"',
+            )
+        return packed
+
+    def _node_runners(self, fabric: Fabric, project: Project, policy: bytes) -> Runners:
+        from aenv_ray.sampling.runner_actor import NodeRunners, RunnerSetup, variables_for_runners
+
+        variables = variables_for_runners()
+        setup = RunnerSetup(policy, self._rules, self._options, project.digest, variables)
+        return NodeRunners(fabric, project, setup)
 
 
 def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> bool:
@@ -235,12 +271,24 @@ def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> boo
     return True
 
 
-def sample(
+def _where(text: str) -> Where:
+    try:
+        return Where(text)
+    except ValueError:
+        raise ConfigError(
+            f"unknown runners {text!r}", hint=f"use one of {', '.join(map(repr, Where))}"
+        ) from None
+
+
+def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
     policy: Policy | type | str,
     tasks: TaskSource,
     *,
     concurrency: int = 16,
+    samples_per_task: int = 1,
+    hedge: int = 0,
+    runners: Literal["auto", "nodes", "driver"] = "auto",
     infra_retries: int = INFRA_RETRIES,
     episode_timeout: str | float | None = None,
     reward_on_death: float = 0.0,
@@ -261,6 +309,15 @@ def sample(
             here. An iterator, async or not, may be slow or endless: a task is taken when an episode
             can start. If it raises, the running episodes are finished first.
         concurrency: Concurrent episodes, each with an instance; at least 1.
+        samples_per_task: Episodes of each task. They form a group: they get their instances
+            together or not at all, and their records have the same ``group`` and a ``sample``.
+        hedge: Further episodes of each task to start; the first `samples_per_task` that finish are
+            kept, and the others are cancelled. This shortens the wait for slow episodes, and
+            favours tasks' fast ones.
+        runners: Where the policy runs. ``nodes``: on each node, next to the sandboxes, in processes
+            that have no GPU and get the driver's environment variables. ``driver``: in this
+            process. ``auto``: on the nodes from 256 episodes on, if the policy can be pickled and
+            holds no mutable object through which the driver may read its results.
         infra_retries: Restarts of an episode after infrastructure failures.
         episode_timeout: Limit for the policy in an episode: 90, "90s", "30m". Then the policy is
             cancelled, and the episode is ``timed_out``. None: the life of the instance.
@@ -293,10 +350,16 @@ def sample(
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
     chosen = named_policy(policy) if isinstance(policy, str) else policy
     check_policy(chosen)
+    if samples_per_task < 1 or hedge < 0:
+        raise ConfigError(
+            f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "
+            f"and {hedge!r}"
+        )
     limit_s = None
     if episode_timeout is not None:
         limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
-    file, feed = Path(out) if out is not None else None, TaskFeed(tasks)
+    file = Path(out) if out is not None else None
+    feed = GroupFeed(TaskFeed(tasks), samples_per_task, hedge)
     if resume and file is None:
         raise ConfigError("resume requires out", hint="give the output file of the run to resume")
     return Sampling(
@@ -304,6 +367,7 @@ def sample(
         chosen,
         feed,
         concurrency=concurrency,
+        where=_where(runners),
         rules=EpisodeRules(infra_retries, rewards, limit_s),
         options=CreateOptions(actor=actor, **options),
         out=file,

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -114,18 +115,13 @@ class TaskFeed:
         async with self._taking:
             return self._ahead.popleft() if self._ahead else await self._read()
 
-    def left(self) -> int | None:
-        """Return how many tasks were not taken yet; None if the source has no length."""
-        if self._is_at_end:
-            return len(self._ahead)
-        return None if self.total is None else max(0, self.total - self._number) + len(self._ahead)
-
-    async def skip(self, kept: Mapping[int, str], where: str) -> None:
+    async def skip(self, kept: Mapping[int, str], where: str, partly: Container[int] = ()) -> None:
         """Skip tasks that an earlier run finished.
 
         Args:
             kept: Their numbers and ids.
             where: The file of that run, for messages.
+            partly: Those of them that are taken again, because samples of them are missing.
 
         Raises:
             ConfigError: The tasks differ from those of that run.
@@ -138,6 +134,8 @@ class TaskFeed:
                 self._ahead.append(taken)
             elif finished != task.id:
                 raise of_another_run(where, number, finished)
+            elif number in partly:
+                self._ahead.append(taken)
         if self.failure is not None:
             raise self.failure
         for number, finished in left.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aenv_ray.actors.calls.handle import EnvHandle
@@ -55,12 +55,16 @@ class InstanceBatches:
         fabric: The connection.
         source: The project.
         options: Of the instances.
+        labels: Added to those in `options`; no quota counts them.
     """
 
-    def __init__(self, fabric: Fabric, source: Project, options: CreateOptions) -> None:
+    def __init__(
+        self, fabric: Fabric, source: Project, options: CreateOptions, labels: Mapping[str, str]
+    ) -> None:
         self._fabric = fabric
         self.source = source
         self._options = options
+        self._labels = dict(labels)
         self._waits = GatedWaits(fabric.gate)
         self._protocol = CreateProtocol(
             fabric.controller,
@@ -75,11 +79,56 @@ class InstanceBatches:
 
         If it is cancelled, the instances that were not reported are released.
         """
-        specs = self._options.specs(self.source, count, job_id=self._job_id)
-        if self._options.owner is None and not self._options.labels:
-            await self._create(specs, news)
-        else:
+        specs = self._specs(count)
+        if self._has_quotas:
             await self._create_under_quotas(specs, news)
+        else:
+            await self._create(specs, news)
+
+    async def create_group(self, count: int) -> list[Created]:
+        """Create instances, all or none.
+
+        Raises:
+            AenvError: As `aenv_ray.create_many`; nothing is left behind.
+        """
+        specs, places = self._specs(count), None
+        if self._has_quotas:
+            places = await self._waits.run(lambda: self._fabric.take_places(specs, self._options))
+        options = self._options
+        created: list[Created] = []
+        try:
+            await self._protocol.check_size(count, options.actor)
+            created = await self._protocol.create(
+                self.source, specs, options.actor, options.queue_s
+            )
+            if places is not None:
+                await self._settle(places, created)
+        except BaseException:
+            if places is not None:
+                await self._give_back(places, created)
+            raise
+        return created
+
+    @property
+    def _has_quotas(self) -> bool:
+        """Whether a quota may apply."""
+        return self._options.owner is not None or bool(self._options.labels)
+
+    def _specs(self, count: int) -> list[InstanceSpec]:
+        specs = self._options.specs(self.source, count, job_id=self._job_id)
+        if not self._labels:
+            return specs
+        labels = self._options.labels | self._labels
+        return [spec.model_copy(update={"labels": labels}) for spec in specs]
+
+    async def _settle(self, places: QuotaPlaces, created: Sequence[Created]) -> None:
+        pairs = [(one.spec, one.info.id) for one in created]
+        await self._waits.run(lambda: places.settle(pairs))
+
+    async def _give_back(self, places: QuotaPlaces, created: Sequence[Created]) -> None:
+        if ray_api.is_connected():
+            self._fabric.controller.release.remote([one.info.id for one in created])
+            await self._waits.run(places.give_back)
 
     async def _create(self, specs: Sequence[InstanceSpec], news: EachCreate) -> None:
         options = self._options
@@ -113,12 +162,9 @@ class InstanceBatches:
         made = _Collected(news)
         try:
             await self._create(specs, made)
-            pairs = [(one.spec, one.info.id) for one in made.created]
-            await self._waits.run(lambda: places.settle(pairs))
+            await self._settle(places, made.created)
         except BaseException as exc:
-            if ray_api.is_connected():
-                self._fabric.controller.release.remote([one.info.id for one in made.created])
-                await self._waits.run(places.give_back)
+            await self._give_back(places, made.created)
             if not isinstance(exc, AenvError):
                 raise
             made.fail(exc)

@@ -331,6 +331,21 @@ def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
     return ray.remote(**options)(cls)
 
 
+def disposable_actor(cls: type, *, max_concurrency: int) -> Any:
+    """Return an actor class that Ray does not restart: whoever started one starts another."""
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_concurrency": max_concurrency,
+        "enable_task_events": False,
+    }
+    return ray.remote(**options)(cls)
+
+
+def put(value: Any) -> Any:
+    """Put a value into the object store; its reference, as an argument, stands for the value."""
+    return ray.put(value)
+
+
 def cheap_task(function: Any) -> Any:
     """Return a Ray task that reserves no CPU and is retried."""
     return ray.remote(num_cpus=0, max_retries=3)(function)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.daemon import detach
+from aenv_ray.daemon import detach, raise_file_limit
 from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
 from aenv_ray.engines.node.oom_kills import node_oom_kills
 from aenv_ray.engines.process.logs import Logs
@@ -496,11 +495,6 @@ class Launcher:
 # --- the process ----------------------------------------------------------------------------------
 
 
-def _raise_limits() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _become_subreaper() -> None:
     """Adopt the orphans of dead templates, so that they can be ended; Linux only."""
     if sys.platform == "linux":
@@ -532,7 +526,7 @@ def main() -> None:
     files.prepare()
     directory.chmod(0o711)  # when the launcher is root, a jail is built as nobody
     detach(directory / "launcher.log")
-    _raise_limits()
+    raise_file_limit()
     try:
         FileLock.acquire(directory / LOCK, _LOCK_DEADLINE_S)  # held until this process ends
     except TimeoutError:

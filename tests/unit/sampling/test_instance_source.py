@@ -10,8 +10,8 @@ import pytest
 
 from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.errors import CapacityExceeded, SandboxStartFailed
-from aenv_ray.sampling.instance_source import Instance, InstanceSource, StartPlan
+from aenv_ray.errors import AenvError, CapacityExceeded, SandboxStartFailed
+from aenv_ray.sampling.instance_source import GroupStart, Instance, InstanceSource, StartPlan
 
 
 def _plan(concurrency: int, interval_s: float, start_s: float) -> StartPlan:
@@ -56,6 +56,8 @@ class _FakeInstances:
 
     def __init__(self) -> None:
         self.requests: list[tuple[int, EachCreate]] = []
+        self.groups: list[int] = []
+        self.group_failures: list[AenvError] = []
         self.released: list[Created] = []
         self.made = 0
         self._never = asyncio.Event()
@@ -63,6 +65,13 @@ class _FakeInstances:
     async def create(self, count: int, news: EachCreate) -> None:
         self.requests.append((count, news))
         await self._never.wait()
+
+    async def create_group(self, count: int) -> list[Created]:
+        self.groups.append(count)
+        if self.group_failures:
+            raise self.group_failures.pop()
+        self.made += count
+        return [Created(cast("Any", n), cast("Any", None), cast("Any", None)) for n in range(count)]
 
     async def release(self, instances: Sequence[Created]) -> None:
         self.released += instances
@@ -77,7 +86,10 @@ class _FakeInstances:
 
 def _source(instances: _FakeInstances, concurrency: int = 8) -> InstanceSource:
     return InstanceSource(
-        instances, lambda created: cast("AsyncEnvHandle", created), concurrency=concurrency
+        instances,
+        lambda created: cast("AsyncEnvHandle", created),
+        concurrency=concurrency,
+        left=lambda: None,
     )
 
 
@@ -90,7 +102,7 @@ def _acquire(source: InstanceSource, count: int) -> list[asyncio.Task[Instance]]
     return [asyncio.create_task(source.acquire()) for _ in range(count)]
 
 
-async def _end(tasks: list[asyncio.Task[Instance]]) -> None:
+async def _end_starts(tasks: list[asyncio.Task[Instance]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -108,7 +120,7 @@ async def test_what_is_needed_meanwhile_is_the_next_request() -> None:
         tasks += _acquire(source, 1)
         await _turn()
     assert [count for count, _ in instances.requests] == [3, 1], "two requests are under way"
-    await _end(tasks)
+    await _end_starts(tasks)
     await source.close()
 
 
@@ -123,7 +135,7 @@ async def test_waiting_for_room_holds_up_no_request() -> None:
         instances.requests[-1][1].on_queued(1)
         await _turn()
     assert sum(count for count, _ in instances.requests) == 8
-    await _end(tasks)
+    await _end_starts(tasks)
     await source.close()
 
 
@@ -179,3 +191,36 @@ async def test_a_failed_request_fails_its_episodes() -> None:
     with pytest.raises(CapacityExceeded):
         await source.acquire()
     await source.close()
+
+
+async def test_a_group_gets_its_instances_together_or_not_at_all() -> None:
+    """Its episodes fail and are restarted together; later ones are restarted alone."""
+    instances = _FakeInstances()
+    instances.group_failures = [CapacityExceeded("full")]
+    source, start = _source(instances), GroupStart(3)
+    tasks = [asyncio.create_task(start.take(source, 0)) for _ in range(3)]
+    await asyncio.wait(tasks)
+    assert [type(task.exception()) for task in tasks] == [CapacityExceeded] * 3
+    taken = [await start.take(source, 1) for _ in range(3)]
+    assert instances.groups == [3, 3]
+    assert len({id(one) for one in taken}) == 3
+    alone = asyncio.create_task(start.take(source, 2))
+    await _turn()
+    assert [count for count, _ in instances.requests] == [1]
+    await _end_starts([alone])
+    for one in taken:
+        source.release(one)
+    await source.close()
+    assert len(instances.released) == 3
+
+
+async def test_an_episode_that_is_cancelled_while_its_group_starts_leaves_no_instance() -> None:
+    """The others go on."""
+    instances = _FakeInstances()
+    source, start = _source(instances), GroupStart(2)
+    first, second = (asyncio.create_task(start.take(source, 0)) for _ in range(2))
+    await asyncio.sleep(0)
+    await _end_starts([first])
+    source.release(await second)
+    await source.close()
+    assert len(instances.released) == 2

@@ -1,0 +1,124 @@
+"""A runner in this process: the policy, its queue, and its instances."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from aenv_ray.actors.calls.batched_sender import BatchedSender
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import Created
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.instance_batches import InstanceBatches
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.project.project import Project
+from aenv_ray.sampling.assignments import Group
+from aenv_ray.sampling.instance_source import InstanceSource
+from aenv_ray.sampling.policies.base import Policy, opened
+from aenv_ray.sampling.runner import EpisodeRules, Runner
+from aenv_ray.sampling.runner_pool import RunnerLink
+from aenv_ray.sampling.runner_queue import RunnerQueue
+from aenv_ray.trajectories.schema import Episode
+
+
+class LocalRunner:
+    """Plays tasks in this process. Use it on one event loop.
+
+    Args:
+        fabric: The connection.
+        project: Of the instances.
+        options: Of the instances.
+        policy: As made for this runner; see `open`.
+        rules: How episodes are played.
+        labels: Added to those of the instances.
+        resources: Closed with the runner.
+    """
+
+    name = "driver"
+    is_remote = False
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        project: Project,
+        options: CreateOptions,
+        policy: Policy,
+        rules: EpisodeRules,
+        labels: Mapping[str, str],
+        resources: AsyncExitStack,
+    ) -> None:
+        instances, sender = InstanceBatches(fabric, project, options, labels), BatchedSender()
+
+        def attach(created: Created) -> AsyncEnvHandle:
+            handle = instances.handle(created)
+            return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
+
+        self._resources = resources
+        self._source = InstanceSource(instances, attach, concurrency=1, left=self._left)
+        self._queue = RunnerQueue(Runner(policy, self._source, rules).play)
+
+    @classmethod
+    async def open(
+        cls,
+        fabric: Fabric,
+        project: Project,
+        options: CreateOptions,
+        policy: Policy | type,
+        rules: EpisodeRules,
+        labels: Mapping[str, str] | None = None,
+    ) -> LocalRunner:
+        """Return a runner with a policy of its own.
+
+        Raises:
+            ConfigError: The policy is a class whose constructor raised.
+        """
+        resources = AsyncExitStack()
+        made = await resources.enter_async_context(opened(policy))
+        return cls(fabric, project, options, made, rules, labels or {}, resources)
+
+    def _left(self) -> int | None:
+        return self._queue.left()
+
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        """See `RunnerQueue.give`."""
+        self._source.resize(limit)
+        self._queue.give(groups, limit, has_more=has_more)
+
+    async def finished(
+        self, *, linger_s: float = 0.0, wait_s: float | None = None
+    ) -> list[Episode]:
+        """See `RunnerQueue.finished`."""
+        return await self._queue.finished(linger_s=linger_s, wait_s=wait_s)
+
+    async def close(self) -> None:
+        """End all episodes, release their instances, and close the policy."""
+        try:
+            await self._queue.close()
+        finally:
+            await self._source.close()
+            await self._resources.aclose()
+
+
+class DriverRunners:
+    """One runner, in the driver; see `Runners`.
+
+    Args:
+        open_runner: Returns it.
+    """
+
+    def __init__(self, open_runner: Callable[[], Awaitable[RunnerLink]]) -> None:
+        self._open = open_runner
+        self._is_open = False
+
+    async def new(self) -> list[RunnerLink]:
+        """See `Runners.new`."""
+        if self._is_open:
+            return []
+        self._is_open = True
+        return [await self._open()]
+
+    async def lost(self, runner: RunnerLink) -> None:
+        """See `Runners.lost`; it lives as long as the driver."""
+
+    async def close(self) -> None:
+        """See `Runners.close`."""

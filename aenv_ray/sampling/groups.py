@@ -1,0 +1,77 @@
+"""The groups of a run: each task is played by several episodes, which start together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aenv_ray.sampling.assignments import Assignment, Group
+from aenv_ray.sampling.tasks import TaskFeed
+from aenv_ray.trajectories.schema import Episode, Task
+
+
+class GroupFeed:
+    """Makes a group of each task. Sample `s` of task `n` is episode ``n * samples + s``.
+
+    Args:
+        tasks: The tasks.
+        samples: Episodes of each task.
+        extra: Further episodes of each task to start; the first `samples` that finish are kept.
+    """
+
+    def __init__(self, tasks: TaskFeed, samples: int, extra: int) -> None:
+        self._tasks = tasks
+        self._samples = samples
+        self._extra = extra
+        self._kept: set[int] = set()
+
+    @property
+    def total(self) -> int | None:
+        """The number of episodes; None if the tasks have no length."""
+        return None if self._tasks.total is None else self._tasks.total * self._samples
+
+    @property
+    def known(self) -> list[Task] | None:
+        """The task of each episode; None if the tasks are not known yet."""
+        known = self._tasks.known
+        return None if known is None else [task for task in known for _ in range(self._samples)]
+
+    async def skip(self, kept: Iterable[Episode], where: str) -> None:
+        """Skip episodes that an earlier run finished; a group may lack some of its samples.
+
+        Raises:
+            ConfigError: See `TaskFeed.skip`.
+        """
+        numbers: dict[int, str] = {}
+        for episode in kept:
+            self._kept.add(episode.index)
+            numbers[episode.index // self._samples] = episode.task_id
+        partly = {number for number in numbers if self._missing(number)}
+        await self._tasks.skip(numbers, where, partly)
+
+    def _missing(self, number: int) -> list[int]:
+        first = number * self._samples
+        return [n for n in range(first, first + self._samples) if n not in self._kept]
+
+    async def take(self) -> Group | None:
+        """Return the next group; None if there are no more, or the source of tasks failed."""
+        taken = await self._tasks.take()
+        if taken is None:
+            return None
+        number, task = taken
+        if self._samples == 1:
+            return Group((Assignment(number, task),), self._extra)
+        first = number * self._samples
+        members = [
+            Assignment(index, task, group=str(number), sample=index - first)
+            for index in self._missing(number)
+        ]
+        return Group(tuple(members), self._extra)
+
+    @property
+    def failure(self) -> Exception | None:
+        """See `TaskFeed.failure`."""
+        return self._tasks.failure
+
+    def close(self) -> None:
+        """See `TaskFeed.close`."""
+        self._tasks.close()

@@ -1,0 +1,287 @@
+"""Runners as Ray actors, one on each node, next to the sandboxes (design D16)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aenv_ray.actors.controller.placement import usable
+from aenv_ray.actors.fabric import driver_api
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.host.projects import HostProjects
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
+from aenv_ray.daemon import raise_file_limit
+from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.ids import new_call_id
+from aenv_ray.project.project import Project
+from aenv_ray.sampling.assignments import Group
+from aenv_ray.sampling.driver_runner import LocalRunner
+from aenv_ray.sampling.policies.base import received
+from aenv_ray.sampling.runner import EpisodeRules
+from aenv_ray.sampling.runner_pool import RunnerLink, RunnerLost
+from aenv_ray.trajectories.schema import Episode
+
+logger = logging.getLogger("aenv_ray")
+
+LABEL: Final = "aenv/runner"
+"""Label of the instances of a runner; its value is the runner's name."""
+_LINGER_S: Final = 0.1
+"""A busy runner collects finished episodes for this long."""
+_BEAT_S: Final = 5.0
+"""A runner without finished episodes answers after this long."""
+_SILENT_S: Final = 30.0
+"""A runner that does not answer for this long is reported: its event loop is blocked."""
+_OPEN_S: Final = 120.0
+_CLOSE_S: Final = 70.0
+"""Longer than a release may take."""
+_OWN_SETTINGS: Final = ("AENV_", "RAY_")
+"""Prefixes of the variables that each node has for itself."""
+
+
+@dataclass(frozen=True)
+class RunnerSetup:
+    """What every runner of a run needs."""
+
+    policy: bytes = field(repr=False)
+    """See `portable`."""
+    rules: EpisodeRules
+    options: CreateOptions
+    digest: str
+    """Of the project."""
+    variables: Mapping[str, str] = field(repr=False)
+    """Of the driver; a runner takes those that it does not have, such as keys of endpoints."""
+
+
+def variables_for_runners() -> dict[str, str]:
+    """Return the environment variables of this process, without the settings of its node."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_OWN_SETTINGS)}
+
+
+class RunnerShell:
+    """The Ray actor: a `LocalRunner` in a process of its own.
+
+    Args:
+        name: Of this runner.
+        setup: Of the run.
+        archive: The project's files.
+    """
+
+    def __init__(self, name: str, setup: RunnerSetup, archive: bytes) -> None:
+        self._name = name
+        self._setup = setup
+        self._archive = archive
+        self._runner: LocalRunner | None = None
+
+    async def open(self) -> None:
+        """Load the policy and connect to the fabric.
+
+        Raises:
+            ConfigError: The policy cannot be loaded here.
+            AenvError: The project cannot be stored, or the fabric does not answer.
+        """
+        raise_file_limit()
+        setup = self._setup
+        for key, value in setup.variables.items():
+            os.environ.setdefault(key, value)
+        policy = received(setup.policy)
+        projects = HostProjects(settings().data_dir / "projects", ray_api.node_id())
+        if not projects.has(setup.digest):
+            await projects.put(setup.digest, self._archive)
+        fabric = await asyncio.to_thread(driver_api.init)
+        options = setup.options
+        options.near_node = ray_api.node_id()
+        labels = {LABEL: self._name}
+        self._runner = await LocalRunner.open(
+            fabric, projects.source(setup.digest), options, policy, setup.rules, labels
+        )
+
+    async def give(self, groups: Sequence[Group], limit: int, has_more: bool) -> None:
+        """See `RunnerQueue.give`."""
+        await self._opened().give(groups, limit, has_more=has_more)
+
+    async def finished(self) -> bytes:
+        """Return finished episodes as JSON Lines; empty if there were none for a while."""
+        episodes = await self._opened().finished(linger_s=_LINGER_S, wait_s=_BEAT_S)
+        return b"\n".join(episode.model_dump_json().encode() for episode in episodes)
+
+    async def close(self) -> None:
+        """End all episodes and release their instances."""
+        if self._runner is not None:
+            await self._runner.close()
+
+    def _opened(self) -> LocalRunner:
+        if self._runner is None:
+            raise FabricUnavailable(f"the runner {self._name} was not opened")
+        return self._runner
+
+
+@functools.cache
+def _runner_actor() -> Any:
+    """Return the actor class; cached, because each `ray.remote` exports the class again."""
+    return ray_api.disposable_actor(RunnerShell, max_concurrency=100)
+
+
+class RemoteRunner:
+    """A runner on a node; see `RunnerLink`.
+
+    Args:
+        name: Of the runner.
+        node: Where it runs.
+        actor: The actor.
+    """
+
+    is_remote = True
+
+    def __init__(self, name: str, node: str, actor: Any) -> None:
+        self.name = name
+        self.node = node
+        self._actor = actor
+
+    async def open(self) -> None:
+        """Wait until it can play.
+
+        Raises:
+            RunnerLost: It did not start.
+            ConfigError: It cannot load the policy.
+        """
+        await self._answer(self._actor.open.remote(), "starting", _OPEN_S)
+
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        """See `RunnerQueue.give`."""
+        await self._answer(self._actor.give.remote(list(groups), limit, has_more), "tasks", None)
+
+    async def finished(self) -> list[Episode]:
+        """See `RunnerQueue.finished`."""
+        lines: bytes = await self._answer(self._actor.finished.remote(), "episodes", None)
+        return [Episode.model_validate_json(line) for line in lines.splitlines()]
+
+    async def _answer(self, reference: Any, what: str, deadline_s: float | None) -> Any:
+        """Return the answer of the actor.
+
+        Raises:
+            RunnerLost: It is gone, or `deadline_s` passed.
+            AenvError: What it raised.
+        """
+        answer = asyncio.ensure_future(_translated(reference, what))
+        waited_s = 0.0
+        try:
+            while not (await asyncio.wait([answer], timeout=_SILENT_S))[0]:
+                waited_s += _SILENT_S
+                if deadline_s is not None and waited_s >= deadline_s:
+                    raise RunnerLost(f"no answer within {deadline_s:g} s")
+                logger.warning(
+                    "the runner %s has not answered for %d s: if the policy is async, it blocks "
+                    "the event loop; use await in it, or make it a sync function",
+                    self.name,
+                    waited_s,
+                )
+            return answer.result()
+        except AenvError as exc:
+            if ray_api.is_from_ray(exc):
+                raise RunnerLost(exc.message) from exc
+            raise
+        finally:
+            answer.cancel()
+
+    async def close(self) -> None:
+        """End its episodes, release their instances, and end it."""
+        with contextlib.suppress(AenvError, TimeoutError):  # its instances end with this Ray job
+            async with asyncio.timeout(_CLOSE_S):
+                await _translated(self._actor.close.remote(), "closing")
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if ray_api.is_connected():
+            ray_api.kill(self._actor)
+
+
+async def _translated(reference: Any, what: str) -> Any:
+    with ray_api.translated(f"a runner: {what}"):
+        return await reference
+
+
+class NodeRunners:
+    """One runner on each node that takes instances; see `Runners`.
+
+    Args:
+        fabric: The connection.
+        project: Sent to the nodes.
+        setup: Of the run.
+    """
+
+    def __init__(self, fabric: Fabric, project: Project, setup: RunnerSetup) -> None:
+        self._fabric = fabric
+        self._project = project
+        self._setup = setup
+        self._archive: Any = None
+        self._runners: dict[str, RemoteRunner] = {}
+        """By node."""
+        self._lost: set[str] = set()
+
+    async def new(self) -> list[RunnerLink]:
+        """See `Runners.new`."""
+        if self._archive is None:
+            archive = await asyncio.to_thread(self._project.archive)
+            self._archive = ray_api.put(archive)
+        nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
+        starting = [self._started(node) for node in nodes if node not in self._runners]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._opened(runner)) for runner in starting]
+        await self._release_lost()
+        return [runner for task in tasks if (runner := task.result()) is not None]
+
+    def _started(self, node: str) -> RemoteRunner:
+        name = f"runner-{node[:8]}-{new_call_id()[:8]}"
+        options = {"scheduling_strategy": ray_api.pinned(node)}
+        actor = _runner_actor().options(**options).remote(name, self._setup, self._archive)
+        runner = self._runners[node] = RemoteRunner(name, node, actor)
+        return runner
+
+    async def _opened(self, runner: RemoteRunner) -> RunnerLink | None:
+        try:
+            await runner.open()
+        except RunnerLost as exc:
+            logger.warning("no runner on node %s: %s", runner.node[:8], exc)
+            del self._runners[runner.node]
+            runner.kill()
+            return None
+        except BaseException:
+            runner.kill()
+            raise
+        return runner
+
+    async def lost(self, runner: RunnerLink) -> None:
+        """See `Runners.lost`."""
+        for node, known in list(self._runners.items()):
+            if known is runner:
+                del self._runners[node]
+                known.kill()
+        self._lost.add(runner.name)
+        await self._release_lost()
+
+    async def _release_lost(self) -> None:
+        """Release the instances of lost runners; repeated, since some may have been starting."""
+        if not self._lost:
+            return
+        try:
+            infos = await asyncio.to_thread(self._fabric.list_instances)
+            left = [one.id for one in infos if one.labels.get(LABEL) in self._lost]
+            if left:
+                await asyncio.to_thread(self._fabric.release, left)
+        except AenvError as exc:
+            logger.warning("the instances of lost runners end with this Ray job: %s", exc)
+
+    async def close(self) -> None:
+        """See `Runners.close`."""
+        for runner in self._runners.values():
+            runner.kill()
+        await self._release_lost()

@@ -1,0 +1,272 @@
+"""Hands the tasks of a run out to runners, and collects their episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.sampling.assignments import Assignment, Assignments, Group
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+
+logger = logging.getLogger("aenv_ray")
+
+LOOK_S: Final = 5.0
+"""How often new runners are looked for, such as those of nodes that have joined."""
+NO_RUNNER_S: Final = 300.0
+"""A run without a runner for this long fails."""
+_AHEAD_S: Final = 0.3
+"""A remote runner has tasks for this long ahead: it reports its episodes a few times a second."""
+_LEAST_AHEAD: Final = 64
+_SMOOTHING: Final = 0.3
+
+
+class RunnerLost(Exception):
+    """A runner is gone, and its unfinished episodes with it."""
+
+
+class RunnerLink(Protocol):
+    """One runner."""
+
+    name: str
+    """Unique in a run."""
+    is_remote: bool
+    """Whether a task takes a while to get there."""
+
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        """See `RunnerQueue.give`; raises RunnerLost."""
+
+    async def finished(self) -> list[Episode]:
+        """See `RunnerQueue.finished`; may be empty. Raises RunnerLost."""
+
+    async def close(self) -> None:
+        """End all its episodes, and release their instances."""
+
+
+class Runners(Protocol):
+    """Where runners come from."""
+
+    async def new(self) -> list[RunnerLink]:
+        """Return the runners that were not returned before; starts them if necessary."""
+
+    async def lost(self, runner: RunnerLink) -> None:
+        """Clean up after a lost runner; it may get a successor."""
+
+    async def close(self) -> None:
+        """End what is left of lost runners."""
+
+
+class _Member:
+    """A runner in the pool."""
+
+    def __init__(self, link: RunnerLink) -> None:
+        self.link = link
+        self.outbox: list[Group] = []
+        self.rate = 0.0
+        """Finished episodes per second."""
+        self._reported_at = time.monotonic()
+
+    def note(self, episodes: int) -> None:
+        now = time.monotonic()
+        if episodes:
+            rate = episodes / max(now - self._reported_at, 1e-3)
+            self._reported_at = now
+            self.rate += _SMOOTHING * (rate - self.rate)
+
+    def ahead(self, limit: int) -> int:
+        """Return how many tasks it may have beyond those that it plays."""
+        if not self.link.is_remote:
+            return 0
+        return min(math.ceil(self.rate * _AHEAD_S), max(limit, _LEAST_AHEAD))
+
+
+class RunnerPool:
+    """The runners of one run.
+
+    Args:
+        runners: Where they come from.
+        take: Returns the next group of tasks; None if there are no more.
+        report: Receives each finished episode, once.
+        concurrency: Most episodes at once, divided among the runners.
+        most_attempts: Of a task whose runners are lost.
+    """
+
+    def __init__(
+        self,
+        runners: Runners,
+        take: Callable[[], Awaitable[Group | None]],
+        report: Callable[[Episode], None],
+        *,
+        concurrency: int,
+        most_attempts: int,
+    ) -> None:
+        self._runners = runners
+        self._take = take
+        self._report = report
+        self._concurrency = concurrency
+        self._assignments = Assignments(most_attempts)
+        self._members: dict[str, _Member] = {}
+        self._changed = asyncio.Event()
+        self._has_more = True
+        self._group: asyncio.TaskGroup
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    async def play(self) -> None:
+        """Play all tasks; whatever ends it, all episodes end and their instances are released.
+
+        Raises:
+            FabricUnavailable: There is no runner.
+            Exception: What ends a run, as raised by a runner.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                self._start(self._look_for_runners())
+                await self._feed()
+                for task in self._background:
+                    task.cancel()
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+        finally:
+            self._is_over = True
+            await self._close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _close(self) -> None:
+        closing = [asyncio.create_task(member.link.close()) for member in self._members.values()]
+        if closing:
+            await asyncio.wait(closing)
+        await self._runners.close()
+        for task in closing:
+            task.result()
+
+    # --- runners --------------------------------------------------------------------------------
+
+    async def _look_for_runners(self) -> None:
+        loop = asyncio.get_running_loop()
+        alive_at = loop.time()
+        while True:
+            for link in await self._runners.new():
+                member = self._members[link.name] = _Member(link)
+                self._start(self._follow(member))
+            self._changed.set()
+            if self._members:
+                alive_at = loop.time()
+            elif loop.time() - alive_at > NO_RUNNER_S:
+                raise FabricUnavailable(
+                    f"no node has run a runner for {NO_RUNNER_S:g} s",
+                    hint='check the nodes with aenv doctor, or give runners="driver"',
+                )
+            await asyncio.sleep(LOOK_S)
+
+    async def _follow(self, member: _Member) -> None:
+        """Collect the episodes of a runner until it is lost."""
+        try:
+            while True:
+                episodes = await member.link.finished()
+                member.note(len(episodes))
+                for episode in episodes:
+                    if self._assignments.finish(member.link.name, episode.index):
+                        self._report(episode)
+                self._changed.set()
+        except RunnerLost as exc:
+            await self._lose(member, exc)
+
+    async def _lose(self, member: _Member, cause: RunnerLost) -> None:
+        if self._members.pop(member.link.name, None) is None:
+            return
+        error = FabricUnavailable(f"the runner {member.link.name} is lost: {cause}")
+        logger.warning("%s; its unfinished tasks are handed out again", error.message)
+        for one in self._assignments.lose(member.link.name):
+            self._report(_void(one, error))
+        self._changed.set()
+        await self._runners.lost(member.link)
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Hand out all tasks, and wait until they are finished."""
+        while True:
+            member = await self._with_room()
+            if member is None:
+                return
+            group = await self._next_group()
+            if group is None:
+                self._has_more = False
+                self._flush()
+                continue
+            if self._members.get(member.link.name) is not member:  # lost meanwhile
+                self._assignments.returned.appendleft(group)
+                continue
+            self._assignments.give(member.link.name, group)
+            if not member.outbox:
+                asyncio.get_running_loop().call_soon(self._flush)
+            member.outbox.append(group)
+
+    async def _next_group(self) -> Group | None:
+        if self._assignments.returned:
+            return self._assignments.returned.popleft()
+        return await self._take()
+
+    async def _with_room(self) -> _Member | None:
+        """Return a runner that can take a group, once there is one; None if all tasks are done."""
+        while True:
+            self._changed.clear()
+            if self._has_more or self._assignments.returned:
+                member = max(self._members.values(), key=self._room, default=None)
+                if member is not None and self._room(member) > 0:
+                    return member
+            elif self._assignments.is_empty:
+                return None
+            await self._changed.wait()
+
+    def _limit(self) -> int:
+        """Return how many episodes each runner may play at once."""
+        return math.ceil(self._concurrency / max(1, len(self._members)))
+
+    def _room(self, member: _Member) -> int:
+        limit = self._limit()
+        return limit + member.ahead(limit) - self._assignments.count(member.link.name)
+
+    def _flush(self) -> None:
+        """Send the groups in all outboxes; each runner learns its limit with them."""
+        if self._is_over:
+            return
+        for member in list(self._members.values()):
+            groups, member.outbox = member.outbox, []
+            if groups or not self._has_more:
+                self._start(self._send(member, groups))
+
+    async def _send(self, member: _Member, groups: Sequence[Group]) -> None:
+        try:
+            await member.link.give(groups, self._limit(), has_more=self._has_more)
+        except RunnerLost as exc:
+            await self._lose(member, exc)
+        except AenvError as exc:
+            logger.warning("tasks were not sent to %s: %s", member.link.name, exc)
+            await self._lose(member, RunnerLost(exc.message))
+
+
+def _void(assignment: Assignment, error: AenvError) -> Episode:
+    """Return the record of a task whose runners were lost."""
+    return Episode(
+        index=assignment.index,
+        task_id=assignment.task.id,
+        group=assignment.group,
+        sample=assignment.sample,
+        attempts=assignment.attempt,
+        status=EpisodeStatus.INFRA_FAILED,
+        reward=None,
+        error=f"{error.code}: {error.message}",
+        steps=(),
+        duration_s=0.0,
+    )

@@ -1,0 +1,123 @@
+"""The queue of a runner: plays the tasks that it was given, and collects the episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from aenv_ray.sampling.assignments import Assignment, Group, GroupRun
+from aenv_ray.sampling.instance_source import GroupStart
+from aenv_ray.trajectories.schema import Episode
+
+Play = Callable[[Assignment, GroupStart], Awaitable[Episode]]
+
+
+class RunnerQueue:
+    """Plays groups of tasks in order, as many at once as its limit allows. For one event loop.
+
+    Args:
+        play: Plays one task; it raises what ends the run.
+    """
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self._groups: deque[Group] = deque()
+        self._limit = 1
+        self._playing: set[asyncio.Task[None]] = set()
+        self._episodes: list[Episode] = []
+        self._failure: BaseException | None = None
+        self._news = asyncio.Event()
+        self._has_more = True
+
+    def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        """Add groups.
+
+        Args:
+            groups: A group begins once it can begin as a whole.
+            limit: Most episodes at once; only a group that is larger exceeds it.
+            has_more: Whether more tasks may follow.
+        """
+        self._groups += groups
+        self._limit = limit
+        self._has_more = has_more
+        self._begin()
+
+    def left(self) -> int | None:
+        """Return how many tasks have not begun; None if more may follow."""
+        return None if self._has_more else sum(group.size for group in self._groups)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it could begin another episode at once."""
+        return not self._groups and len(self._playing) < self._limit
+
+    def _begin(self) -> None:
+        while self._groups and self._failure is None:
+            playing = len(self._playing)
+            if playing and playing + self._groups[0].size > self._limit:
+                return
+            self._begin_group(self._groups.popleft())
+
+    def _begin_group(self, group: Group) -> None:
+        first = group.members[0]
+        extras = [replace(first, index=-1 - n) for n in range(group.extra)]
+        run, start = GroupRun(group), GroupStart(group.size)
+        tasks: set[asyncio.Task[None]] = set()
+        for one in (*group.members, *extras):
+            task = asyncio.create_task(self._run(one, start, run, tasks))
+            tasks.add(task)
+            self._playing.add(task)
+            task.add_done_callback(self._end)
+
+    async def _run(
+        self, one: Assignment, start: GroupStart, run: GroupRun, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        """Play one sample of a group; the last one that is kept ends the others."""
+        episode = await self._play(one, start)  # before the list is read: it may be replaced
+        self._episodes += run.finish(episode)
+        if run.is_complete:
+            for task in tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._playing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+        self._news.set()
+        self._begin()
+
+    async def finished(
+        self, *, linger_s: float = 0.0, wait_s: float | None = None
+    ) -> list[Episode]:
+        """Return finished episodes, each once.
+
+        Args:
+            linger_s: How long to wait for further episodes, unless the runner could begin another.
+            wait_s: How long to wait for the first; None: until there is one.
+
+        Raises:
+            BaseException: Raised by `play`; the run is over.
+        """
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
+        except TimeoutError:
+            return []
+        if linger_s and not self.is_starved:
+            await asyncio.sleep(linger_s)
+        self._news.clear()
+        if self._failure is not None:
+            raise self._failure
+        episodes, self._episodes = self._episodes, []
+        return episodes
+
+    async def close(self) -> None:
+        """Cancel all episodes, and wait until they have ended."""
+        self._groups.clear()
+        while self._playing:
+            for task in self._playing:
+                task.cancel()
+            await asyncio.wait(self._playing)

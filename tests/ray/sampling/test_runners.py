@@ -1,0 +1,148 @@
+"""Runners next to the sandboxes: the same books as in the driver, whatever is killed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aenv_ray
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import EpisodeStatus, Task
+from tests.ray.cluster import Cluster
+from tests.ray.faults import PROBE, eventually_empty
+from tests.ray.sampling.policies import probe_tasks
+
+
+async def _count(env: Any, task: Task) -> int:
+    del task
+    await env.call_tool("count")
+    return os.getpid()
+
+
+def _count_sync(env: Any, task: Task) -> int:
+    del task
+    env.call_tool("count")
+    return os.getpid()
+
+
+@pytest.mark.parametrize("policy", [_count, _count_sync], ids=["async", "sync"])
+def test_episodes_are_played_in_another_process(
+    cluster: Cluster, tmp_path: Path, policy: Any
+) -> None:
+    """Design D16: with the same records, and nothing is left."""
+    out = tmp_path / "episodes.jsonl"
+    sampling = aenv_ray.sample(
+        PROBE, policy, probe_tasks(24), concurrency=4, runners="nodes", out=out
+    )
+    summary = sampling.run()
+    assert (summary.rollouts, summary.reward_mean, summary.tool_calls) == (24, 0.5, 24)
+    assert sorted(episode.index for episode in sampling.episodes) == list(range(24))
+    assert len({episode.instance_id for episode in sampling.episodes}) == 24
+    assert os.getpid() not in {episode.output for episode in sampling.episodes}
+    lines = [json.loads(line)["index"] for line in out.read_text().splitlines()]
+    assert sorted(lines) == list(range(24))
+    eventually_empty(cluster.sandboxes)
+
+
+def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_path: Path) -> None:
+    """Its unfinished tasks are played again, its sandboxes are released, and nothing is doubled."""
+    killed = tmp_path / "killed"
+
+    class Deadly:
+        """Kills its runner in the middle of the run, once."""
+
+        async def __call__(self, env: Any, task: Task) -> None:
+            await env.call_tool("count")
+            if task.id == "t5" and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    out = tmp_path / "episodes.jsonl"
+    sampling = aenv_ray.sample(
+        PROBE, Deadly, probe_tasks(16), concurrency=4, runners="nodes", out=out
+    )
+    summary = sampling.run()
+    assert (summary.rollouts, summary.infra_failed, summary.reward_mean) == (16, 0, 0.5)
+    assert sorted(episode.index for episode in sampling.episodes) == list(range(16))
+    assert max(episode.attempts for episode in sampling.episodes) == 2
+    assert len(out.read_text().splitlines()) == 16
+    eventually_empty(cluster.sandboxes)
+
+
+def test_leaving_ends_the_episodes_of_runners(cluster: Cluster) -> None:
+    """What Ctrl-C does: sandboxes and runners end."""
+
+    async def act(env: Any, task: Task) -> None:
+        if task.id != "t0":
+            await env.call_tool("hold", {"key": "never"})
+
+    for episode in aenv_ray.sample(PROBE, act, probe_tasks(6), concurrency=3, runners="nodes"):
+        assert episode.status is EpisodeStatus.COMPLETED
+        break
+    eventually_empty(cluster.sandboxes)
+
+
+class _NeedsModule:
+    """A policy that a runner cannot load."""
+
+    def __call__(self, env: Any, task: Task) -> None:
+        """Do nothing."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("no_such_module_on_the_runner",)
+
+
+def test_a_policy_that_needs_a_missing_module_is_refused(cluster: Cluster) -> None:
+    """The error names the module, and what to do."""
+    del cluster
+    sampling = aenv_ray.sample(PROBE, _NeedsModule(), probe_tasks(2), runners="nodes")
+    with pytest.raises(ConfigError, match="no_such_module_on_the_runner") as caught:
+        sampling.run()
+    assert "install the module" in caught.value.hint
+
+
+def test_a_policy_that_cannot_travel_is_refused_or_stays(cluster: Cluster) -> None:
+    """It runs in the driver unless the caller insists."""
+    del cluster
+    lock = threading.Lock()
+
+    async def act(env: Any, task: Task) -> int:
+        del env, task
+        with lock:
+            return os.getpid()
+
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        aenv_ray.sample(PROBE, act, probe_tasks(1), runners="nodes").run()
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1))
+    assert episode.output == os.getpid()
+
+
+@pytest.mark.parametrize("runners", ["driver", "nodes"])
+def test_samples_of_a_task_form_a_group(cluster: Cluster, tmp_path: Path, runners: Any) -> None:
+    """Each record names its group; a run that was interrupted in a group completes it."""
+    del cluster
+    out = tmp_path / "episodes.jsonl"
+
+    def sampling(**options: Any) -> aenv_ray.Sampling:
+        return aenv_ray.sample(
+            PROBE, _count, probe_tasks(3), samples_per_task=4, runners=runners, out=out, **options
+        )
+
+    first = sampling()
+    assert first.total == 12
+    assert first.run().reward_mean == 0.5
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:7]))
+    again = sampling(resume=True)
+    assert again.run().rollouts == 12
+    assert again.kept == 7
+    for run in (first, again):
+        samples = {(e.index, e.task_id, e.group, e.sample) for e in run.episodes}
+        assert samples == {(n, f"t{n // 4}", str(n // 4), n % 4) for n in range(12)}

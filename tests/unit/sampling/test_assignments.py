@@ -1,0 +1,58 @@
+"""Which runner has which task: no episode is lost or reported twice."""
+
+from __future__ import annotations
+
+from aenv_ray.sampling import Task
+from aenv_ray.sampling.assignments import Assignment, Assignments, Group
+
+
+def _group(*indices: int) -> Group:
+    return Group(tuple(Assignment(index, Task(id=f"t{index}")) for index in indices))
+
+
+def test_a_task_is_finished_once() -> None:
+    """A runner that was thought lost may still report."""
+    assignments = Assignments(most_attempts=3)
+    assignments.give("a", _group(0))
+    assert assignments.lose("a") == []
+    assert not assignments.finish("a", 0), "it was taken back"
+    assignments.give("b", assignments.returned.popleft())
+    assert assignments.finish("b", 0)
+    assert not assignments.finish("b", 0)
+    assert assignments.is_empty
+
+
+def test_the_unfinished_tasks_of_a_lost_runner_are_handed_out_again_as_groups() -> None:
+    """Each counts as another attempt; the runner's finished ones do not return."""
+    assignments = Assignments(most_attempts=3)
+    assignments.give("a", _group(0, 1, 2))
+    assignments.give("a", _group(3))
+    assignments.give("b", _group(4))
+    assert assignments.finish("a", 1)
+    assert (assignments.count("a"), assignments.count("b")) == (3, 1)
+    assert assignments.lose("a") == []
+    returned = [
+        [(one.index, one.attempt) for one in group.members] for group in assignments.returned
+    ]
+    assert returned == [[(0, 2), (2, 2)], [(3, 2)]]
+    assert not assignments.is_empty
+
+
+def test_a_task_that_was_lost_too_often_is_given_up() -> None:
+    """Invariant 2: it is reported as an infrastructure failure instead of ending every runner."""
+    assignments = Assignments(most_attempts=2)
+    assignments.give("a", _group(0))
+    assert assignments.lose("a") == []
+    assignments.give("b", assignments.returned.popleft())
+    (lost,) = assignments.lose("b")
+    assert (lost.index, lost.attempt) == (0, 2)
+    assert assignments.is_empty
+
+
+def test_losing_a_runner_twice_loses_nothing_twice() -> None:
+    """Its poll and its next tasks fail separately."""
+    assignments = Assignments(most_attempts=3)
+    assignments.give("a", _group(0))
+    assignments.lose("a")
+    assert assignments.lose("a") == []
+    assert len(assignments.returned) == 1

@@ -1,0 +1,218 @@
+"""The pool of runners: tasks are divided, and those of lost runners are handed out again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import Episode, EpisodeStatus, Task
+from aenv_ray.sampling.assignments import Assignment, Group
+from aenv_ray.sampling.instance_source import GroupStart
+from aenv_ray.sampling.runner_pool import RunnerLink, RunnerLost, RunnerPool
+from aenv_ray.sampling.runner_queue import Play, RunnerQueue
+
+
+def _episode(one: Assignment) -> Episode:
+    return Episode(
+        index=one.index,
+        task_id=one.task.id,
+        attempts=one.attempt,
+        status=EpisodeStatus.COMPLETED,
+        reward=1.0,
+        steps=(),
+        duration_s=0.0,
+    )
+
+
+class _FakeRunner:
+    """A runner whose episodes are played by a function, until it is lost."""
+
+    is_remote = False
+
+    def __init__(self, name: str, play: Play) -> None:
+        self.name = name
+        self.queue = RunnerQueue(play)
+        self.limits: list[int] = []
+        self.gone = asyncio.Event()
+        self.is_closed = False
+
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        if self.gone.is_set():
+            raise RunnerLost("its node died")
+        self.limits.append(limit)
+        self.queue.give(groups, limit, has_more=has_more)
+
+    async def finished(self) -> list[Episode]:
+        finished = asyncio.create_task(self.queue.finished())
+        gone = asyncio.create_task(self.gone.wait())
+        try:
+            await asyncio.wait({finished, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise RunnerLost("its node died")
+            return finished.result()
+        finally:
+            finished.cancel()
+            gone.cancel()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await self.queue.close()
+
+
+class _FakeRunners:
+    def __init__(self, *runners: _FakeRunner) -> None:
+        self.waiting: list[RunnerLink] = list(runners)
+        self.were_lost: list[str] = []
+
+    async def new(self) -> list[RunnerLink]:
+        found, self.waiting = self.waiting, []
+        return found
+
+    async def lost(self, runner: RunnerLink) -> None:
+        self.were_lost.append(runner.name)
+
+    async def close(self) -> None:
+        """Nothing is left."""
+
+
+def _tasks(count: int) -> Callable[[], Awaitable[Group | None]]:
+    groups = iter([Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(count)])
+
+    async def take() -> Group | None:
+        return next(groups, None)
+
+    return take
+
+
+async def _played(
+    runners: _FakeRunners, count: int, concurrency: int = 4, most_attempts: int = 3
+) -> list[Episode]:
+    episodes: list[Episode] = []
+    pool = RunnerPool(
+        runners,
+        _tasks(count),
+        episodes.append,
+        concurrency=concurrency,
+        most_attempts=most_attempts,
+    )
+    await pool.play()
+    return episodes
+
+
+async def _at_once(one: Assignment, start: GroupStart) -> Episode:
+    await asyncio.sleep(0)
+    return _episode(one)
+
+
+async def test_every_task_is_played_once() -> None:
+    """By whichever runner has room."""
+    first, second = _FakeRunner("a", _at_once), _FakeRunner("b", _at_once)
+    episodes = await _played(_FakeRunners(first, second), 50)
+    assert sorted(one.index for one in episodes) == list(range(50))
+    assert first.is_closed
+    assert second.is_closed
+
+
+async def test_no_more_episodes_than_the_concurrency_are_played() -> None:
+    """It is divided among the runners."""
+    playing, most = 0, 0
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        nonlocal playing, most
+        playing += 1
+        most = max(most, playing)
+        await asyncio.sleep(0)
+        playing -= 1
+        return _episode(one)
+
+    runners = _FakeRunners(_FakeRunner("a", play), _FakeRunner("b", play))
+    assert len(await _played(runners, 40, concurrency=6)) == 40
+    assert most == 6
+
+
+async def test_the_tasks_of_a_lost_runner_are_played_by_others() -> None:
+    """A node that dies costs attempts, and no episode."""
+    held = asyncio.Event()
+
+    async def hold(one: Assignment, start: GroupStart) -> Episode:
+        lost.gone.set()
+        await held.wait()
+        return _episode(one)
+
+    lost = _FakeRunner("lost", hold)
+    runners = _FakeRunners(lost, _FakeRunner("other", _at_once))
+    episodes = await _played(runners, 20)
+    assert sorted(one.index for one in episodes) == list(range(20))
+    assert {one.attempts for one in episodes} == {1, 2}
+    assert runners.were_lost == ["lost"]
+
+
+async def test_a_task_whose_runners_are_lost_is_void() -> None:
+    """Invariant 2: an infrastructure failure, with its reason."""
+
+    async def never(one: Assignment, start: GroupStart) -> Episode:
+        lost.gone.set()
+        await asyncio.Event().wait()
+        return _episode(one)
+
+    lost = _FakeRunner("lost", never)
+    (episode,) = await _played(_FakeRunners(lost), 1, most_attempts=1)
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert episode.error == "fabric_unavailable: the runner lost is lost: its node died"
+
+
+async def test_an_error_of_a_runner_ends_the_run() -> None:
+    """A policy that cannot be loaded cannot be loaded by other runners either."""
+
+    async def broken(one: Assignment, start: GroupStart) -> Episode:
+        raise ConfigError(f"{one.task.id} cannot be played")
+
+    runner = _FakeRunner("a", broken)
+    with pytest.raises(ConfigError, match="t0 cannot be played"):
+        await _played(_FakeRunners(runner), 3)
+    assert runner.is_closed
+
+
+async def test_a_group_begins_as_a_whole() -> None:
+    """All or none: it waits until there is room for all of it."""
+    began: list[int] = []
+    go = asyncio.Event()
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        began.append(one.index)
+        await go.wait()
+        return _episode(one)
+
+    queue = RunnerQueue(play)
+    pairs = ((0, 1), (2, 3), (4, 5))
+    groups = [Group(tuple(Assignment(n, Task(id="t")) for n in pair)) for pair in pairs]
+    queue.give(groups, 5, has_more=False)
+    await asyncio.sleep(0)
+    assert began == [0, 1, 2, 3]
+    assert queue.left() == 2
+    go.set()
+    episodes: list[Episode] = []
+    while len(episodes) < 6:
+        episodes += await queue.finished()
+    assert sorted(began) == list(range(6))
+    await queue.close()
+
+
+async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None:
+    """Each is returned once, whenever it ends."""
+    go = [asyncio.Event() for _ in range(3)]
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        await go[one.index].wait()
+        return _episode(one)
+
+    queue = RunnerQueue(play)
+    queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 3, has_more=False)
+    await asyncio.sleep(0)
+    for n in range(3):
+        go[n].set()
+        assert [one.index for one in await queue.finished()] == [n]
+    await queue.close()
