@@ -42,6 +42,19 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
     ] = 16,
+    samples_per_task: Annotated[
+        int, typer.Option("--samples-per-task", min=1, help="Episodes of each task, as a group.")
+    ] = 1,
+    hedge: Annotated[
+        int,
+        typer.Option(
+            "--hedge", min=0, help="More episodes of each task to start; the first are kept."
+        ),
+    ] = 0,
+    runners: Annotated[
+        str,
+        typer.Option("--runners", help="Where the policy runs: nodes, driver or auto."),
+    ] = "auto",
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")] = Path(
         "episodes.jsonl"
     ),
@@ -147,6 +160,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             act,
             chosen_tasks,
             concurrency=concurrency,
+            samples_per_task=samples_per_task,
+            hedge=hedge,
+            runners=runners,
             infra_retries=infra_retries,
             episode_timeout=episode_timeout,
             reward_on_death=reward_on_death,
@@ -159,7 +175,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             environment_variables=variables(env or [], "--env"),
         )
         try:
-            finished = shown.run_all(run, quiet=quiet)
+            with shown.draining(run):
+                finished = shown.run_all(run, quiet=quiet)
         except KeyboardInterrupt:
             console.say(f"finished episodes are in {out}; continue with --resume")
             raise
@@ -167,6 +184,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     if run.output_failure is not None:
         raise run.output_failure
     console.say(f"episodes written to {out}")
+    if run.is_draining:
+        console.say("the run was stopped early; continue with --resume")
+        raise typer.Exit(130)
     if finished.infra_failed:
         raise typer.Exit(1)
 

@@ -234,8 +234,11 @@ class NodeRunners:
             self._archive = ray_api.put(archive)
         nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
         starting = [self._started(node) for node in nodes if node not in self._runners]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._opened(runner)) for runner in starting]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._opened(runner)) for runner in starting]
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
         await self._release_lost()
         return [runner for task in tasks if (runner := task.result()) is not None]
 

@@ -114,6 +114,9 @@ class RunnerPool:
         self._has_more = True
         self._group: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[Any] | None = None
+        """The feeder, while it waits for the source of tasks."""
+        self._draining = asyncio.Event()
         self._is_over = False
 
     async def play(self) -> None:
@@ -127,7 +130,7 @@ class RunnerPool:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self._start(self._look_for_runners())
-                await self._feed()
+                await group.create_task(self._feed())
                 for task in self._background:
                     task.cancel()
         except BaseExceptionGroup as group_error:
@@ -140,6 +143,13 @@ class RunnerPool:
         task = self._group.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    def drain(self) -> None:
+        """Take no more tasks; `play` returns once those that runners have are finished."""
+        if not self._draining.is_set():
+            self._draining.set()
+            if self._taking is not None:
+                self._taking.cancel()
 
     async def _close(self) -> None:
         closing = [asyncio.create_task(member.link.close()) for member in self._members.values()]
@@ -215,7 +225,18 @@ class RunnerPool:
     async def _next_group(self) -> Group | None:
         if self._assignments.returned:
             return self._assignments.returned.popleft()
-        return await self._take()
+        if self._draining.is_set():
+            return None
+        feeder = self._taking = asyncio.current_task()
+        assert feeder is not None
+        try:
+            return await self._take()
+        except asyncio.CancelledError:
+            if not self._draining.is_set() or feeder.uncancel():
+                raise  # the run is cancelled
+            return None
+        finally:
+            self._taking = None
 
     async def _with_room(self) -> _Member | None:
         """Return a runner that can take a group, once there is one; None if all tasks are done."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
@@ -85,6 +87,9 @@ class Sampling:
         """Why episodes are missing in the output file; raised at the end. None if none are."""
         self._kept = kept
         self._episodes = list(kept)
+        self._is_draining = False
+        self._drain: Callable[[], object] | None = None
+        """Drains the pool of runners while there is one."""
         self._started = 0.0
         self._wall_s = 0.0
 
@@ -106,6 +111,22 @@ class Sampling:
     def summary(self) -> Summary:
         """Return the summary of the episodes finished so far."""
         return summarize(self._episodes, self._wall_s, kept=len(self._kept))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._is_draining
+
+    def drain(self) -> None:
+        """Begin no more tasks: the iteration ends once the running episodes have finished.
+
+        May be called from any thread and from signal handlers, at any time and repeatedly.
+        """
+        self._is_draining = True
+        drain = self._drain
+        if drain is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                drain()
 
     # --- iterating ------------------------------------------------------------------------------
 
@@ -207,8 +228,14 @@ class Sampling:
                 concurrency=self._concurrency,
                 most_attempts=self._rules.infra_retries + 1,
             )
+            self._drain = functools.partial(
+                asyncio.get_running_loop().call_soon_threadsafe, pool.drain
+            )
+            if self._is_draining:
+                pool.drain()
             await pool.play()
         finally:
+            self._drain = None
             if output is not None:
                 output.close()
                 self.output_failure = output.failure
@@ -288,7 +315,7 @@ def sample(  # noqa: PLR0913  # each is an option
     concurrency: int = 16,
     samples_per_task: int = 1,
     hedge: int = 0,
-    runners: Literal["auto", "nodes", "driver"] = "auto",
+    runners: Literal["auto", "nodes", "driver"] | str = "auto",
     infra_retries: int = INFRA_RETRIES,
     episode_timeout: str | float | None = None,
     reward_on_death: float = 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -68,6 +69,23 @@ def on_ray() -> Iterator[None]:
             yield
         finally:
             driver_api.shutdown()
+
+
+@contextlib.contextmanager
+def draining(sampling: Sampling) -> Iterator[None]:
+    """During the block, the first Ctrl-C lets running episodes finish, and the second one stops."""
+
+    def on_interrupt(number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGINT, before)
+        sampling.drain()
+        console.say("no more episodes begin, and the running ones finish; Ctrl-C again stops them")
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run_all(sampling: Sampling, *, quiet: bool) -> Summary:

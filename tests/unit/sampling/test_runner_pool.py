@@ -216,3 +216,28 @@ async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None
         go[n].set()
         assert [one.index for one in await queue.finished()] == [n]
     await queue.close()
+
+
+async def test_draining_finishes_what_runners_have() -> None:
+    """What the first Ctrl-C does, even while the source of tasks blocks."""
+    go = asyncio.Event()
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        await go.wait()
+        return _episode(one)
+
+    tasks = iter([Group((Assignment(0, Task(id="t")),))])
+
+    async def take() -> Group | None:
+        for group in tasks:
+            return group
+        pool.drain()  # as from a signal handler, while this waits
+        go.set()
+        await asyncio.Event().wait()
+        return None
+
+    episodes: list[Episode] = []
+    runners = _FakeRunners(_FakeRunner("a", play))
+    pool = RunnerPool(runners, take, episodes.append, concurrency=4, most_attempts=1)
+    await pool.play()
+    assert [one.index for one in episodes] == [0]
