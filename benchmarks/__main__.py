@@ -17,7 +17,7 @@ import aenv_ray
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.config import settings
 from aenv_ray.engines.census import live_processes
-from benchmarks import containers, gateway, local_door
+from benchmarks import containers, episodes, gateway, local_door
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
 from benchmarks.pools import pools
@@ -40,6 +40,7 @@ BUDGET = {
     "pool_burst_100_s": "<= 0.9 s",
     "live_instances": f"{LIVE}, all answering",
     "pss_mib_per_instance": "<= 4 MiB",
+    **episodes.BUDGET,
     **containers.BUDGET,
     **gateway.BUDGET,
 }
@@ -185,6 +186,7 @@ def main() -> None:
         local_door.local_door(figures, ECHO, options.quick)
         terminal(figures, options.quick)
         creates(figures, options.quick)
+        episodes.episodes(figures, options.quick)
         if not no_containers:
             containers.containers(figures, ECHO, options.image, options.quick)
         pools(figures, options.quick)

@@ -33,7 +33,7 @@ logger = logging.getLogger("aenv_ray")
 
 LABEL: Final = "aenv/runner"
 """Label of the instances of a runner; its value is the runner's name."""
-_LINGER_S: Final = 0.1
+_LINGER_S: Final = 0.25
 """A busy runner collects finished episodes for this long."""
 _BEAT_S: Final = 5.0
 """A runner without finished episodes answers after this long."""

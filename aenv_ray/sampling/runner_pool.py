@@ -19,7 +19,7 @@ LOOK_S: Final = 5.0
 """How often new runners are looked for, such as those of nodes that have joined."""
 NO_RUNNER_S: Final = 300.0
 """A run without a runner for this long fails."""
-_AHEAD_S: Final = 0.3
+_AHEAD_S: Final = 0.75
 """A remote runner has tasks for this long ahead: it reports its episodes a few times a second."""
 _LEAST_AHEAD: Final = 64
 _SMOOTHING: Final = 0.3
@@ -93,6 +93,7 @@ class RunnerPool:
         report: Receives each finished episode, once.
         concurrency: Most episodes at once, divided among the runners.
         most_attempts: Of a task whose runners are lost.
+        may_read_ahead: Whether a task may be taken before an episode can start.
     """
 
     def __init__(
@@ -103,11 +104,13 @@ class RunnerPool:
         *,
         concurrency: int,
         most_attempts: int,
+        may_read_ahead: bool = True,
     ) -> None:
         self._runners = runners
         self._take = take
         self._report = report
         self._concurrency = concurrency
+        self._may_read_ahead = may_read_ahead
         self._assignments = Assignments(most_attempts)
         self._members: dict[str, _Member] = {}
         self._changed = asyncio.Event()
@@ -256,7 +259,8 @@ class RunnerPool:
 
     def _room(self, member: _Member) -> int:
         limit = self._limit()
-        return limit + member.ahead(limit) - self._assignments.count(member.link.name)
+        most = limit + (member.ahead(limit) if self._may_read_ahead else 0)
+        return most - self._assignments.count(member.link.name)
 
     def _flush(self) -> None:
         """Send the groups in all outboxes; each runner learns its limit with them."""

@@ -227,6 +227,7 @@ class Sampling:
                 report,
                 concurrency=self._concurrency,
                 most_attempts=self._rules.infra_retries + 1,
+                may_read_ahead=tasks.known is not None,
             )
             self._drain = functools.partial(
                 asyncio.get_running_loop().call_soon_threadsafe, pool.drain
