@@ -28,6 +28,7 @@
     │  │  ├─ SandboxDiedInside       something in it ended it: an outcome of the episode       410
     │  │  └─ SessionLost             a service's replica and its session state are lost        410
     │  ├─ CallOutcomeUnknown         the call may have run; its outcome is unknown             504
+    │  ├─ ResetFailed                a reset left the instance unclean; create another         409
     │  ├─ FileAccessError            a path inside the sandbox cannot be read or written       400
     │  └─ PortUnreachable            nothing in the sandbox answers on the port                502
     ├─ ToolError                     has tool_name
@@ -244,6 +245,10 @@ class CallOutcomeUnknown(InstanceError, code="call_outcome_unknown", http_status
     """The call may have run, and its outcome is unknown; it was not repeated."""
 
 
+class ResetFailed(InstanceError, code="reset_failed", http_status=409):
+    """A reset left the instance unclean, or failed: it cannot be used any more."""
+
+
 class FileAccessError(InstanceError, code="file_access_error", http_status=400):
     """A path inside the sandbox cannot be read, written or listed."""
 
@@ -339,8 +344,8 @@ ERRORS: tuple[type[AenvError], ...] = (
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
     RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
     SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
-    FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid, ToolTimeout,
-    CallCancelled, FunctionFailed, SandboxExhausted, CircuitOpen, FabricUnavailable,
+    ResetFailed, FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid,
+    ToolTimeout, CallCancelled, FunctionFailed, SandboxExhausted, CircuitOpen, FabricUnavailable,
     EndpointUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""

@@ -239,6 +239,25 @@ class ExecResult(_Frozen):
         return self.stdout.decode(errors="replace")
 
 
+class ResetResult(_Frozen):
+    """What a reset found."""
+
+    clean: bool
+    """Whether nothing of earlier episodes is left. Otherwise the instance cannot be used."""
+    reasons: tuple[str, ...] = ()
+    """What is left, in words."""
+    replaced: bool = False
+    """Whether the caller's `Environment` has a new instance instead."""
+
+
+class TaskPage(_Frozen):
+    """Some of the tasks that an environment brings."""
+
+    tasks: tuple[dict[str, Any], ...]
+    next_offset: int | None
+    """Where the next page begins; None after the last task."""
+
+
 class FileEntry(_Frozen):
     """An entry of a directory in the sandbox."""
 

@@ -26,6 +26,8 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    ResetResult,
+    TaskPage,
     ToolResult,
 )
 
@@ -173,6 +175,15 @@ class AsyncEnvHandle:
         """Call a reward."""
         reference = self.handle.call_reward.remote(arguments, name, timeout_s)
         return await self._cancellable(reference, f"reward {name or 'default'!r}", timeout_s)
+
+    async def reset(self, task: Any, seed: int | None, timeout_s: float) -> ResetResult:
+        """Reset the instance; see `EnvHandle.reset`."""
+        reference = self.handle.reset.remote(task, seed, timeout_s)
+        return await self._cancellable(reference, "reset", timeout_s)
+
+    async def list_tasks(self, offset: int, limit: int) -> TaskPage:
+        """Return a page of the environment's tasks."""
+        return await self._wait(self.handle.list_tasks.remote(offset, limit), "tasks", 60.0)
 
     async def check_health(self, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return ``{"success": True, "data": {"status": …}}``, as the HTTP server does."""

@@ -6,7 +6,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from aenv_ray.errors import AenvError
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ResetResult,
+    TaskPage,
+    ToolResult,
+)
 
 
 class EnvironmentBackend(Protocol):
@@ -53,6 +60,12 @@ class EnvironmentBackend(Protocol):
         self, arguments: Mapping[str, Any], name: str | None, timeout_s: float
     ) -> Any:
         """Return a reward's result; `name` None is the default reward."""
+
+    async def reset(self, task: Any, seed: int | None, timeout_s: float) -> ResetResult:
+        """Reset the instance; only over Ray."""
+
+    async def list_tasks(self, offset: int, limit: int) -> TaskPage:
+        """Return a page of the environment's tasks; only over Ray."""
 
     async def check_health(self, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return ``{"success": True, "data": {"status": …}}``."""

@@ -10,6 +10,7 @@ The settings choose how the instance is reached: ``DUMMY_INSTANCE_IP`` names one
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -21,9 +22,10 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from aenv_ray.actors.calls.handle import bare_tool_name
+from aenv_ray.actors.calls.handle import TASKS_PER_PAGE, bare_tool_name
 from aenv_ray.actors.calls.parameters import call_pairs, object_of
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -32,9 +34,27 @@ from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAITools, openai_arguments
 from aenv_ray.client.waiting import Wait, with_hint
 from aenv_ray.config import read_settings
-from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, SandboxStartFailed
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.errors import (
+    GONE,
+    AenvError,
+    ConfigError,
+    DeadlineExceeded,
+    FunctionFailed,
+    ResetFailed,
+    SandboxStartFailed,
+    ToolTimeout,
+)
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ResetResult,
+    TaskPage,
+    ToolResult,
+)
 from aenv_ray.runtime.door.dispatch import HEALTHY
+
+logger = logging.getLogger("aenv_ray")
 
 T = TypeVar("T")
 BackendT = TypeVar("BackendT", bound=EnvironmentBackend)
@@ -63,6 +83,7 @@ class Environment:
         actor: ``dedicated`` or ``shared``. None: dedicated over Ray, else the gateway chooses.
         engine: None: chosen by project and cluster.
         idle_timeout: Ends the instance after this long without a call.
+        seed: Of the first episode, see `aenv_ray.create`.
 
     Methods may be called concurrently. The first call creates the instance if neither
     ``async with`` nor `initialize` did.
@@ -87,6 +108,7 @@ class Environment:
         actor: str | None = None,
         engine: str | None = None,
         idle_timeout: str | float | None = None,
+        seed: int | None = None,
     ) -> None:
         _check_numbers(timeout, startup_timeout, max_retries)
         self.env_name = str(env_name)
@@ -100,7 +122,7 @@ class Environment:
         self._options = CreateOptions(
             actor=actor or "dedicated", ttl=ttl, idle_timeout=idle_timeout, engine=engine,
             environment_variables=environment_variables, arguments=arguments, labels=labels,
-            owner=owner, datasource=datasource,
+            owner=owner, datasource=datasource, seed=seed,
         )  # fmt: skip
         self._instance: EnvironmentBackend | None = None
         self._attach_to: str | None = None
@@ -349,6 +371,69 @@ class Environment:
         given = object_of(name or "reward", arguments)
         return await self._run(lambda i: i.call_reward(given, name, seconds))
 
+    async def reset(
+        self, task: Any = None, seed: int | None = None, timeout: float | None = None
+    ) -> ResetResult:
+        """Begin the next episode: reset the instance, or replace it if it cannot be made clean.
+
+        A new instance is reset, too, so the environment's function runs in any case. An instance
+        that was attached to is never replaced.
+
+        Args:
+            task: JSON data for the environment's function.
+            seed: For the environment's function, and its `current_call().seed`.
+            timeout: Seconds for the function. None: that of the environment.
+
+        Returns:
+            The result for the instance that is used from now on, and whether it is another one.
+
+        Raises:
+            ToolNotFound: The environment registers no reset.
+            ResetFailed: The instance is not clean, nor is a new one; or it was attached to.
+            FunctionFailed: The function raised in a new instance, too.
+            ConfigError: The instance is not reached over Ray.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        try:
+            result = await self._run(lambda i: i.reset(task, seed, seconds))
+            if result.clean:
+                return result
+        except (FunctionFailed, ToolTimeout, *GONE) as exc:
+            if self._attach_to is not None:
+                raise
+            logger.info("an instance of %s is replaced: %s", self.env_name, exc)
+        else:
+            if self._attach_to is not None:
+                raise self._not_clean(result)
+        await self.release()
+        result = await self._run(lambda i: i.reset(task, seed, seconds))
+        if not result.clean:
+            raise self._not_clean(result)
+        return result.model_copy(update={"replaced": True})
+
+    def _not_clean(self, result: ResetResult) -> ResetFailed:
+        return ResetFailed(
+            f"{self.instance_id} is not clean after a reset: {'; '.join(result.reasons)}",
+            instance_id=self.instance_id,
+            hint="release it and create another",
+        )
+
+    async def list_tasks(self) -> list[dict[str, Any]]:
+        """Return all tasks that the environment brings.
+
+        Raises:
+            ToolNotFound: It registers none.
+            FunctionFailed: Its function raised.
+            ConfigError: The instance is not reached over Ray.
+        """
+        tasks: list[dict[str, Any]] = []
+        offset: int | None = 0
+        while offset is not None:
+            page = await self._run(partial(_task_page, offset))
+            tasks += page.tasks
+            offset = page.next_offset
+        return tasks
+
     async def check_health(
         self, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
@@ -432,6 +517,10 @@ class Environment:
         """
         own = self.tool_of_openai_name(name)
         return await self.call_tool(own, openai_arguments(own, arguments))
+
+
+async def _task_page(offset: int, instance: EnvironmentBackend) -> TaskPage:
+    return await instance.list_tasks(offset, TASKS_PER_PAGE)
 
 
 async def _expect_healthy(instance: EnvironmentBackend, timeout_s: float) -> None:

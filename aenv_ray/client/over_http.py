@@ -43,7 +43,14 @@ from aenv_ray.errors import (
     ToolTimeout,
     from_wire,
 )
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ResetResult,
+    TaskPage,
+    ToolResult,
+)
 from aenv_ray.runtime.door.async_calls import TIMEOUT_S
 
 _CONNECT_S: Final = 5.0
@@ -353,6 +360,15 @@ class HttpInstance:
         )
 
     # --- only for instances of the fabric -------------------------------------------------------
+
+    def _only_on_ray(self, *_: object, **__: object) -> Any:
+        raise ConfigError(
+            f"instances at {self.url} cannot be reset, and list no tasks",
+            hint="reset instances on Ray; here, release this one and create another",
+        )
+
+    reset: Callable[..., Coroutine[Any, Any, ResetResult]] = _only_on_ray
+    list_tasks: Callable[..., Coroutine[Any, Any, TaskPage]] = _only_on_ray
 
     def _unmanaged(self, *_: object, **__: object) -> Any:
         raise ConfigError(

@@ -73,6 +73,8 @@ class SyncEnvironment:
     list_functions = _blocking(Environment.list_functions)
     call_function = _blocking(Environment.call_function)
     call_reward = _blocking(Environment.call_reward)
+    reset = _blocking(Environment.reset)
+    list_tasks = _blocking(Environment.list_tasks)
     check_health = _blocking(Environment.check_health)
     exec = _blocking(Environment.exec)
     read_file = _blocking(Environment.read_file)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from aenv_ray.runtime.api.decorators import (
         register_function,
         register_health,
+        register_reset,
         register_reward,
+        register_tasks,
         register_tool,
     )
     from aenv_ray.runtime.api.registry import Registry, get_registry
@@ -28,7 +30,9 @@ _HOMES = {
     "get_registry": "api.registry",
     "register_function": "api.decorators",
     "register_health": "api.decorators",
+    "register_reset": "api.decorators",
     "register_reward": "api.decorators",
+    "register_tasks": "api.decorators",
     "register_tool": "api.decorators",
 }
 
@@ -39,7 +43,9 @@ __all__ = [
     "get_registry",
     "register_function",
     "register_health",
+    "register_reset",
     "register_reward",
+    "register_tasks",
     "register_tool",
 ]
 

@@ -34,13 +34,15 @@ from aenv_ray.testing.contract_calls import CallTests
 from aenv_ray.testing.contract_isolation import IsolationTests, SharedIsolationTests
 from aenv_ray.testing.contract_life import LifeTests
 from aenv_ray.testing.contract_logs import LogTests, SharedLogTests
+from aenv_ray.testing.contract_reset import ResetTests
 from aenv_ray.testing.contract_shared import MakeEngine, SharedSandboxes, end_engine
 from aenv_ray.testing.contract_start import StartTests
 
 
 @pytest.mark.asyncio(loop_scope="class")
 class EngineContract(
-    StartTests, LifeTests, LogTests, IsolationTests, SharedLogTests, SharedIsolationTests, CallTests
+    StartTests, LifeTests, LogTests, IsolationTests, ResetTests,
+    SharedLogTests, SharedIsolationTests, CallTests,
 ):  # fmt: skip
     """Tests of every guarantee of the engine contract; subclass it for an engine."""
 

@@ -27,6 +27,8 @@ class TestFakeEngine(RuntimeContract):
         "test_processes_are_a_sandboxs_own": "threads see every process of the machine",
         "test_loopback_is_a_sandboxs_own": "threads share the network",
         "test_a_full_directory_is_the_tools_own_error": "nothing limits a thread's files",
+        "test_a_reset_ends_what_the_agent_started": "threads share the processes of the machine",
+        "test_a_change_that_cannot_be_undone_is_found": "threads share open files",
     }
     cannot_run: ClassVar[dict[str, str]] = {
         "test_a_log_has_what_was_printed": "it would wait: threads share standard output",
@@ -73,6 +75,9 @@ class TestProcessEngine(ProcessContract):
         return walled_node
 
 
+_NEVER_CLEAN = "without namespaces no instance is clean: its processes cannot be ended"
+
+
 class TestProcessEngineWithoutNamespaces(ProcessContract):
     signals_look_alike: ClassVar[bool] = True
     large_mib: ClassVar[int] = 5
@@ -81,6 +86,11 @@ class TestProcessEngineWithoutNamespaces(ProcessContract):
         "test_processes_are_a_sandboxs_own": "without namespaces /proc shows the whole node",
         "test_loopback_is_a_sandboxs_own": "without namespaces loopback is the node's",
         "test_a_full_directory_is_the_tools_own_error": "the work directory is on the node's disk",
+        "test_a_reset_removes_what_the_agent_left": _NEVER_CLEAN,
+        "test_a_reset_ends_what_the_agent_started": _NEVER_CLEAN,
+        "test_an_instance_that_is_not_clean_answers_no_call": _NEVER_CLEAN,
+        "test_a_call_id_of_an_earlier_episode_neither_runs_nor_answers": _NEVER_CLEAN,
+        "test_a_change_that_cannot_be_undone_is_found": _NEVER_CLEAN,
     }
 
     @pytest.fixture

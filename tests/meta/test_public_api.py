@@ -16,7 +16,7 @@ PUBLIC = [
 ]  # fmt: skip
 RUNTIME = [
     "Image", "Registry", "current_call", "get_registry", "register_function", "register_health",
-    "register_reward", "register_tool",
+    "register_reset", "register_reward", "register_tasks", "register_tool",
 ]  # fmt: skip
 
 

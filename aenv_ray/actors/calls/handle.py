@@ -27,7 +27,14 @@ from aenv_ray.actors.calls.wire import call_message
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError, ConfigError, ToolNotFound
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    InstanceInfo,
+    ResetResult,
+    TaskPage,
+    ToolResult,
+)
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 EXEC_TIMEOUT_S: Final = 60.0
 FILE_TIMEOUT_S: Final = 60.0
+TASKS_PER_PAGE: Final = 1000
 PIPELINED_WITHIN_S: Final = 0.0002
 """Calls this close together are pipelined: a caller that awaits each result cannot be as fast."""
 LOG_PIECES_AHEAD: Final = 16
@@ -316,6 +324,54 @@ class EnvHandle:
         """
         params = {"name": name, "arguments": object_of(name or "reward", arguments)}
         return self._call("aenv/reward", params, timeout_s, call_id)
+
+    @remote_method
+    def reset(
+        self,
+        task: Any = None,
+        seed: int | None = None,
+        timeout_s: float | None = None,
+        call_id: str | None = None,
+    ) -> ObjectRef[ResetResult]:
+        """Prepare the instance for its next episode, and check that nothing of the last is left.
+
+        All other calls are cancelled, and processes and files of the episode are removed. TTL and
+        idle timeout go on. Results of earlier calls can no longer be had by their ids.
+
+        Args:
+            task: JSON data for the environment's function.
+            seed: For the environment's function, and its `current_call().seed`.
+            timeout_s: Seconds after which the runtime stops the function. None means 60.
+            call_id: As for `call_tool`.
+
+        Returns:
+            Whether the instance is clean. One that is not can only be reset again or released.
+
+        Raises:
+            ToolNotFound: The environment registers no reset.
+            FunctionFailed: Its function raised; the instance is not clean.
+            CallCancelled: Another reset is under way.
+            ToolTimeout: It was stopped; the instance is not clean.
+        """
+        arguments = object_of("reset", {"task": task, "seed": seed})
+        return self._call("aenv/reset", {"arguments": arguments}, timeout_s, call_id)
+
+    @remote_method
+    def list_tasks(self, offset: int = 0, limit: int = TASKS_PER_PAGE) -> ObjectRef[TaskPage]:
+        """List tasks that the environment brings.
+
+        Args:
+            offset: Number of the first task, from 0.
+            limit: Most tasks, from 1 to 10,000; a page of large tasks has fewer.
+
+        Returns:
+            The tasks, and where the next page begins.
+
+        Raises:
+            ToolNotFound: The environment registers no tasks.
+            FunctionFailed: Its function raised, or yielded something else than objects.
+        """
+        return self._call("aenv/tasks", {"arguments": {"offset": offset, "limit": limit}})
 
     @remote_method
     def check_health(

@@ -21,7 +21,7 @@ from aenv_ray.errors import (
     reported_by_sandbox,
 )
 from aenv_ray.ids import CallId, InstanceId
-from aenv_ray.models import ExecResult, FileEntry, ToolResult
+from aenv_ray.models import ExecResult, FileEntry, ResetResult, TaskPage, ToolResult
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
@@ -72,6 +72,10 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
         FileEntry.model_validate(entry) for entry in result["data"]["entries"]
     ],
     "aenv/read_file": lambda result: base64.b64decode(result["data"]["data"]),
+    "aenv/reset": lambda result: ResetResult.model_validate(result["data"]),
+    "aenv/tasks": lambda result: TaskPage(
+        tasks=result["data"]["tasks"], next_offset=result["data"]["next"]
+    ),
     "aenv/write_file": lambda result: result["data"]["size_bytes"],
 }
 

@@ -14,6 +14,7 @@ from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
 from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
+from aenv_ray.runtime.door.dispatch import SEED_VARIABLE
 
 logger = logging.getLogger("aenv_ray")
 
@@ -34,7 +35,7 @@ class CreateOptions:
         near_node: As for `InstanceSpec`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one for each option of `create`
         self,
         *,
         actor: str = "dedicated",
@@ -51,6 +52,7 @@ class CreateOptions:
         changes: DeployChanges | None = None,
         storage: StorageMount | None = None,
         node_ids: Sequence[str] = (),
+        seed: int | None = None,
     ) -> None:
         self.actor = _member(ActorDensity, actor, "actor")
         self.lifetime = _member(Lifetime, lifetime, "lifetime")
@@ -58,6 +60,8 @@ class CreateOptions:
         self.idle_timeout = None if idle_timeout == "" else idle_timeout
         self.engine = engine
         self.environment_variables = _strings(environment_variables, "environment_variables")
+        if seed is not None:
+            self.environment_variables |= {SEED_VARIABLE: str(_seed(seed))}
         process_strings.checked_variables(self.environment_variables, what="environment_variables")
         self.arguments = _texts(arguments, "arguments")
         process_strings.check_total((len(text.encode()) for text in self.arguments), "arguments")
@@ -111,6 +115,12 @@ class CreateOptions:
             )
             for _ in range(count)
         ]
+
+
+def _seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed {seed!r} is not an integer")
+    return seed
 
 
 def _warn_of_open_network(source: project.Project) -> None:

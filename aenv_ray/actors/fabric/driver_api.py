@@ -99,6 +99,7 @@ def create(
     owner: str | None = None,
     datasource: str = "",
     queue_timeout: str | float = QUEUE_S,
+    seed: int | None = None,
 ) -> EnvHandle:
     """Create an instance and return its handle once it answers calls.
 
@@ -119,6 +120,7 @@ def create(
         datasource: Value of ``AENV_DATASOURCE`` in the sandbox.
         queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do
             not wait.
+        seed: Of the first episode: ``AENV_SEED`` in the sandbox, and `current_call().seed`.
 
     Raises:
         EnvironmentNotFound: The environment or project does not exist.
@@ -131,7 +133,7 @@ def create(
     options = CreateOptions(
         actor=actor, lifetime=lifetime, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
         environment_variables=environment_variables, arguments=arguments, labels=labels,
-        owner=owner, datasource=datasource, queue_timeout=queue_timeout,
+        owner=owner, datasource=datasource, queue_timeout=queue_timeout, seed=seed,
     )  # fmt: skip
     source = resolve(environment, init)
     return init().create(source, 1, options)[0]

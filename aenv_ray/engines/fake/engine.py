@@ -208,6 +208,7 @@ class _FakeRuntime:
         self.is_cancelled = threading.Event()
         self.work_dir = Path(tempfile.mkdtemp(dir=base_dir()))
         self._project_dir = spec.project_dir
+        self._variables = spec.environment_variables
         self._dispatcher: Dispatcher | None = None
         self._peers: list[socket.socket] = []
 
@@ -224,6 +225,7 @@ class _FakeRuntime:
             reason = traceback.format_exc()
         else:
             self._dispatcher = Dispatcher(registry)
+            self._dispatcher.begin(directory=str(self.work_dir), variables=self._variables)
             with _alive_changed:
                 if not self.is_cancelled.is_set():
                     self.first = self._serve()

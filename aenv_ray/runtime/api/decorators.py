@@ -1,8 +1,8 @@
-"""The decorators that register tools, rewards, functions and the health check."""
+"""The decorators that register what an environment offers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from aenv_ray.runtime.api.registry import get_registry
@@ -146,6 +146,77 @@ def register_health(function: Any = None) -> Any:
 
     def register(target: F) -> F:
         get_registry().set_health(target)
+        return target
+
+    return register(function) if function is not None else register
+
+
+@overload
+def register_reset(function: F) -> F: ...
+@overload
+def register_reset(
+    *,
+    state: Sequence[str] = (),
+    keep_files: Sequence[str] = (),
+    timeout: float | None = None,
+) -> Callable[[F], F]: ...
+def register_reset(
+    function: Any = None,
+    *,
+    state: Sequence[str] = (),
+    keep_files: Sequence[str] = (),
+    timeout: float | None = None,
+) -> Any:
+    """Register a function that prepares a used instance for its next episode.
+
+    Before it runs, the runtime ends all calls and processes of the last episode and removes the
+    files that it created in the work directory, ``/tmp`` and ``/dev/shm``. The function clears what
+    the module holds. Afterwards the runtime checks that nothing is left; an instance that is not
+    clean is not used again.
+
+    Args:
+        function: Sync or async; takes ``task`` (JSON data of the next task, or None) and ``seed``
+            (int, or None), or either, or neither. It can start the task.
+        state: Variables that must have their first values after it has run: ``"board"`` in its own
+            module, or ``"module.board"``.
+        keep_files: Paths in the work directory that it restores itself, for example a cache: the
+            runtime neither removes nor checks them.
+        timeout: Seconds after which it is stopped. None: only the caller's timeout applies.
+
+    Raises:
+        ValueError: Another reset is registered, a path is not in the work directory, or `timeout`
+            is not positive.
+        TypeError: The function has other parameters.
+    """
+
+    def register(target: F) -> F:
+        get_registry().set_reset(target, state=state, keep_files=keep_files, timeout_s=timeout)
+        return target
+
+    return register(function) if function is not None else register
+
+
+@overload
+def register_tasks(function: F) -> F: ...
+@overload
+def register_tasks(*, timeout: float | None = None) -> Callable[[F], F]: ...
+def register_tasks(function: Any = None, *, timeout: float | None = None) -> Any:
+    """Register a function that returns or yields the environment's tasks, for the sampler.
+
+    Each is a mapping in the form of a sampler's task: ``id``, and what the policy, the setup and
+    the reward need. There may be any number of tasks: they are listed in pages.
+
+    Args:
+        function: Sync, without arguments. Returns an iterable, or is a generator.
+        timeout: Seconds after which listing a page is stopped. None: the caller's timeout applies.
+
+    Raises:
+        ValueError: Another such function is registered, or `timeout` is not positive.
+        TypeError: The function takes arguments, or is async.
+    """
+
+    def register(target: F) -> F:
+        get_registry().set_tasks(target, timeout_s=timeout)
         return target
 
     return register(function) if function is not None else register

@@ -71,6 +71,7 @@ def load_project(path: str | Path) -> Registry:
     registry = get_registry()
     try:
         registry.compile()
+        registry.note_state()
     except TypeError as exc:
         raise ProjectLoadError(f"{root}: {exc}") from exc
     if not (registry.tools or registry.rewards or registry.functions):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
+from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.signature import Signature
 from aenv_ray.runtime.faults import Fault
 
 DEFAULT_REWARD_PATH = "/task/reward"
+RESET_PARAMETERS = ("task", "seed")
+"""What a reset is given."""
 HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -24,7 +28,7 @@ class Registered:
     name: str
     function: Callable[..., Any]
     kind: str
-    """``tool``, ``reward``, ``function`` or ``health``."""
+    """``tool``, ``reward``, ``function``, ``health``, ``reset`` or ``tasks``."""
     description: str | None = None
     timeout_s: float | None = None
     """Seconds after which a call is stopped. None: only the caller's timeout applies."""
@@ -35,6 +39,10 @@ class Registered:
     method: str = "POST"
     keeps_processes: bool = False
     """Of a reward: the processes that tools have started go on while it runs."""
+    state: tuple[str, ...] = ()
+    """Of a reset: variables of modules that must have their first values afterwards."""
+    kept_files: tuple[str, ...] = ()
+    """Of a reset: paths in the work directory that it restores itself."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -97,6 +105,10 @@ class Registry:
     rewards: dict[str, Registered] = field(default_factory=dict)
     functions: dict[str, Registered] = field(default_factory=dict)
     health: Registered | None = None
+    reset: Registered | None = None
+    reset_state: ModuleState | None = None
+    """The first values of the variables that the reset declares; set by `note_state`."""
+    tasks: Registered | None = None
     absence: str = ""
     """Why there are no functions, if the project's code cannot run here."""
 
@@ -211,6 +223,59 @@ class Registry:
         self.health = Registered(name, function, "health", endpoint="/health", method="GET")
         return self.health
 
+    def set_reset(
+        self,
+        function: Callable[..., Any],
+        *,
+        state: Sequence[str] = (),
+        keep_files: Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> Registered:
+        """Register the reset; there is at most one.
+
+        Raises:
+            ValueError: Another reset is registered, a path leaves the work directory, or
+                `timeout_s` is not positive.
+            TypeError: The function has a parameter other than ``task`` and ``seed``.
+        """
+        name = _name_of(function, "reset")
+        if self.reset and not _same(self.reset.function, function):
+            raise ValueError(f"reset {name!r}: {self.reset.name!r} is already registered")
+        others = [other for other in _parameters_of(function) if other not in RESET_PARAMETERS]
+        if others:
+            raise TypeError(
+                f"reset {name!r} takes {', '.join(others)}: a reset is given only "
+                f"{' and '.join(RESET_PARAMETERS)}"
+            )
+        self.reset = Registered(
+            name,
+            function,
+            "reset",
+            timeout_s=_positive(timeout_s),
+            state=tuple(_qualified(variable, function) for variable in _texts(state, "state")),
+            kept_files=tuple(_inner_path(path) for path in _texts(keep_files, "keep_files")),
+        )
+        return self.reset
+
+    def set_tasks(
+        self, function: Callable[..., Any], *, timeout_s: float | None = None
+    ) -> Registered:
+        """Register the function that yields the environment's tasks; there is at most one.
+
+        Raises:
+            ValueError: Another one is registered, or `timeout_s` is not positive.
+            TypeError: The function takes arguments, or is async.
+        """
+        name = _name_of(function, "function of tasks")
+        if self.tasks and not _same(self.tasks.function, function):
+            raise ValueError(f"tasks {name!r}: {self.tasks.name!r} is already registered")
+        if _parameters_of(function, required=True):
+            raise TypeError(f"tasks {name!r}: the function is called without arguments")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"tasks {name!r}: write it with def, and return or yield the tasks")
+        self.tasks = Registered(name, function, "tasks", timeout_s=_positive(timeout_s))
+        return self.tasks
+
     def tool(self, name: str) -> Registered:
         """Return the tool.
 
@@ -277,15 +342,29 @@ class Registry:
         for group in (self.tools, self.rewards, self.functions):
             for entry in group.values():
                 entry.mcp_tool()
-        if self.health:
-            self.health.mcp_tool()
+        for single in (self.health, self.reset, self.tasks):
+            if single:
+                single.mcp_tool()
+
+    def note_state(self) -> None:
+        """Note the values of the variables that the reset declares, once the project is loaded.
+
+        Raises:
+            TypeError: One does not exist, or holds too many values.
+        """
+        if self.reset:
+            try:
+                self.reset_state = ModuleState(self.reset.state)
+            except (LookupError, ValueError) as exc:
+                raise TypeError(f"reset {self.reset.name!r}: {exc}") from exc
 
     def clear(self) -> None:
         """Remove all functions; for tests and notebooks."""
         self.tools.clear()
         self.rewards.clear()
         self.functions.clear()
-        self.health = None
+        self.health = self.reset = self.tasks = None
+        self.reset_state = None
         self._default_reward = None
 
     _default_reward: str | None = None
@@ -318,6 +397,35 @@ def _name_of(function: Any, kind: str) -> str:
         way_out = "give it one with name=…" if kind in ("tool", "reward") else "write it with def"
         raise TypeError(f"{function!r} has no name: {way_out}")
     return str(name)
+
+
+def _parameters_of(function: Callable[..., Any], *, required: bool = False) -> list[str]:
+    """Return the names of a function's parameters, ``**kwargs`` aside."""
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and not (required and parameter.default is not parameter.empty)
+    ]
+
+
+def _texts(values: Sequence[str], what: str) -> Sequence[str]:
+    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{what} {values!r} is not a list of strings")
+    return values
+
+
+def _qualified(variable: str, function: Callable[..., Any]) -> str:
+    """Return ``module.NAME`` for the name of a variable in the function's own module."""
+    return variable if "." in variable else f"{function.__module__}.{variable}"
+
+
+def _inner_path(text: str) -> str:
+    """Return a path in the work directory, without redundant parts."""
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"keep_files: {text!r} is not a path inside the work directory")
+    return str(path)
 
 
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -32,9 +32,14 @@ class AgentProcesses:
 
     The processes that exist at the first tool call belong to the environment: its code started them
     when it was imported, or in a function.
+
+    Args:
+        may_be_reset: Note the processes that exist now, for `end_episode`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_reset: bool = False) -> None:
+        self._first = frozenset(_others()) if may_be_reset else frozenset()
+        """Those of the start, which outlive a reset."""
         self._spared: frozenset[Process] | None = None
         self._memory: mmap.mmap | None = None
         self._files: list[int] = []
@@ -61,6 +66,16 @@ class AgentProcesses:
         """Kill the processes that tools have started, and give the reserved room free."""
         if self._spared is not None:
             _kill_all_but(self._spared)
+        self._give_room()
+
+    def end_episode(self) -> int:
+        """Kill all processes that were started since the start; return how many did not end."""
+        _kill_all_but(self._first)
+        self._give_room()
+        self._spared = None
+        return len(set(_others()) - self._first)
+
+    def _give_room(self) -> None:
         if self._memory is not None:
             self._memory.close()
             self._memory = None

@@ -30,7 +30,7 @@ LOST: Final = fault_outcome(
     Fault(
         "call_outcome_unknown",
         "the call ran, but its result is no longer stored",
-        "results are stored for 5 minutes and up to 32 MiB; the call was not run again",
+        "results are stored for 5 minutes, up to 32 MiB and until a reset; nothing ran again",
     )
 )
 """For a repeated id whose outcome was dropped."""

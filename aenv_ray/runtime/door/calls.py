@@ -54,6 +54,7 @@ class RunningCall:
         deadline: When the call is stopped; seconds on `time.monotonic`.
         on_progress: Called with ``(progress, total, message)``. None: reports are dropped.
         waiting: The call waits for a thread until `begin`.
+        seed: Of the episode; None if it has none.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class RunningCall:
         "deadline",
         "key",
         "name",
+        "seed",
         "stop_reason",
     )
 
@@ -78,9 +80,11 @@ class RunningCall:
         on_progress: Callable[[float, float | None, str | None], None] | None = None,
         *,
         waiting: bool = False,
+        seed: int | None = None,
     ) -> None:
         self.key = key
         self.name = name
+        self.seed = seed
         self.deadline = deadline
         self.stop_reason: str | None = None
         self._on_progress = on_progress

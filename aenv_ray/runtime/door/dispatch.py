@@ -6,6 +6,7 @@ A call arrives as a method with parameters and leaves as an *outcome*: the bytes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -30,12 +31,16 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
+from aenv_ray.runtime.door.call_gate import CallGate
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, CallInterrupted, RunningCall, Watchdog
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
+from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 
 if TYPE_CHECKING:
     import asyncio
+
+    from aenv_ray.runtime.door.reset import Reset
 
 OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
@@ -50,6 +55,11 @@ _ITEM_GRACE_S: Final = 1.0
 """How much longer than its timeout a batch waits for the outcome of an item."""
 _TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools"})
 """What an agent may call."""
+_RESET: Final = "aenv/reset"
+_OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
+"""What only a clean instance answers after a reset."""
+SEED_VARIABLE: Final = "AENV_SEED"
+"""Variable of an instance with the seed of its first episode."""
 _LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
@@ -77,22 +87,54 @@ class Dispatcher:
         self._loop_lock = threading.Lock()
         self._pid = os.getpid()
         self._agent: AgentProcesses | None = None
+        self._gate = CallGate()
+        self._reset: Reset | None = None
+        self._seed: int | None = None
+        self._task_pages = TaskPages(registry)
         self._last_active = time.time()
         self._builtins = {
             method: Registered(name=method, function=function, kind="builtin")
             for method, function in {**workspace.METHODS, **ports.METHODS}.items()
         }
 
-    def begin(self, *, owns_sandbox: bool = False) -> None:
+    def begin(
+        self,
+        *,
+        owns_sandbox: bool = False,
+        directory: str | None = None,
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
         """Prepare for calls in this process; to be called after a fork.
 
         Args:
             owns_sandbox: The other processes here are those of tools and of the environment; before
                 a reward runs, those of tools are ended.
+            directory: The work directory of one of several sandboxes in this process. None: this
+                process has only one, which may change the process.
+            variables: Of the instance.
         """
         self._pid = os.getpid()
-        self._agent = AgentProcesses() if owns_sandbox else None
+        entry, state = self.registry.reset, self.registry.reset_state
+        self._agent = AgentProcesses(may_be_reset=entry is not None) if owns_sandbox else None
+        with contextlib.suppress(ValueError):  # a variable that is no seed
+            self._seed = int(variables.get(SEED_VARIABLE, ""))
+        if entry is not None and state is not None:
+            # Imported only for environments with a reset: templates of others are smaller.
+            from aenv_ray.runtime.door.reset import Reset
+
+            self._reset = Reset(entry, state, self, self._gate, self._agent, directory)
         self._last_active = time.time()
+
+    def end_calls(self, reason: str) -> None:
+        """Stop all calls but resets."""
+        for key in list(self._calls):
+            if key.partition(" ")[0] != _RESET:
+                self.cancel(key, reason)
+
+    def begin_episode(self, seed: int | None) -> None:
+        """Begin the next episode: ids of earlier calls get no results any more."""
+        self._outcomes.drop_all()
+        self._seed = seed
 
     def submit(
         self,
@@ -105,7 +147,8 @@ class Dispatcher:
 
         Args:
             method: ``tools/call``, ``aenv/function``, ``aenv/reward``, ``aenv/health``,
-                ``aenv/call_tools``, a listing, or a workspace method.
+                ``aenv/reset``, ``aenv/tasks``, ``aenv/call_tools``, a listing, or a workspace
+                method.
             params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
             on_outcome: Called once, in any thread, with the outcome; must not raise.
             on_progress: Called with the function's progress reports.
@@ -182,6 +225,12 @@ class Dispatcher:
         try:
             if self.load_error is not None:
                 raise Fault("sandbox_start_failed", self.load_error)
+            if self._gate.refusal and method in _OF_ENVIRONMENT:
+                raise Fault(
+                    "reset_failed",
+                    f"the instance cannot be used after a reset: {self._gate.refusal}",
+                    "release it and create another",
+                )
             if method == "aenv/call_tools":
                 self._prepare(method, None)
                 self._run_batch(key, params, meta)
@@ -252,9 +301,22 @@ class Dispatcher:
             return self.registry.reward(params.get("name"))
         if method == "aenv/health":
             return self.registry.health or Registered("health", self._default_health, "health")
+        if method == _RESET:
+            return self._reset_entry()
+        if method == "aenv/tasks":
+            return self._task_pages.entry()
         if method in self._builtins:
             return self._builtins[method]
         raise Fault("config_error", f"unknown method {method!r}", rpc_code=METHOD_NOT_FOUND)
+
+    def _reset_entry(self) -> Registered:
+        if self._reset is not None:
+            return self._reset.method
+        raise Fault(
+            "tool_not_found",
+            self.registry.absence or "the environment registers no reset",
+            "decorate a function with @register_reset, or create another instance",
+        )
 
     def _default_health(self) -> dict[str, Any]:
         return {
@@ -284,13 +346,15 @@ class Dispatcher:
         arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
         timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
         deadline = min(time.monotonic() + timeout_s, latest_deadline)
-        call = RunningCall(key, entry.name, deadline, on_progress)
+        call = RunningCall(key, entry.name, deadline, on_progress, seed=self._seed)
         self._calls[key] = call
         self._watchdog.add(call)
         if entry.is_async:
             self._run_on_loop(call, entry, entry.runnable, arguments, done)
             return
         try:
+            if entry.kind != "reset":
+                self._gate.enter(call)
             value = call.run_sync(entry.runnable, arguments)
         except CallInterrupted:
             outcome = stopped(call, entry, timeout_s)
@@ -320,6 +384,8 @@ class Dispatcher:
 
         async def run() -> None:
             try:
+                if entry.kind != "reset":
+                    self._gate.enter(call)
                 outcome = returned(entry, await call.run_async(function, arguments))
             except asyncio.CancelledError:
                 outcome = stopped(call, entry, None)
@@ -343,6 +409,7 @@ class Dispatcher:
             return self._loop
 
     def _forget(self, call: RunningCall) -> None:
+        self._gate.leave(call)
         self._watchdog.remove(call)
         self._calls.pop(call.key, None)
 

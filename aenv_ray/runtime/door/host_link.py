@@ -33,6 +33,12 @@ class HostLink:
         self._pending: dict[str, tuple[bytes, OnAnswer]] = {}
         self._peer: HostConnection | None = None
         self._was_open = False
+        self._was_asked = False
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a request was ever sent."""
+        return self._was_asked
 
     @property
     def was_open(self) -> bool:
@@ -65,6 +71,7 @@ class HostLink:
         request = {"jsonrpc": "2.0", "method": method, "id": request_id, "params": params}
         line = to_json(request) + b"\n"
         with self._lock:
+            self._was_asked = True
             self._pending[request_id] = line, on_answer
             peer = self._peer
         if peer is not None:

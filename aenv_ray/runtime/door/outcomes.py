@@ -105,6 +105,12 @@ class Outcomes:
             waiter(outcome)
         return True
 
+    def drop_all(self) -> None:
+        """Drop all stored outcomes; their ids still never run again."""
+        with self._lock:
+            while self._stored:
+                self._drop_oldest()
+
     def expire(self) -> float:
         """Drop outcomes that are too old; their ids still never run again.
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from aenv_ray.runtime import (
     current_call,
     register_function,
     register_health,
+    register_reset,
     register_reward,
+    register_tasks,
     register_tool,
 )
 
@@ -33,6 +36,8 @@ _lock = threading.Lock()
 _barriers: dict[str, threading.Barrier] = {}
 _listeners: list[socket.socket] = []
 _health: dict[str, Any] = {"status": "healthy"}
+basket: list[str] = []
+_episode: dict[str, Any] = {}
 
 
 class Point(BaseModel):
@@ -265,6 +270,19 @@ def evaluate(source: str) -> Any:
     return names.get("result")
 
 
+@register_tool
+def put(item: str) -> list[str]:
+    """Put an item into the basket, which a reset empties."""
+    basket.append(item)
+    return basket
+
+
+@register_tool
+def episode() -> dict[str, Any]:
+    """Return what the last reset was given, and the seed of the episode."""
+    return {**_episode, "current_seed": current_call().seed}
+
+
 @register_reward
 def score(answer: str = "") -> dict[str, float]:
     """Score an answer."""
@@ -293,6 +311,23 @@ def broken_function() -> None:
 def set_health(status: str) -> None:
     """Set what the health check says."""
     _health["status"] = status
+
+
+@register_reset(state=["basket"])
+def start_over(task: Any = None, seed: int | None = None) -> None:
+    """Empty the basket, unless the task is to forget that, or to fail."""
+    _episode.update(task=task, seed=seed)
+    if task == "raise":
+        raise RuntimeError("the reset broke")
+    if task != "forget":
+        basket.clear()
+
+
+@register_tasks
+def tasks() -> Iterator[dict[str, Any]]:
+    """Yield five tasks."""
+    for number in range(5):
+        yield {"id": f"task-{number}", "instruction": f"do {number}"}
 
 
 @register_health
