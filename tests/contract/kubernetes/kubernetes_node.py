@@ -53,7 +53,7 @@ class KubernetesNode:
         """Return an engine in the Ray pod; `options` are for it or `PodSettings`."""
         from kubernetes.aio import client
 
-        own = {name: options.pop(name) for name in ("schedule_s",) if name in options}
+        own = {name: options.pop(name) for name in ("schedule_s", "policy") if name in options}
         settings = PodSettings(**{"pod_name": RAY_POD, "image": PYTHON_IMAGE, **options})
         return KubernetesEngine(
             host_id,

@@ -20,10 +20,12 @@ from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
     FabricUnavailable,
+    PolicyRefused,
     SandboxLost,
     SandboxStartFailed,
 )
 from aenv_ray.ids import HostId
+from aenv_ray.policy import STRICT
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
@@ -357,6 +359,18 @@ async def test_one_watch_is_enough_for_many(own_node: KubernetesNode, tmp_path: 
         calls = own_node.cluster.calls
         assert calls.count(("watch", "pods")) == 1
         assert calls.count(("get", "pods")) == 1  # the host's own
+
+
+@pytest.mark.parametrize("reference", ["sha256:" + "0a" * 32, "0a0a0a0a0a0a"])
+async def test_an_image_id_is_refused_where_images_are_restricted(
+    node: KubernetesNode, tmp_path: Path, reference: str
+) -> None:
+    """Invariant 15: a kubelet may take it for an image of another owner that is on its node."""
+    async with engine_on(node, policy=lambda: STRICT) as engine:
+        bench = Bench(engine, tmp_path)
+        deploy = {"network": "none", "container": {"image": reference}}
+        with pytest.raises(PolicyRefused, match="by its id"):
+            await bench.start(bench.contract_project(deploy))
 
 
 # --- networks and the sidecar ---------------------------------------------------------------------
