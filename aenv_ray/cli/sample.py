@@ -55,7 +55,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         str,
         typer.Option("--runners", help="Where the policy runs: nodes, driver or auto."),
     ] = "auto",
-    out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="JSON Lines file, or a directory.")] = Path(
         "episodes.jsonl"
     ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
@@ -125,6 +125,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.terminal import rollouts as shown
     from aenv_ray.sampling.policies.named import named_policy
+    from aenv_ray.trajectories.shards import has_episodes
 
     model_options = model.given(
         base_url=base_url,
@@ -143,7 +144,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     act = named_policy(policy, model_options)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
-    if out.is_file() and out.stat().st_size and not (force or resume):
+    if has_episodes(out) and not (force or resume):
         raise ConfigError(
             f"{out} already has episodes",
             hint="continue with --resume, overwrite with --force, or choose another --out",

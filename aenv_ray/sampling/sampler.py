@@ -29,8 +29,9 @@ from aenv_ray.sampling.policies.named import named_policy
 from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules
 from aenv_ray.sampling.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
-from aenv_ray.trajectories.files import EpisodeFile, finished_episodes
+from aenv_ray.trajectories.reading import finished_episodes
 from aenv_ray.trajectories.schema import Episode
+from aenv_ray.trajectories.shards import open_output
 from aenv_ray.trajectories.statistics import Summary, summarize
 from aenv_ray.units import parse_duration_s
 
@@ -208,7 +209,7 @@ class Sampling:
                 raise failure
 
     async def _run_all(self, tasks: GroupFeed, finished: asyncio.Queue[Episode | None]) -> None:
-        output = EpisodeFile(self._out, self._kept) if self._out else None
+        output = open_output(self._out, self._kept) if self._out else None
 
         metrics = SamplingMetrics(self._environment)
 
@@ -358,8 +359,10 @@ def sample(  # noqa: PLR0913  # each is an option
         reward_on_failure: Reward of episodes in which the reward raised after the policy had acted
             (``reward_failed``), or in which the policy did not handle the error of a tool call
             (``policy_failed``). None leaves them out of means.
-        out: File for one JSON object per line and finished episode. If it cannot be written, the
-            run continues, and raises ConfigError after its last episode.
+        out: File for one JSON object per line and finished episode. A directory, or a new path
+            without suffix, gets shards of JSON Lines and a manifest; a new path with the suffix
+            ``.parquet``, shards of Parquet. If it cannot be written, the run continues, and raises
+            ConfigError after its last episode.
         resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
             rest; episodes with infrastructure failures run again. The summary covers all episodes,
             except that `wall_s` and `calls_per_s` cover only this run.

@@ -1,1 +1,27 @@
-"""Trajectories as data: the schema of episodes, their files, and their statistics."""
+"""Trajectories as data: the schema of episodes, their files, statistics, and exports.
+
+from aenv_ray import trajectories
+
+episodes = trajectories.read("run1.jsonl")
+frame = episodes.to_pandas()
+"""
+
+from aenv_ray.trajectories.reading import Trajectories, read
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step, Task, Usage
+from aenv_ray.trajectories.shards import ShardFormat, ShardWriter, write_manifest
+from aenv_ray.trajectories.statistics import Summary, summarize
+
+__all__ = [
+    "Episode",
+    "EpisodeStatus",
+    "ShardFormat",
+    "ShardWriter",
+    "Step",
+    "Summary",
+    "Task",
+    "Trajectories",
+    "Usage",
+    "read",
+    "summarize",
+    "write_manifest",
+]

@@ -1,17 +1,18 @@
-"""The output file of a run: one JSON line per finished episode, and resuming from it."""
+"""A file of episodes: one JSON line per finished episode."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
+from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 
 logger = logging.getLogger("aenv_ray")
 
@@ -71,39 +72,55 @@ class EpisodeFile:
         )
 
 
-def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:
-    """Return the episodes of an interrupted run that need not run again.
+class Lines(NamedTuple):
+    """The content of a JSON Lines file."""
 
-    Episodes with infrastructure failures run again. An incomplete last line is ignored.
+    numbered: list[tuple[int, Episode]]
+    """Each episode with the number of its line, from 1."""
+    is_torn: bool
+    """Whether the last line is incomplete; its episode is missing here."""
 
-    Args:
-        path: The run's output file; it may be missing.
-        tasks: The tasks of the run. None if they are not known yet; `TaskFeed.skip` compares them.
+    @property
+    def episodes(self) -> list[Episode]:
+        """The episodes."""
+        return [episode for _, episode in self.numbered]
+
+
+def read_lines(path: Path) -> Lines:
+    """Return the episodes of a JSON Lines file. Empty lines are skipped.
 
     Raises:
-        ConfigError: The file cannot be read, or belongs to other tasks.
+        ConfigError: The file is missing or cannot be read, or a complete line is not an episode.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
-    *lines, _ = text.split("\n")
-    found: dict[int, Episode] = {}
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        try:
-            episode = Episode.model_validate_json(line)
-        except ValidationError:
-            raise ConfigError(
-                f"{where}: not an episode", hint="give the output file of the run to resume"
-            ) from None
-        if not _is_of(episode, tasks):
-            raise of_another_run(where, episode.index, episode.task_id)
-        if episode.status is not EpisodeStatus.INFRA_FAILED:
-            found[episode.index] = episode
-    return list(found.values())
+        text = path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+    *lines, rest = text.split(b"\n")
+    numbered = [(n, _episode(path, n, line)) for n, line in enumerate(lines, 1) if line.strip()]
+    try:
+        if rest.strip():
+            numbered.append((len(lines) + 1, _episode(path, len(lines) + 1, rest)))
+    except ConfigError:
+        return Lines(numbered, is_torn=True)
+    return Lines(numbered, is_torn=False)
+
+
+def _episode(path: Path, number: int, line: bytes) -> Episode:
+    try:
+        episode = Episode.model_validate_json(line)
+    except ValidationError:
+        raise ConfigError(
+            f"{path}, line {number}: not an episode",
+            hint="give the output of `aenv sample` or `aenv_ray.sample`",
+        ) from None
+    if episode.schema_version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}, line {number}: schema version {episode.schema_version} is newer than "
+            f"{SCHEMA_VERSION}, the newest that this aenv-ray reads",
+            hint="update aenv-ray",
+        )
+    return episode
 
 
 def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
@@ -112,10 +129,3 @@ def of_another_run(where: str, number: int, task_id: str) -> ConfigError:
         f"{where}: episode {number} is of task {task_id!r}, but this run has another task {number}",
         hint="resume with the same tasks and number of rollouts, or write to another file",
     )
-
-
-def _is_of(episode: Episode, tasks: Sequence[Task] | None) -> bool:
-    index = episode.index
-    if tasks is None:
-        return index >= 0
-    return 0 <= index < len(tasks) and tasks[index].id == episode.task_id

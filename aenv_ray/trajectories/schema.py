@@ -20,7 +20,7 @@ SCHEMA_VERSION: Final = 1
 class Call(BaseModel):
     """A function or reward of the environment, with its arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     function: str | None = None
     """For a setup: name of the function."""
@@ -32,7 +32,7 @@ class Call(BaseModel):
 class ToolCall(BaseModel):
     """A tool call of a scripted solution."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     tool: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -41,7 +41,7 @@ class ToolCall(BaseModel):
 class Task(BaseModel):
     """A task for an episode. Unknown fields are kept for the policy."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     id: str
     instruction: str = ""
@@ -58,7 +58,7 @@ class Task(BaseModel):
 class Step(BaseModel):
     """One tool call of an episode."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     tool: str
     """Name of the tool."""
@@ -80,7 +80,7 @@ class Step(BaseModel):
 class Usage(BaseModel):
     """What the models of an episode were asked, as `EpisodeEnv.record_usage` was told."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     requests: int = 0
     """Answers of the models."""
@@ -126,7 +126,7 @@ class EpisodeStatus(StrEnum):
 class Episode(BaseModel):
     """The record of one rollout."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     index: int
     """Number of the episode, from 0."""
@@ -174,6 +174,12 @@ class Episode(BaseModel):
     """Name of the policy."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON lacks are replaced by their repr."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recorded episode, with the description of each field."""
+    found = Episode.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
 
 
 def recordable_task(task: Task) -> Task:

@@ -1,15 +1,21 @@
-"""The summary of a set of episodes. Void episodes are counted, and excluded from means."""
+"""Figures of episodes, tasks and tools. Void episodes are counted, and excluded from means."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step
 
 SUCCESS_REWARD = 1.0
 """A completed episode with at least this reward counts as a success."""
+
+
+def is_success(episode: Episode) -> bool:
+    """Return whether the episode completed with at least `SUCCESS_REWARD`."""
+    is_completed = episode.status is EpisodeStatus.COMPLETED
+    return is_completed and (episode.reward or 0.0) >= SUCCESS_REWARD
 
 
 class Summary(BaseModel):
@@ -52,10 +58,7 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
     count = {status: sum(e.status is status for e in found) for status in EpisodeStatus}
     return Summary(
         rollouts=len(found),
-        succeeded=sum(
-            e.status is EpisodeStatus.COMPLETED and (e.reward or 0.0) >= SUCCESS_REWARD
-            for e in found
-        ),
+        succeeded=sum(is_success(e) for e in found),
         died_inside=count[EpisodeStatus.DIED_INSIDE],
         infra_failed=count[EpisodeStatus.INFRA_FAILED],
         policy_failed=count[EpisodeStatus.POLICY_FAILED],
@@ -78,3 +81,71 @@ def quantile_ms(seconds: Collection[float], share: float) -> float | None:
         return None
     ordered = sorted(seconds)
     return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class GroupStatistics(BaseModel):
+    """Figures of the episodes that share a value, such as a task."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    episodes: int
+    succeeded: int
+    void: int
+    """Episodes without a reward."""
+    reward_mean: float | None
+    steps_mean: float
+    duration_p50_ms: float | None
+
+
+def grouped(episodes: Iterable[Episode], key: Callable[[Episode], str]) -> list[GroupStatistics]:
+    """Return figures of the episodes by `key`, the lowest mean reward first."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(key(episode), []).append(episode)
+    found = [_statistics(name, members) for name, members in groups.items()]
+    return sorted(found, key=lambda one: (one.reward_mean is None, one.reward_mean or 0.0, one.key))
+
+
+def _statistics(key: str, episodes: list[Episode]) -> GroupStatistics:
+    rewards = [one.reward for one in episodes if one.reward is not None]
+    return GroupStatistics(
+        key=key,
+        episodes=len(episodes),
+        succeeded=sum(is_success(one) for one in episodes),
+        void=len(episodes) - len(rewards),
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        steps_mean=sum(len(one.steps) for one in episodes) / len(episodes),
+        duration_p50_ms=quantile_ms([one.duration_s for one in episodes], 0.5),
+    )
+
+
+class ToolStatistics(BaseModel):
+    """Figures of the calls of one tool."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tool: str
+    calls: int
+    errors: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+def by_tool(episodes: Iterable[Episode]) -> list[ToolStatistics]:
+    """Return figures of all calls by tool, the most used first."""
+    steps: dict[str, list[Step]] = {}
+    for episode in episodes:
+        for step in episode.steps:
+            steps.setdefault(step.tool, []).append(step)
+    found = [
+        ToolStatistics(
+            tool=tool,
+            calls=len(calls),
+            errors=sum(step.is_error for step in calls),
+            p50_ms=quantile_ms([step.duration_s for step in calls], 0.5),
+            p99_ms=quantile_ms([step.duration_s for step in calls], 0.99),
+        )
+        for tool, calls in steps.items()
+    ]
+    return sorted(found, key=lambda one: (-one.calls, one.tool))

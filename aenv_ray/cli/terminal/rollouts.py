@@ -22,11 +22,16 @@ _ERRORS_SHOWN: Final = 3
 
 
 def check_writable(out: Path) -> None:
-    """Check that the output file can be written, before anything runs.
+    """Check that the output file or directory can be written, before anything runs.
 
     Raises:
         ConfigError: It cannot.
     """
+    from aenv_ray.trajectories import shards
+
+    if shards.is_directory(out):
+        shards.make_directory(out)
+        return
     try:
         with out.open("a", encoding="utf-8"):
             pass

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories.files import EpisodeFile, finished_episodes
+from aenv_ray.trajectories.files import EpisodeFile
+from aenv_ray.trajectories.reading import finished_episodes
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
 
 

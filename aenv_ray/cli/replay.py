@@ -1,0 +1,114 @@
+"""``aenv replay`` and ``aenv rescore``: run recorded calls again on new instances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.output import Format, chosen, show
+from aenv_ray.cli.trajectories import Source, show_comparison
+from aenv_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aenv_ray.sampling.replay import Replay
+
+Environment = Annotated[
+    str | None,
+    typer.Option("--environment", help="NAME@VERSION or a path. Default: that of the episodes."),
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
+]
+
+
+def replay(
+    path: Source,
+    environment: Environment = None,
+    concurrency: Concurrency = 16,
+    engine: Engine = None,
+    output: Output = None,
+) -> None:
+    """Run recorded calls again on new instances and compare the results.
+
+    Each episode's setup, calls and reward run again, in order. Exits with 1 if
+    a result or a reward differs. Void episodes are not replayed.
+
+    Example:
+      aenv replay run1.jsonl
+      aenv replay run1.jsonl --environment ./my-env
+    """
+    played = _play(path, environment, concurrency, engine, None, output)
+    show_comparison(played.comparison(), output)
+
+
+def rescore(
+    path: Source,
+    out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
+    environment: Environment = None,
+    concurrency: Concurrency = 16,
+    engine: Engine = None,
+    output: Output = None,
+) -> None:
+    """Score recorded episodes again, with a changed reward or environment.
+
+    Each episode's setup and calls run again, then the reward of the
+    environment that you name. The output has the new records.
+
+    Example:
+      aenv rescore run1.jsonl --environment ./my-env --out rescored.jsonl
+    """
+    if out.exists():
+        raise ConfigError(f"{out} already exists", hint="choose another --out")
+    played = _play(path, environment, concurrency, engine, out, output)
+    found = played.comparison()
+    before = {one.index: one.reward for one in played.originals}
+    rows = [
+        {
+            "index": one.index,
+            "task_id": one.task_id,
+            "before": before[one.index],
+            "after": one.reward,
+        }
+        for one in played.episodes()
+    ]
+    changed = [row for row in rows if row["before"] != row["after"]]
+    diverged = sum(one.step is not None for one in found.differences)
+    lines = [f"{len(changed)} of {len(rows)} rewards changed"]
+    lines += [f"  {r['index']}  {r['task_id']}  {r['before']} -> {r['after']}" for r in changed]
+    if diverged:
+        lines.append(f"{diverged} episodes had other results of calls; compare: aenv replay {path}")
+    show({"episodes": rows, "diverged": diverged}, output, "\n".join(lines))
+    console.say(f"episodes written to {out}")
+
+
+def _play(
+    path: Path,
+    environment: str | None,
+    concurrency: int,
+    engine: str | None,
+    out: Path | None,
+    output: Format | None,
+) -> Replay:
+    """Replay the episodes with a progress bar.
+
+    Raises:
+        ConfigError: The output could not be written.
+    """
+    from aenv_ray.actors.fabric import driver_api
+    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.sampling.replay import replay as prepared
+    from aenv_ray.trajectories import read
+
+    episodes = read(path)
+    options: dict[str, Any] = {"concurrency": concurrency, "engine": engine, "out": out}
+    with shown.on_ray():
+        driver_api.init()
+        played = prepared(episodes, environment, **options)
+        shown.run_all(played.sampling, quiet=chosen(output) is not Format.TABLE)
+    if played.sampling.output_failure is not None:
+        raise played.sampling.output_failure
+    return played

@@ -1,0 +1,385 @@
+"""``aenv trajectories``: look at recorded episodes, compare, filter and export them."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_rows
+from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
+
+if TYPE_CHECKING:
+    from aenv_ray.trajectories import Episode, Trajectories
+    from aenv_ray.trajectories.comparison import Comparison
+
+trajectories = typer.Typer(
+    help="Look at recorded episodes, compare, filter and export them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Source = Annotated[
+    Path, typer.Argument(metavar="PATH", help="JSON Lines, Parquet, or a directory of shards.")
+]
+Out = Annotated[Path, typer.Option("--out", help="File to write.")]
+_TEXT_SHOWN: Final = 2000
+_DIFFERENCES_SHOWN: Final = 20
+
+
+class Export(StrEnum):
+    """What an export writes."""
+
+    CHAT = "chat"
+    """Chat messages with tool calls in the format of OpenAI, for SFT."""
+    PREFERENCES = "preferences"
+    """Preference pairs, chosen and rejected, for DPO."""
+    STEPS = "steps"
+    """A flat table of steps."""
+
+
+class By(StrEnum):
+    """What statistics are grouped by."""
+
+    TASK = "task"
+    ENVIRONMENT = "environment"
+    POLICY = "policy"
+    STATUS = "status"
+    GROUP = "group"
+    TOOL = "tool"
+
+
+def _read(path: Path) -> Trajectories:
+    from aenv_ray.trajectories import read
+
+    return read(path)
+
+
+@trajectories.command("list")
+def list_(path: Source, output: Output = None) -> None:
+    """List episodes.
+
+    Example:
+      aenv trajectories list run1.jsonl
+    """
+    columns: Columns = {
+        "INDEX": lambda e: str(e["index"]), "TASK": lambda e: e["task_id"],
+        "STATUS": lambda e: e["status"], "REWARD": lambda e: e["reward"],
+        "STEPS": lambda e: str(e["steps"]), "SECONDS": lambda e: f"{e['duration_s']:.2f}",
+        "ERROR": lambda e: e["error"],
+    }  # fmt: skip
+    names = ("index", "task_id", "status", "reward", "duration_s", "error")
+    rows = [
+        {name: getattr(one, name) for name in names} | {"steps": len(one.steps)}
+        for one in _read(path)
+    ]
+    show_rows(rows, output, columns, empty="no episodes")
+
+
+@trajectories.command("show")
+def show_(
+    path: Source,
+    index: Annotated[int, typer.Argument(help="Number of the episode.")],
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
+    output: Output = None,
+) -> None:
+    """Show one episode with its steps.
+
+    Example:
+      aenv trajectories show run1.jsonl 3
+    """
+    episode = next((one for one in _read(path) if one.index == index), None)
+    if episode is None:
+        raise ConfigError(
+            f"{path} has no episode {index}", hint=f"list them: aenv trajectories list {path}"
+        )
+    limit = None if full else _TEXT_SHOWN
+    show(episode.model_dump(mode="json"), output, _described(episode, limit))
+
+
+def _described(episode: Episode, limit: int | None) -> str:
+    """Return an episode as text; `show` removes control characters."""
+    facts = pairs(
+        {
+            "episode": episode.index, "task": episode.task_id, "status": episode.status.value,
+            "reward": episode.reward, "error": episode.error, "environment": episode.environment,
+            "digest": episode.environment_digest, "instance": episode.instance_id,
+            "group": episode.group, "sample": episode.sample, "seed": episode.seed,
+            "attempts": episode.attempts, "duration": f"{episode.duration_s:.3f} s",
+            "phases": {name: f"{seconds:.3f}s" for name, seconds in episode.phases.items()},
+        }
+    )  # fmt: skip
+    parts = [facts]
+    if episode.task is not None and episode.task.instruction:
+        parts.append(f"instruction\n{_indented(episode.task.instruction, limit)}")
+    for number, step in enumerate(episode.steps):
+        outcome = step.error or ("error" if step.is_error else "ok")
+        arguments = json.dumps(step.arguments, ensure_ascii=False)
+        heading = f"step {number}  {step.tool}  {outcome}  {1000 * step.duration_s:.1f} ms"
+        parts.append(f"{heading}\n{_indented(arguments, limit)}\n{_indented(step.text, limit)}")
+    for name, value in (("output", episode.output), ("reward", episode.reward_detail)):
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            parts.append(f"{name}\n{_indented(text, limit)}")
+    return "\n\n".join(parts)
+
+
+def _indented(text: str, limit: int | None) -> str:
+    if limit is not None and len(text) > limit:
+        text = f"{text[:limit]}\n[{len(text) - limit} more characters; show them with --full]"
+    return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+@trajectories.command("stats")
+def stats(
+    path: Source,
+    by: Annotated[By, typer.Option("--by", help="What to group by.")] = By.TASK,
+    output: Output = None,
+) -> None:
+    """Show figures of episodes by task, or of calls by tool.
+
+    Example:
+      aenv trajectories stats run1.jsonl --by tool
+    """
+    from aenv_ray.trajectories import statistics
+
+    episodes = _read(path)
+
+    def ms(name: str) -> Callable[[Any], str | None]:
+        return lambda row: None if row[name] is None else f"{row[name]:.1f}"
+
+    if by is By.TOOL:
+        rows = [one.model_dump() for one in statistics.by_tool(episodes)]
+        columns: Columns = {
+            "TOOL": lambda r: r["tool"], "CALLS": lambda r: str(r["calls"]),
+            "ERRORS": lambda r: str(r["errors"]), "P50 MS": ms("p50_ms"), "P99 MS": ms("p99_ms"),
+        }  # fmt: skip
+        show_rows(rows, output, columns, empty="no calls")
+        return
+    keys: Mapping[By, Callable[[Episode], object]] = {
+        By.TASK: lambda e: e.task_id,
+        By.ENVIRONMENT: lambda e: e.environment,
+        By.POLICY: lambda e: e.policy,
+        By.STATUS: lambda e: e.status.value,
+        By.GROUP: lambda e: e.group,
+    }
+    rows = [one.model_dump() for one in statistics.grouped(episodes, lambda e: str(keys[by](e)))]
+    columns = {
+        by.upper(): lambda r: r["key"], "EPISODES": lambda r: str(r["episodes"]),
+        "SUCCEEDED": lambda r: str(r["succeeded"]), "VOID": lambda r: str(r["void"]),
+        "REWARD": lambda r: None if r["reward_mean"] is None else f"{r['reward_mean']:.3f}",
+        "STEPS": lambda r: f"{r['steps_mean']:.1f}", "P50 MS": ms("duration_p50_ms"),
+    }  # fmt: skip
+    show_rows(rows, output, columns, empty="no episodes")
+
+
+@trajectories.command("diff")
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Episodes to compare with.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Episodes to compare.")],
+    output: Output = None,
+) -> None:
+    """Compare two runs task by task. Exits with 1 if they differ.
+
+    Times and ids are not compared.
+
+    Example:
+      aenv trajectories diff run1.jsonl run2.jsonl
+    """
+    from aenv_ray.trajectories.comparison import compare
+
+    show_comparison(compare(_read(before), _read(after)), output)
+
+
+def show_comparison(found: Comparison, output: Format | None) -> None:
+    """Print a `Comparison`.
+
+    Raises:
+        typer.Exit: With code 1, if there are differences.
+    """
+    lines = [f"{found.equal} of {found.compared} episodes are equal"]
+    if found.only_before or found.only_after:
+        lines.append(f"without counterpart: {found.only_before} before, {found.only_after} after")
+    for one in found.differences[:_DIFFERENCES_SHOWN]:
+        lines.append(f"\nepisode {one.before_index}, task {one.task_id}")
+        if one.before_status != one.after_status:
+            lines.append(f"  status: {one.before_status} -> {one.after_status}")
+        if one.before_reward != one.after_reward:
+            lines.append(f"  reward: {one.before_reward} -> {one.after_reward}")
+        if one.step is not None:
+            lines += [f"  step {one.step}, {one.field}:", f"    - {one.before!r:.300}"]
+            lines.append(f"    + {one.after!r:.300}")
+    more = len(found.differences) - _DIFFERENCES_SHOWN
+    if more > 0:
+        lines.append(f"\nand {more} more; all are in -o json")
+    show(found.model_dump(mode="json"), output, "\n".join(lines))
+    if found.differences or found.only_before or found.only_after:
+        raise typer.Exit(1)
+
+
+@trajectories.command("filter")
+def filter_(  # each is an option
+    path: Source,
+    out: Out,
+    status: Annotated[
+        list[str] | None, typer.Option("--status", help="Only these outcomes; repeatable.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="Only these tasks; repeatable.")
+    ] = None,
+    min_reward: Annotated[
+        float | None, typer.Option("--min-reward", help="Only rewards of at least this.")
+    ] = None,
+    max_reward: Annotated[
+        float | None, typer.Option("--max-reward", help="Only rewards of at most this.")
+    ] = None,
+    tool: Annotated[
+        str | None, typer.Option("--tool", help="Only episodes that called this tool.")
+    ] = None,
+) -> None:
+    """Write the episodes that match all conditions, as JSON Lines.
+
+    Example:
+      aenv trajectories filter run1.jsonl --min-reward 1 --out solved.jsonl
+    """
+    from aenv_ray.trajectories import EpisodeStatus
+
+    known = [one.value for one in EpisodeStatus]
+    for name in status or []:
+        if name not in known:
+            raise typer.BadParameter(
+                f"{name!r} is none of {', '.join(known)}", param_hint="--status"
+            )
+
+    def matches(episode: Episode) -> bool:
+        reward = episode.reward
+        return (
+            (not status or episode.status in status)
+            and (not task or episode.task_id in task)
+            and (min_reward is None or (reward is not None and reward >= min_reward))
+            and (max_reward is None or (reward is not None and reward <= max_reward))
+            and (tool is None or any(step.tool == tool for step in episode.steps))
+        )
+
+    everything = _read(path)
+    kept = [episode for episode in everything if matches(episode)]
+    _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
+    console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
+
+
+@trajectories.command("export")
+def export(
+    path: Source,
+    out: Out,
+    form: Annotated[
+        Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
+    ] = Export.CHAT,
+    min_gap: Annotated[
+        float, typer.Option("--min-gap", help="Preferences: least difference of rewards.")
+    ] = 0.0,
+) -> None:
+    """Export episodes for training or analysis.
+
+    Chat messages and preference pairs are written as JSON Lines; steps as CSV, or as Parquet if
+    the file is named *.parquet. Void episodes are left out, except from the steps.
+
+    Example:
+      aenv trajectories export run1.jsonl --as chat --out sft.jsonl
+      aenv trajectories export run1.jsonl --as preferences --out dpo.jsonl
+      aenv trajectories export run1.jsonl --as steps --out steps.parquet
+    """
+    from aenv_ray.trajectories import export as exports
+
+    episodes = _read(path)
+    if form is Export.STEPS:
+        count = _export_steps(episodes, out)
+    else:
+        chosen = (
+            exports.chat(episodes)
+            if form is Export.CHAT
+            else exports.preferences(episodes, min_gap)
+        )
+        rows = [json.dumps(row, ensure_ascii=False) for row in chosen]
+        _write(out, "".join(f"{row}\n" for row in rows))
+        count = len(rows)
+    console.say(f"{count} rows of {len(episodes)} episodes written to {out}")
+
+
+def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
+    from aenv_ray.trajectories import arrow
+    from aenv_ray.trajectories.export import STEP_COLUMNS, step_rows
+
+    rows = list(step_rows(episodes))
+    if out.suffix == ".parquet":
+        with _writing(out):
+            arrow.write_rows(rows, STEP_COLUMNS, out)
+        return len(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, STEP_COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(out, text.getvalue())
+    return len(rows)
+
+
+@trajectories.command("report")
+def report(
+    path: Source,
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write a report with plots as one HTML file, which opens from the disk.
+
+    Example:
+      aenv trajectories report run1.jsonl --out report.html
+    """
+    from aenv_ray.trajectories.report import report as rendered
+
+    episodes = _read(path)
+    _write(out, rendered(list(episodes), path.name))
+    console.say(f"report of {len(episodes)} episodes written to {out}")
+
+
+@trajectories.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of a recorded episode.
+
+    Example:
+      aenv trajectories schema > episode.schema.json
+    """
+    from aenv_ray.trajectories.schema import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _write(out: Path, text: str) -> None:
+    """Write a file atomically, or into what is no regular file, such as a pipe.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    data = text.encode("utf-8", "replace")
+    with _writing(out):
+        if out.exists() and not out.is_file():
+            out.write_bytes(data)
+        else:
+            write_atomically(out, data, mode=0o644)
+
+
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise ConfigError(
+            f"{out} cannot be written: {exc.strerror}", hint="choose another file with --out"
+        ) from exc

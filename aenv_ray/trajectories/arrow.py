@@ -1,0 +1,140 @@
+"""Episodes as Arrow tables: one column per field, with free-form values as JSON text.
+
+The columns follow from `Episode` and `Step`, so a field that is added there is a column here. They
+never depend on the data, so all shards of all runs have the same schema.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.schema import Episode, Step
+
+_SCALARS: Final = {str: "string", int: "int64", float: "float64", bool: "bool_"}
+
+
+def optional(module: str, what: str, extra: str) -> Any:
+    """Import a module of an optional extra.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise ConfigError(
+            f"{what} requires {module}, which cannot be imported: {exc}",
+            hint=f"pip install 'aenv-ray[{extra}]'",
+        ) from exc
+
+
+def pyarrow(module: str = "pyarrow") -> Any:
+    """Return pyarrow, or a module of it.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    return optional(module, "Parquet", "parquet")
+
+
+def arrow_schema() -> Any:
+    """Return the Arrow schema of episodes."""
+    return pyarrow().schema([pyarrow().field(n, t) for n, t in _columns(Episode).items()])
+
+
+def to_table(episodes: Iterable[Episode]) -> Any:
+    """Return episodes as an Arrow table."""
+    rows = [_row(Episode, episode.model_dump(mode="json")) for episode in episodes]
+    return pyarrow().Table.from_pylist(rows, schema=arrow_schema())
+
+
+def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
+    """Write one Parquet file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    pyarrow("pyarrow.parquet").write_table(to_table(episodes), path, compression="zstd")
+
+
+def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], path: Path) -> None:
+    """Write flat rows as one Parquet file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    table = pyarrow().Table.from_pylist([{name: row[name] for name in columns} for row in rows])
+    pyarrow("pyarrow.parquet").write_table(table, path)
+
+
+def read_parquet(path: Path) -> list[Episode]:
+    """Return the episodes of a Parquet file.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
+    arrow = pyarrow()
+    try:
+        rows = pyarrow("pyarrow.parquet").read_table(path, partitioning=None).to_pylist()
+        return [Episode.model_validate(_record(Episode, row)) for row in rows]
+    except (OSError, arrow.ArrowException, ValidationError, ValueError) as exc:
+        raise ConfigError(f"{path}: not a Parquet file of episodes: {exc}") from exc
+
+
+def _is_scalar(annotation: Any) -> str | None:
+    """Return the Arrow type of a scalar field; None if the field has free-form values."""
+    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    choices = typing.get_args(annotation) if union else (annotation,)
+    plain = [one for one in choices if one is not type(None)]
+    if len(plain) != 1 or not isinstance(plain[0], type):
+        return None
+    return "string" if issubclass(plain[0], Enum) else _SCALARS.get(plain[0])
+
+
+def _columns(model: type[BaseModel]) -> dict[str, Any]:
+    arrow = pyarrow()
+    columns: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if field.annotation == tuple[Step, ...]:
+            columns[name] = arrow.list_(arrow.struct(list(_columns(Step).items())))
+        else:
+            columns[name] = getattr(arrow, _is_scalar(field.annotation) or "string")()
+    return columns
+
+
+def _row(model: type[BaseModel], record: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        value = record[name]
+        if field.annotation == tuple[Step, ...]:
+            row[name] = [_row(Step, step) for step in value]
+        elif _is_scalar(field.annotation) or value is None:
+            row[name] = value
+        else:
+            row[name] = json.dumps(value)
+    return row
+
+
+def _record(model: type[BaseModel], row: dict[str, Any]) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for name, value in row.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        if field.annotation == tuple[Step, ...]:
+            record[name] = [_record(Step, step) for step in value]
+        elif value is not None and not _is_scalar(field.annotation):
+            record[name] = json.loads(value)
+        else:
+            record[name] = value
+    return record

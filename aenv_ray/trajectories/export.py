@@ -1,0 +1,104 @@
+"""Exports of episodes: chat messages for SFT, preference pairs for DPO, and a table of steps."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from aenv_ray.trajectories.schema import Episode
+
+Message = dict[str, Any]
+"""A message in the chat format of OpenAI."""
+
+
+def messages(episode: Episode) -> list[Message]:
+    """Return the episode as chat messages with tool calls, in the format of OpenAI.
+
+    The conversation that the policy recorded, if there is one. Otherwise the task's instruction,
+    one assistant message for each tool call with its result, and the output if it is text.
+    """
+    if episode.messages:
+        return [dict(message) for message in episode.messages]
+    instruction = episode.task.instruction if episode.task is not None else ""
+    found: list[Message] = [{"role": "user", "content": instruction or episode.task_id}]
+    for number, step in enumerate(episode.steps):
+        call_id = step.call_id or f"call_{number}"
+        function = {"name": step.tool, "arguments": json.dumps(step.arguments)}
+        call = {"id": call_id, "type": "function", "function": function}
+        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        found.append({"role": "tool", "tool_call_id": call_id, "content": step.text})
+    if isinstance(episode.output, str) and episode.output:
+        found.append({"role": "assistant", "content": episode.output})
+    return found
+
+
+def chat(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """Yield ``{"messages": […]}`` for each episode that has a reward."""
+    for episode in episodes:
+        if episode.reward is not None:
+            yield {"messages": messages(episode)}
+
+
+def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any]]:
+    """Yield one preference pair for each group: its best and its worst episode.
+
+    Episodes without a group are grouped by environment and task. A group gives no pair if its
+    rewards differ by no more than `min_gap`, or its conversations begin differently.
+
+    Yields:
+        ``{"prompt": […], "chosen": […], "rejected": […], "chosen_reward", "rejected_reward",
+        "task_id"}``, with lists of chat messages.
+    """
+    groups: dict[tuple[str | None, str], list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        if episode.reward is not None:
+            groups[episode.environment_digest, episode.group or episode.task_id].append(episode)
+    for group in groups.values():
+        pair = _pair(group, min_gap)
+        if pair is not None:
+            yield pair
+
+
+def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | None:
+    best = max(group, key=lambda one: one.reward or 0.0)
+    worst = min(group, key=lambda one: one.reward or 0.0)
+    if (best.reward or 0.0) - (worst.reward or 0.0) <= min_gap:
+        return None
+    prompt, chosen = _split(messages(best))
+    other_prompt, rejected = _split(messages(worst))
+    if prompt != other_prompt or not (chosen and rejected):
+        return None
+    return {
+        "prompt": prompt,
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_reward": best.reward,
+        "rejected_reward": worst.reward,
+        "task_id": best.task_id,
+    }
+
+
+def _split(conversation: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Return the messages before the assistant's first one, and the rest."""
+    roles = [message.get("role") for message in conversation]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return conversation[:first], conversation[first:]
+
+
+STEP_COLUMNS = (
+    "index", "task_id", "group", "sample", "status", "reward", "environment", "step", "tool",
+    "arguments", "text", "is_error", "error", "call_id", "started_s", "duration_s",
+)  # fmt: skip
+"""Columns of the table of steps."""
+
+
+def step_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """Yield one flat row for each step, with the columns `STEP_COLUMNS`."""
+    for episode in episodes:
+        shared = {name: getattr(episode, name) for name in STEP_COLUMNS[:7]}
+        for number, step in enumerate(episode.steps):
+            row = {name: getattr(step, name) for name in STEP_COLUMNS[8:]}
+            row["arguments"] = json.dumps(step.arguments)
+            yield shared | {"status": episode.status.value, "step": number} | row

@@ -1,0 +1,148 @@
+"""Reading trajectories: one file or a directory of shards, as episodes, pandas, Ray or datasets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from aenv_ray.trajectories import arrow, shards
+from aenv_ray.trajectories.files import of_another_run, read_lines
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
+
+logger = logging.getLogger("aenv_ray")
+
+
+class Trajectories:
+    """Recorded episodes, in order of their index.
+
+    Args:
+        episodes: Of several records of one index, the last that the infrastructure did not fail is
+            kept: a resumed run plays failed episodes again.
+        torn: Files whose last line was cut, as when their writer died.
+    """
+
+    def __init__(self, episodes: Iterable[Episode], torn: Iterable[Path] = ()) -> None:
+        kept: dict[int, Episode] = {}
+        for episode in episodes:
+            if episode.status is not EpisodeStatus.INFRA_FAILED or episode.index not in kept:
+                kept[episode.index] = episode
+        self._episodes = [kept[index] for index in sorted(kept)]
+        self.torn = tuple(torn)
+        """Files whose last line was cut; the episode of that line is missing."""
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self._episodes)
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __getitem__(self, position: int) -> Episode:
+        return self._episodes[position]
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.Table``: a column per field, with free-form values as JSON text.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        return arrow.to_table(self._episodes)
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row per episode; nested values stay Python objects.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        pandas = arrow.optional("pandas", "to_pandas()", "data")
+        columns = list(Episode.model_fields)
+        return pandas.DataFrame([e.model_dump(mode="json") for e in self], columns=columns)
+
+    def to_ray(self) -> Any:
+        """Return a ``ray.data.Dataset`` with the columns of `to_arrow`.
+
+        Raises:
+            ConfigError: Ray Data cannot be imported.
+        """
+        from aenv_ray.actors.ray_shell import ray_data
+
+        return ray_data.from_arrow(self.to_arrow())
+
+    def to_datasets(self) -> Any:
+        """Return a ``datasets.Dataset`` of Hugging Face with the columns of `to_arrow`.
+
+        Raises:
+            ConfigError: datasets is not installed.
+        """
+        return arrow.optional("datasets", "to_datasets()", "data").Dataset(self.to_arrow())
+
+
+def read(path: str | Path) -> Trajectories:
+    """Read recorded episodes.
+
+    A torn last line, which a killed writer leaves, is skipped with a warning.
+
+    Args:
+        path: A JSON Lines file, a Parquet file, or a directory of shards.
+
+    Raises:
+        ConfigError: It is missing, cannot be read, or holds something else; a listed shard is
+            missing; or the records are of a newer version of the schema.
+    """
+    source = Path(path)
+    if source.is_dir():
+        shards.check_manifest(source)
+        files = shards.shard_files(source)
+    else:
+        files = [source]
+    episodes: list[Episode] = []
+    torn: list[Path] = []
+    for file in files:
+        if file.suffix == ".parquet":
+            episodes += arrow.read_parquet(file)
+            continue
+        lines = read_lines(file)
+        episodes += lines.episodes
+        if lines.is_torn:
+            torn.append(file)
+            logger.warning("%s: the last line is incomplete and is skipped", file)
+    return Trajectories(episodes, torn)
+
+
+def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:
+    """Return the episodes of an interrupted run that need not run again.
+
+    Episodes with infrastructure failures run again. An incomplete last line is ignored.
+
+    Args:
+        path: The run's output, a file or a directory of shards; it may be missing.
+        tasks: The tasks of the run. None if they are not known yet; `TaskFeed.skip` compares them.
+
+    Raises:
+        ConfigError: The output cannot be read, or belongs to other tasks.
+    """
+    found: dict[int, Episode] = {}
+    for where, episode in _located(path):
+        if not _is_of(episode, tasks):
+            raise of_another_run(where, episode.index, episode.task_id)
+        if episode.status is not EpisodeStatus.INFRA_FAILED:
+            found[episode.index] = episode
+    return list(found.values())
+
+
+def _located(path: Path) -> Iterator[tuple[str, Episode]]:
+    """Yield the episodes of an output with the file and line that each is in."""
+    if path.is_dir():
+        for file in shards.shard_files(path):
+            yield from ((str(file), episode) for episode in shards.load_shard(file))
+    elif path.exists():
+        for number, episode in read_lines(path).numbered:
+            yield f"{path}, line {number}", episode
+
+
+def _is_of(episode: Episode, tasks: Sequence[Task] | None) -> bool:
+    index = episode.index
+    if tasks is None:
+        return index >= 0
+    return 0 <= index < len(tasks) and tasks[index].id == episode.task_id

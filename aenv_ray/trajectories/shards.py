@@ -1,0 +1,315 @@
+"""A directory of shards: each writer has its own files, and one manifest lists them all.
+
+A writer needs no other writer, so runners on many nodes write into one directory. An unfinished
+shard is JSON Lines in either format, so a crash loses at most a torn line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
+from aenv_ray.trajectories import arrow
+from aenv_ray.trajectories.files import EpisodeFile, read_lines
+from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
+
+MANIFEST: Final = "manifest.json"
+EPISODES_PER_SHARD: Final = 1000
+_SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
+
+
+class ShardFormat(StrEnum):
+    """The format of finished shards."""
+
+    JSONL = "jsonl"
+    """JSON Lines."""
+    PARQUET = "parquet"
+    """Parquet, compressed with zstd."""
+
+
+class Shard(BaseModel):
+    """One file of a directory, as the manifest lists it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    """Relative to the directory."""
+    episodes: int
+    size_bytes: int
+    digest: str
+    """``sha256:`` and the hexadecimal digest of the file."""
+
+
+class Manifest(BaseModel):
+    """What a directory of shards contains."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = SCHEMA_VERSION
+    shards: tuple[Shard, ...] = ()
+
+
+class EpisodeOutput(Protocol):
+    """Where finished episodes are written."""
+
+    failure: ConfigError | None
+    """Why episodes are missing in the output; None if none are."""
+
+    def write(self, episode: Episode) -> None:
+        """Append an episode; does nothing after a failed write."""
+
+    def close(self) -> None:
+        """Finish the output, any number of times."""
+
+
+class ShardWriter:
+    """Writes the episodes of one writer into shards of a directory.
+
+    Args:
+        directory: Made if missing.
+        writer: Name of the writer, unique among the writers of the directory at one time; shards
+            that it wrote earlier are kept.
+        form: Format of the finished shards.
+        episodes_per_shard: Episodes in a full shard.
+
+    Raises:
+        ConfigError: The directory cannot be written, or Parquet support is missing.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        writer: str,
+        *,
+        form: ShardFormat = ShardFormat.JSONL,
+        episodes_per_shard: int = EPISODES_PER_SHARD,
+    ) -> None:
+        self.failure: ConfigError | None = None
+        """Why episodes are missing in the directory; None if none are."""
+        self._directory = directory
+        self._writer = writer
+        self._form = form
+        self._most = episodes_per_shard
+        self._number = 0
+        self._count = 0
+        self._file: EpisodeFile | None = None
+        if form is ShardFormat.PARQUET:
+            arrow.pyarrow()
+        make_directory(directory)
+
+    def write(self, episode: Episode) -> None:
+        """Append an episode; does nothing after a failed write. The first failure is logged."""
+        if self.failure is not None:
+            return
+        if self._file is None:
+            self._file = self._open()
+        self._file.write(episode)
+        self._count += 1
+        self.failure = self._file.failure
+        if self._count >= self._most:
+            self._finish()
+
+    def close(self) -> None:
+        """Finish the last shard, any number of times; a failing flush is recorded as a failure."""
+        if self._file is not None:
+            self._finish()
+
+    def _open(self) -> EpisodeFile:
+        while any(self._path(form).exists() for form in ShardFormat):
+            self._number += 1
+        return EpisodeFile(self._path(ShardFormat.JSONL))
+
+    def _path(self, form: ShardFormat) -> Path:
+        return self._directory / f"{self._writer}-{self._number:05}.{form}"
+
+    def _finish(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        self.failure = self.failure or self._file.failure
+        self._file, self._count = None, 0
+        if self._form is ShardFormat.PARQUET and self.failure is None:
+            self._convert(self._path(ShardFormat.JSONL), self._path(ShardFormat.PARQUET))
+
+    def _convert(self, lines: Path, parquet: Path) -> None:
+        """Replace a finished shard of JSON Lines, which stays if the conversion fails."""
+        partial = parquet.with_suffix(".partial")
+        try:
+            arrow.write_parquet(read_lines(lines).episodes, partial)
+            partial.replace(parquet)
+            lines.unlink()
+        except OSError as exc:
+            partial.unlink(missing_ok=True)
+            self.failure = ConfigError(
+                f"{parquet} cannot be written: {exc.strerror or exc}; its episodes are in {lines}",
+                hint="free space; the directory is complete and can be read as it is",
+            )
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory of shards if it is missing.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"{directory} cannot be made: {exc.strerror}", hint="choose another directory"
+        ) from exc
+
+
+def shard_files(directory: Path) -> list[Path]:
+    """Return the shards of a directory, sorted.
+
+    A shard that was being converted to Parquet when its writer died counts once.
+
+    Raises:
+        ConfigError: The directory cannot be read.
+    """
+    try:
+        found = {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
+    except OSError as exc:
+        raise ConfigError(f"{directory} cannot be read: {exc.strerror}") from exc
+    both = {path for path in found if path.suffix == ".jsonl"}
+    return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
+
+
+def load_shard(path: Path) -> list[Episode]:
+    """Return the episodes of one shard.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    return arrow.read_parquet(path) if path.suffix == ".parquet" else read_lines(path).episodes
+
+
+def write_manifest(directory: Path) -> Manifest:
+    """List the shards of all writers, and write the manifest. Call it when they have closed.
+
+    Raises:
+        ConfigError: A shard cannot be read, or the manifest cannot be written.
+    """
+    manifest = Manifest(shards=tuple(_shard(path) for path in shard_files(directory)))
+    text = manifest.model_dump_json(indent=2) + "\n"
+    try:
+        write_atomically(directory / MANIFEST, text, mode=0o644, durable=True)
+    except OSError as exc:
+        raise ConfigError(f"{directory / MANIFEST} cannot be written: {exc.strerror}") from exc
+    return manifest
+
+
+def _shard(path: Path) -> Shard:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Shard(
+        path=path.name,
+        episodes=len(load_shard(path)),
+        size_bytes=path.stat().st_size,
+        digest=f"sha256:{digest}",
+    )
+
+
+def check_manifest(directory: Path) -> None:
+    """Check that the listed shards are there and have their size; later shards are not listed.
+
+    Raises:
+        ConfigError: A shard is missing or has changed, or the manifest cannot be read.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # the run was interrupted, or still runs
+    except (OSError, UnicodeDecodeError, ValidationError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+    for shard in manifest.shards:
+        file = directory / shard.path
+        size = file.stat().st_size if file.is_file() else None
+        if size != shard.size_bytes:
+            what = "is missing" if size is None else f"has {size} bytes"
+            raise ConfigError(
+                f"{file} {what}; the manifest lists it with {shard.size_bytes} bytes",
+                hint=f"restore it, or delete {path} to read the shards that are there",
+            )
+
+
+def clear(directory: Path) -> None:
+    """Delete the shards and the manifest of a directory, and nothing else in it."""
+    for path in [directory / MANIFEST, *(shard_files(directory) if directory.is_dir() else [])]:
+        path.unlink(missing_ok=True)
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether an output path means a directory of shards.
+
+    It does if it is a directory, or is new and has no suffix or the suffix ``.parquet``.
+    """
+    return path.is_dir() or (not path.exists() and path.suffix in ("", ".parquet"))
+
+
+def has_episodes(path: Path) -> bool:
+    """Return whether an output path already has content of a run."""
+    if path.is_dir():
+        return any(shard.stat().st_size for shard in shard_files(path))
+    return path.is_file() and path.stat().st_size > 0
+
+
+def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
+    """Open the output of a run: a file of JSON Lines, or a directory of shards.
+
+    Args:
+        path: A file is one JSON Lines file. A directory, or a new path without suffix, has shards
+            of JSON Lines; with the suffix ``.parquet``, shards of Parquet.
+        kept: Episodes of an earlier run to continue; without them, its output is replaced.
+
+    Raises:
+        ConfigError: The output cannot be opened.
+    """
+    kept = tuple(kept)
+    if not is_directory(path):
+        return EpisodeFile(path, kept)
+    if not kept:
+        clear(path)
+    return DirectoryOutput(path)
+
+
+class DirectoryOutput:
+    """The shards of a run with a single writer, and their manifest.
+
+    Args:
+        directory: Made if missing.
+
+    Raises:
+        ConfigError: The directory cannot be written, or Parquet support is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        form = ShardFormat.PARQUET if directory.suffix == ".parquet" else ShardFormat.JSONL
+        self._directory = directory
+        self._writer = ShardWriter(directory, "driver", form=form)
+        self.failure: ConfigError | None = None
+        """Why episodes are missing in the directory; None if none are."""
+
+    def write(self, episode: Episode) -> None:
+        """Append an episode; does nothing after a failed write."""
+        self._writer.write(episode)
+        self.failure = self._writer.failure
+
+    def close(self) -> None:
+        """Finish the last shard and write the manifest, any number of times."""
+        self._writer.close()
+        self.failure = self._writer.failure
+        try:
+            write_manifest(self._directory)
+        except ConfigError as exc:
+            self.failure = self.failure or exc
