@@ -32,7 +32,7 @@ def replay(
     engine: Engine = None,
     output: Output = None,
 ) -> None:
-    """Run recorded calls again on new instances and compare the results.
+    """Run recorded calls again on new instances and compare.
 
     Each episode's setup, calls and reward run again, in order. Exits with 1 if
     a result or a reward differs. Void episodes are not replayed.
@@ -53,10 +53,10 @@ def rescore(
     engine: Engine = None,
     output: Output = None,
 ) -> None:
-    """Score recorded episodes again, with a changed reward or environment.
+    """Score recorded episodes again with a changed reward.
 
-    Each episode's setup and calls run again, then the reward of the
-    environment that you name. The output has the new records.
+    Each episode's setup and calls run again on new instances, then the reward
+    of the environment that you name. The output has the new records.
 
     Example:
       aenv rescore run1.jsonl --environment ./my-env --out rescored.jsonl

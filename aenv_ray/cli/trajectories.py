@@ -15,7 +15,7 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output
-from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_rows
+from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
 
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from aenv_ray.trajectories.comparison import Comparison
 
 trajectories = typer.Typer(
-    help="Look at recorded episodes, compare, filter and export them.",
+    help="""Look at recorded episodes, compare, filter and export them.
+
+    Example:
+      aenv trajectories show run1.jsonl 0
+    """,
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -246,6 +250,7 @@ def filter_(  # each is an option
     tool: Annotated[
         str | None, typer.Option("--tool", help="Only episodes that called this tool.")
     ] = None,
+    output: Output = None,
 ) -> None:
     """Write the episodes that match all conditions, as JSON Lines.
 
@@ -275,6 +280,7 @@ def filter_(  # each is an option
     kept = [episode for episode in everything if matches(episode)]
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
+    show_done({"path": str(out), "episodes": len(kept)}, output)
 
 
 @trajectories.command("export")
@@ -285,8 +291,9 @@ def export(
         Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
     ] = Export.CHAT,
     min_gap: Annotated[
-        float, typer.Option("--min-gap", help="Preferences: least difference of rewards.")
+        float, typer.Option("--min-gap", min=0, help="Preferences: rewards differ by more.")
     ] = 0.0,
+    output: Output = None,
 ) -> None:
     """Export episodes for training or analysis.
 
@@ -313,6 +320,7 @@ def export(
         _write(out, "".join(f"{row}\n" for row in rows))
         count = len(rows)
     console.say(f"{count} rows of {len(episodes)} episodes written to {out}")
+    show_done({"path": str(out), "rows": count}, output)
 
 
 def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
@@ -336,8 +344,9 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
 def report(
     path: Source,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    output: Output = None,
 ) -> None:
-    """Write a report with plots as one HTML file, which opens from the disk.
+    """Write a report with plots as one self-contained HTML file.
 
     Example:
       aenv trajectories report run1.jsonl --out report.html
@@ -347,10 +356,11 @@ def report(
     episodes = _read(path)
     _write(out, rendered(list(episodes), path.name))
     console.say(f"report of {len(episodes)} episodes written to {out}")
+    show_done({"path": str(out), "episodes": len(episodes)}, output)
 
 
 @trajectories.command("schema")
-def schema() -> None:
+def schema(output: Output = None) -> None:
     """Print the JSON Schema of a recorded episode.
 
     Example:
@@ -358,7 +368,8 @@ def schema() -> None:
     """
     from aenv_ray.trajectories.schema import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=2))
+    found = json_schema()
+    show(found, output, json.dumps(found, indent=2))
 
 
 def _write(out: Path, text: str) -> None:

@@ -67,6 +67,7 @@ class Step(BaseModel):
     text: str
     """The text that the policy got; the error message if the call had no result."""
     is_error: bool
+    """Whether the tool failed, or the call had no result."""
     error: str | None = None
     """Error code if the call had no result."""
     duration_s: float
@@ -131,21 +132,25 @@ class Episode(BaseModel):
     index: int
     """Number of the episode, from 0."""
     task_id: str
+    """Id of the task."""
     status: EpisodeStatus
+    """How the episode ended."""
     reward: float | None
     """None if the episode is void: it enters no mean."""
     reward_detail: Any = None
     """The result of the reward function."""
     steps: tuple[Step, ...] = ()
+    """The tool calls, in order."""
     messages: tuple[dict[str, Any], ...] = ()
     """The conversation with a model, in OpenAI's format, if the policy recorded it."""
     usage: Usage | None = None
-    """None if the policy recorded none."""
+    """Requests, tokens and cost of the policy's models; None if the policy recorded none."""
     output: Any = None
     """The result of the policy; its repr if it is not JSON."""
     error: str | None = None
     """The error, as ``code: message``."""
     instance_id: str | None = None
+    """Id of the instance; None if none was created."""
     environment: str | None = None
     """``name@version`` of the instance; None if no instance was created."""
     environment_digest: str | None = None

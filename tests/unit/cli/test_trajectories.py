@@ -1,0 +1,117 @@
+"""``aenv trajectories``: records are shown safely, filtered and exported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from aenv_ray.cli.main import main
+from aenv_ray.trajectories import read
+from aenv_ray.trajectories.arrow import pyarrow
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+from tests.unit.trajectories.episodes import episode, step
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J</pre><script>alert(1)</script>"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    episodes = [
+        episode(0),
+        episode(1, 0.0, steps=(step(HOSTILE),), output=HOSTILE, task_id=HOSTILE),
+        episode(2, None, status=EpisodeStatus.POLICY_FAILED, error=HOSTILE),
+    ]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(f"{one.model_dump_json()}\n" for one in episodes))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words", [["show", "1", "--full"], ["list"], ["stats"], ["stats", "--by", "tool"]]
+)
+def test_texts_of_sandboxes_reach_no_terminal_as_escapes(
+    run: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trajectories", words[0], str(run), *words[1:]]) == 0
+    shown = capsys.readouterr().out
+    assert shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_diff_escapes_too(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    changed = read(run)[1].model_copy(update={"steps": (), "reward": 0.5})
+    other.write_text(changed.model_dump_json() + "\n")
+    assert main(["trajectories", "diff", str(run), str(other)]) == 1
+    shown = capsys.readouterr().out
+    assert "reward: 0.0 -> 0.5" in shown
+    assert "\x1b" not in shown
+
+
+def test_equal_runs_have_no_difference(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectories", "diff", str(run), str(run), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"] == 3
+
+
+def test_filter_writes_what_matches(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "good.jsonl"
+    command = ["trajectories", "filter", str(run), "--out", str(out)]
+    assert main([*command, "--min-reward", "1"]) == 0
+    assert [one.index for one in read(out)] == [0]
+    assert main([*command, "--status", "policy_failed"]) == 0
+    assert [one.index for one in read(out)] == [2]
+    assert main([*command, "--status", "lost"]) == 2
+
+
+def test_exports(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sft.jsonl"
+    assert main(["trajectories", "export", str(run), "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 2
+    for name in ("steps.csv", "steps.parquet"):
+        command = ["trajectories", "export", str(run), "--as", "steps", "--out"]
+        assert main([*command, str(tmp_path / name)]) == 0
+    with (tmp_path / "steps.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["index"] for row in rows] == ["0", "1", "2"]
+    assert rows[1]["text"] == HOSTILE
+    table = pyarrow("pyarrow.parquet").read_table(tmp_path / "steps.parquet")
+    assert table.column("tool").to_pylist() == ["echo"] * 3
+
+
+def test_records_match_the_json_schema(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectories", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == set(Episode.model_fields)
+    for line in run.read_text().splitlines():
+        jsonschema.Draft202012Validator(schema).validate(json.loads(line))
+
+
+def test_an_unknown_episode_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectories", "show", str(run), "9"]) == 3
+    assert "has no episode 9" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "gone" / "report.html")
+    assert main(["trajectories", "report", str(run), "--out", out]) == 3
+    assert f"{out} cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_the_report_loads_nothing_and_escapes_texts(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert main(["trajectories", "report", str(run), "--out", str(out)]) == 0
+    page = out.read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "\x1b" not in page
+    assert "default-src 'none'" in page
+    assert not any(
+        word in page for word in ("src=", "href=", "url(", "@import", "http://", "https://")
+    )

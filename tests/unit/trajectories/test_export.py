@@ -1,0 +1,69 @@
+"""Exports: chat messages, preference pairs and a table of steps."""
+
+from __future__ import annotations
+
+import json
+
+from aenv_ray.trajectories.export import STEP_COLUMNS, chat, preferences, step_rows
+from aenv_ray.trajectories.schema import EpisodeStatus
+from tests.unit.trajectories.episodes import episode, step
+
+TALK = (
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": "done"},
+)
+
+
+def test_steps_become_messages_with_tool_calls() -> None:
+    (row,) = chat([episode(0, steps=(step("hi", call_id="c1"),))])
+    user, call, result, end = row["messages"]
+    assert user == {"role": "user", "content": "say hello"}
+    (made,) = call["tool_calls"]
+    assert (made["id"], made["function"]["name"]) == ("c1", "echo")
+    assert json.loads(made["function"]["arguments"]) == {"text": "hello"}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "hi"}
+    assert end == {"role": "assistant", "content": "done"}
+
+
+def test_a_recorded_conversation_is_exported_as_it_is() -> None:
+    (row,) = chat([episode(0, messages=TALK)])
+    assert row == {"messages": list(TALK)}
+
+
+def test_void_episodes_are_no_examples() -> None:
+    """Invariant 2: an infrastructure failure never becomes a training signal."""
+    void = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    assert list(chat([void])) == []
+    assert list(preferences([void, episode(1, 1.0)])) == []
+
+
+def test_a_group_gives_its_best_and_its_worst_episode() -> None:
+    answers = [(0.5, "fair"), (0.0, "bad"), (1.0, "good")]
+    group = [
+        episode(n, r, group="g", messages=[*TALK[:2], {"role": "assistant", "content": text}])
+        for n, (r, text) in enumerate(answers)
+    ]
+    (pair,) = preferences([*group, episode(9, 1.0, group="alone")])
+    assert pair["prompt"] == list(TALK[:2])
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("good", "bad")
+    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
+    assert list(preferences(group, min_gap=1.0)) == []
+
+
+def test_without_groups_the_episodes_of_a_task_are_one() -> None:
+    same = [episode(n, float(n), task_id="t", output=f"o{n}") for n in range(2)]
+    (pair,) = preferences(same)
+    assert pair["task_id"] == "t"
+    other = same[1].model_copy(update={"environment_digest": "sha256:other"})
+    assert list(preferences([same[0], other])) == []
+
+
+def test_step_rows_are_flat() -> None:
+    rows = list(step_rows([episode(3, 0.5, steps=(step(), step("x", is_error=True)))]))
+    assert set(rows[0]) == set(STEP_COLUMNS)
+    assert [(r["index"], r["step"], r["text"], r["is_error"]) for r in rows] == [
+        (3, 0, "hello", False),
+        (3, 1, "x", True),
+    ]
+    assert all(isinstance(v, str | int | float | bool | None) for v in rows[0].values())

@@ -1,0 +1,161 @@
+"""Recorded episodes come back as they were written, from one file or from shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
+from aenv_ray.trajectories.reading import finished_episodes
+from aenv_ray.trajectories.schema import EpisodeStatus
+from aenv_ray.trajectories.shards import MANIFEST, Manifest, open_output
+from tests.unit.trajectories.episodes import episode, step
+
+EPISODES = [
+    episode(0),
+    episode(1, 0.0, steps=(step("x", error="ToolTimeout", is_error=True), step("é\n\x1b[31m"))),
+    episode(2, None, status=EpisodeStatus.POLICY_FAILED, steps=(), error="ValueError: no"),
+    episode(3, messages=({"role": "user", "content": "hi"},), output={"deep": [1, None]}),
+]
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run", "run.parquet"])
+def test_a_run_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
+    output = open_output(tmp_path / name)
+    for one in EPISODES:
+        output.write(one)
+    output.close()
+    output.close()
+    assert output.failure is None
+    assert list(read(tmp_path / name)) == EPISODES
+    assert (tmp_path / name).is_dir() == (name != "run.jsonl")
+
+
+@pytest.mark.parametrize("form", list(ShardFormat))
+def test_writers_share_a_directory_and_one_manifest_lists_their_shards(
+    tmp_path: Path, form: ShardFormat
+) -> None:
+    writers = [ShardWriter(tmp_path, name, form=form, episodes_per_shard=2) for name in "ab"]
+    for one in [*EPISODES, episode(4), episode(5)]:
+        writers[one.index % 2].write(one)
+    for writer in writers:
+        writer.close()
+    manifest = write_manifest(tmp_path)
+    assert [shard.path for shard in manifest.shards] == [
+        f"{name}-0000{number}.{form}" for name in "ab" for number in (0, 1)
+    ]
+    assert [shard.episodes for shard in manifest.shards] == [2, 1, 2, 1]
+    assert Manifest.model_validate_json((tmp_path / MANIFEST).read_text()) == manifest
+    assert [one.index for one in read(tmp_path)] == list(range(6))
+
+
+def test_a_torn_last_line_is_skipped_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 12: what is lost is said."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{EPISODES[0].model_dump_json()}\n{EPISODES[1].model_dump_json()[:50]}")
+    found = read(path)
+    assert (list(found), found.torn) == ([EPISODES[0]], (path,))
+    assert caplog.messages == [f"{path}: the last line is incomplete and is skipped"]
+
+
+def test_a_whole_last_line_needs_no_newline(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(EPISODES[0].model_dump_json())
+    assert (list(read(path)), read(path).torn) == ([EPISODES[0]], ())
+
+
+def test_a_parquet_writer_that_was_killed_leaves_lines_that_are_read(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "a", form=ShardFormat.PARQUET)
+    writer.write(EPISODES[0])  # and no close
+    assert list(read(tmp_path)) == [EPISODES[0]]
+    again = ShardWriter(tmp_path, "a", form=ShardFormat.PARQUET)
+    again.write(EPISODES[1])
+    again.close()
+    assert list(read(tmp_path)) == EPISODES[:2]
+    writer.close()
+
+
+def test_of_an_episode_that_ran_again_the_later_record_counts(tmp_path: Path) -> None:
+    failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    lines = [failed, episode(1), episode(0)]
+    (tmp_path / "run.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in lines))
+    assert list(read(tmp_path / "run.jsonl")) == [episode(0), episode(1)]
+
+
+def test_a_directory_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for kept in ([], EPISODES[:1]):
+        assert finished_episodes(out, None) == kept
+        output = open_output(out, kept)
+        output.write(EPISODES[len(kept)])
+        output.close()
+    assert list(read(out)) == EPISODES[:2]
+    open_output(out).close()  # a new run replaces the old one
+    assert list(read(out)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}\n", "line 1: not an episode"),
+        (json.dumps(json.loads(EPISODES[0].model_dump_json()) | {"schema_version": 99}) + "\n",
+         "line 1: schema version 99 is newer than 1"),
+    ],
+)  # fmt: skip
+def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "run.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path / "run.jsonl")
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.jsonl cannot be read: No such file"):
+        read(tmp_path / "gone.jsonl")
+
+
+def test_a_listed_shard_that_is_missing_or_cut_is_an_error(tmp_path: Path) -> None:
+    """Invariant 12: nothing is lost silently."""
+    writer = ShardWriter(tmp_path, "a")
+    writer.write(EPISODES[0])
+    writer.close()
+    write_manifest(tmp_path)
+    shard = tmp_path / "a-00000.jsonl"
+    shard.write_text("")
+    with pytest.raises(ConfigError, match="has 0 bytes; the manifest lists it with"):
+        read(tmp_path)
+    shard.unlink()
+    with pytest.raises(ConfigError, match="is missing"):
+        read(tmp_path)
+
+
+def test_a_file_that_is_not_parquet_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "run.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match="not a Parquet file of episodes"):
+        read(tmp_path / "run.parquet")
+
+
+def test_episodes_become_frames_and_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(f"{one.model_dump_json()}\n" for one in EPISODES))
+    found = read(path)
+    frame = found.to_pandas()
+    assert list(frame["index"]) == [0, 1, 2, 3]
+    assert frame["steps"][0][0]["arguments"] == {"text": "hello"}
+    table = found.to_arrow()
+    assert table.column("status").to_pylist()[2] == "policy_failed"
+    dataset = found.to_datasets()
+    assert (len(dataset), json.loads(dataset[3]["output"])) == (4, {"deep": [1, None]})
+    assert dataset[1]["steps"][1]["text"] == "é\n\x1b[31m"
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_text("")
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r"to_pandas\(\) requires pandas") as caught:
+        read(tmp_path / "run.jsonl").to_pandas()
+    assert caught.value.hint == "pip install 'aenv-ray[data]'"
