@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from aenv_ray.actors.fabric.warm_api import warm
     from aenv_ray.client import Environment, SyncEnvironment
+    from aenv_ray.client.vector import VectorEnvironment, vector
     from aenv_ray.errors import AenvError
     from aenv_ray.models import ToolResult
     from aenv_ray.sampling import sample
@@ -38,6 +39,7 @@ _HOMES = {
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
+    "VectorEnvironment": "aenv_ray.client.vector",
     "create": "aenv_ray.actors.fabric.driver_api",
     "create_many": "aenv_ray.actors.fabric.driver_api",
     "get": "aenv_ray.actors.fabric.driver_api",
@@ -46,6 +48,7 @@ _HOMES = {
     "release_many": "aenv_ray.actors.fabric.driver_api",
     "sample": "aenv_ray.sampling",
     "shutdown": "aenv_ray.actors.fabric.driver_api",
+    "vector": "aenv_ray.client.vector",
     "warm": "aenv_ray.actors.fabric.warm_api",
 }
 
@@ -55,6 +58,7 @@ __all__ = [
     "Environment",
     "SyncEnvironment",
     "ToolResult",
+    "VectorEnvironment",
     "create",
     "create_many",
     "get",
@@ -63,6 +67,7 @@ __all__ = [
     "release_many",
     "sample",
     "shutdown",
+    "vector",
     "warm",
 ]
 

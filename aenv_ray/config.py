@@ -47,6 +47,8 @@ class Settings(BaseModel):
     ``required`` where a gateway runs, else ``auto``."""
     local_door: bool = True
     """Whether callers on a sandbox's node connect to it directly."""
+    spare_hosts: int = Field(default=2, ge=0, le=64)
+    """How many dedicated host actors a node keeps ready; 0 for none."""
     source_builds: Literal["auto", "yes", "no"] = "auto"
     """Whether requirements without a wheel are built; ``auto``: unless isolation is required."""
     package_hosts: str = ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aenv_ray.client.environment import Environment
+from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import ConfigError
 
 P = ParamSpec("P")
@@ -23,7 +22,7 @@ def _blocking(
     @functools.wraps(method)
     def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_open()
-        return self._wait(method(self._environment, *args, **kwargs))
+        return self._loop.wait(method(self._environment, *args, **kwargs))
 
     return call
 
@@ -36,15 +35,11 @@ class SyncEnvironment:
     """
 
     def __init__(self, env_name: str, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="aenv-sync", daemon=True
-        )
-        self._thread.start()
+        self._loop = LoopThread("aenv-sync")
         try:
-            self._environment = self._wait(_construct(env_name, options))
+            self._environment = self._loop.wait(_construct(env_name, options))
         except BaseException:
-            self._end_loop()
+            self._loop.close()
             raise
         self.env_name = self._environment.env_name
         self.timeout = self._environment.timeout
@@ -57,9 +52,9 @@ class SyncEnvironment:
         """Return an environment on a live instance; leaving it releases the instance."""
         self = cls(instance_id.rpartition("-")[0], **options)
         try:
-            self._environment = self._wait(Environment.attach(instance_id, **options))
+            self._environment = self._loop.wait(Environment.attach(instance_id, **options))
         except BaseException:
-            self._end_loop()
+            self._loop.close()
             raise
         return self
 
@@ -101,8 +96,8 @@ class SyncEnvironment:
 
     def release(self) -> None:
         """End the instance, any number of times."""
-        if not self._loop.is_closed():
-            self._wait(self._environment.release())
+        if not self._loop.is_closed:
+            self._loop.wait(self._environment.release())
 
     destroy = release
 
@@ -111,44 +106,26 @@ class SyncEnvironment:
         self._check_open()
         pieces = self._environment.logs(follow=follow, tail=tail)
         try:
-            while (piece := self._wait(anext(pieces, None))) is not None:
+            while (piece := self._loop.wait(anext(pieces, None))) is not None:
                 yield piece
         finally:
-            self._wait(pieces.aclose())
+            self._loop.wait(pieces.aclose())
 
     def close(self) -> None:
         """End the instance and the background thread, any number of times."""
-        if self._loop.is_closed():
+        if self._loop.is_closed:
             return
         try:
             self.release()
         finally:
-            self._end_loop()
+            self._loop.close()
 
     def _check_open(self) -> None:
-        if self._loop.is_closed():
+        if self._loop.is_closed:
             raise ConfigError(
                 f"this SyncEnvironment of {self._environment.env_name} is closed",
                 hint="create a new one; release() without close() allows further calls",
             )
-
-    def _wait(self, awaitable: Awaitable[T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(_result(awaitable), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C in the caller's thread cancels the call
-            raise
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _result(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 async def _construct(env_name: str, options: dict[str, Any]) -> Environment:

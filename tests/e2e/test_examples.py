@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
     "handles.py": ["lines [1, 2, 3, 4]", "left 0"],
     "rollouts.py": ["reward mean 1.0 over 12, void 0"],
+    "vector.py": ["lines ['0', '1', '2', '3', '4', '5', '6', '7']", "received 8", "left 0"],
 }
 
 

@@ -20,12 +20,14 @@ from aenv_ray.actors.controller.host_queries import (
     list_instances_on,
 )
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
-from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, emptiest, usable
+from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
+from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
-from aenv_ray.ids import InstanceId
+from aenv_ray.ids import InstanceId, environment_part
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,11 @@ class Controller:
             self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
         )
         self._where: dict[str, str] = {}
+        self._requested: dict[str, str] = {}
+        """For claimed spares, by name: the instance id that was requested, a key of `_where`."""
+        self._spares = SpareHosts(self._hosts, lambda: bool(self._creating), settings().spare_hosts)
+        self._taken_over = asyncio.Event()
+        """Whether the hosts of an earlier controller are known."""
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
@@ -97,6 +104,7 @@ class Controller:
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
         """
+        await self._taken_over.wait()  # Ray repeats this after the controller died
         reserved = await self._admission.wait_for_dedicated(specs, wait_s)
         nodes = {i: self._hosts.nodes.get(name) for name, _, ids in reserved for i in ids}
         async with asyncio.TaskGroup() as group:
@@ -115,20 +123,31 @@ class Controller:
         return [task.result() for task in tasks]
 
     async def _create_one(self, spec: InstanceSpec, node: str | None) -> DedicatedAnswer:
+        is_spare, host, answer = await self._create_on(spec, node, may_be_spare=True)
+        if is_spare and isinstance(answer, FabricUnavailable):
+            # The spare has died; whatever it made has its id and is ended as an orphan.
+            _, host, answer = await self._create_on(spec, node, may_be_spare=False)
+        return host, answer
+
+    async def _create_on(
+        self, spec: InstanceSpec, node: str | None, *, may_be_spare: bool
+    ) -> tuple[bool, Any, InstanceInfo | AenvError | ProjectMissing]:
+        """Create an instance on its own host; return whether that was a spare, and its answer."""
         self._creating.add(spec.instance_id)
         try:
-            await self._dedicated_host(spec.instance_id, node)
+            is_spare = await self._dedicated_host(spec, node, may_be_spare=may_be_spare)
         except BaseException as exc:
             self._note_created(spec.instance_id)
             if isinstance(exc, AenvError):
-                return None, exc
+                return False, None, exc
             raise
-        return await self._start_one(spec)
+        return is_spare, *await self._start_one(spec)
 
     async def _start_one(self, spec: InstanceSpec) -> DedicatedAnswer:
         """Start an instance on its own host; a host whose instance does not start is ended."""
         answer: InstanceInfo | AenvError | ProjectMissing | None = None
-        host = self._hosts.actors.get(spec.instance_id)
+        name = self._own_host(spec.instance_id)
+        host = self._hosts.actors.get(name)
         try:
             if host is None:
                 raise FabricUnavailable(f"the host of {spec.instance_id} is gone")
@@ -136,7 +155,7 @@ class Controller:
                 answers = decode_outcomes(await host.start.remote(encode_specs([spec])))
             answer = answers if isinstance(answers, ProjectMissing) else answers[0]
             if spec.instance_id in self._doomed:
-                await self._release_on(spec.instance_id, [spec.instance_id])
+                await self._release_on(name, [spec.instance_id])
                 answer = InstanceReleased(
                     f"{spec.instance_id} was released while it started",
                     instance_id=spec.instance_id,
@@ -147,30 +166,50 @@ class Controller:
             if not isinstance(answer, ProjectMissing):  # else it is still being created
                 self._note_created(spec.instance_id)
         if isinstance(answer, AenvError) and host is not None:
-            self._hosts.actors.pop(spec.instance_id, None)
+            self._hosts.actors.pop(name, None)
             ray_api.kill(host)  # the watch ends any sandbox that it left
+            if name != spec.instance_id:
+                self._where.pop(spec.instance_id, None)
+        if isinstance(answer, InstanceInfo):
+            kind = SpareKind(answer.node_id, environment_part(spec.instance_id))
+            self._spares.created(kind, spec.engine)
         return host, answer
+
+    def _own_host(self, instance_id: str) -> str:
+        """Return the name that the dedicated host of an instance has, if there is one."""
+        return self._where.get(instance_id, instance_id)
 
     def _note_created(self, instance_id: str) -> None:
         """Note that a create has ended, however it did."""
         self._creating.discard(instance_id)
         self._doomed.discard(instance_id)
 
-    async def _dedicated_host(self, instance_id: InstanceId, node: str | None) -> None:
-        """Start a host actor for one instance, named after it.
+    async def _dedicated_host(
+        self, spec: InstanceSpec, node: str | None, *, may_be_spare: bool
+    ) -> bool:
+        """Claim a spare host for an instance, or start a host that is named after it.
 
-        It runs on `node`, where its place was reserved; None: on the node with the fewest hosts.
+        It runs on `node`, where its place was reserved; None: on the node that the spec prefers or
+        that has the fewest hosts.
+
+        Returns:
+            Whether it is a spare.
 
         Raises:
             FabricUnavailable: No node starts a host.
         """
+        instance_id = spec.instance_id
+        if may_be_spare and self._own_host(instance_id) != instance_id:
+            return True  # claimed for this instance before this controller was restarted
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
             nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
             willing = [candidate for candidate in nodes if self._hosts.refusal(candidate) is None]
-            chosen = node or emptiest(willing or nodes, self._hosts.nodes.values())
+            chosen = node or node_for(spec, willing or nodes, self._hosts.nodes.values())
             if chosen is None:
                 break
+            if may_be_spare and await self._claim_spare(spec, chosen):
+                return True
             try:
                 # A host that did not start has made nothing: another node may use the id.
                 await self._hosts.make(instance_id, chosen, ActorDensity.DEDICATED)
@@ -179,9 +218,22 @@ class Controller:
                 continue
             self._where[instance_id] = instance_id
             self._dedicated[instance_id] = chosen
-            return
+            return False
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
         raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
+
+    async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:
+        kind = SpareKind(node, environment_part(spec.instance_id))
+        name = await self._spares.claim(kind, spec.instance_id)
+        if name is None:
+            return False
+        self._note_claimed(name, spec.instance_id)
+        self._dedicated[name] = node
+        return True
+
+    def _note_claimed(self, name: str, instance_id: str) -> None:
+        self._where |= {name: name, instance_id: name}
+        self._requested[name] = instance_id
 
     # --- finding ----------------------------------------------------------------------------
 
@@ -252,12 +304,18 @@ class Controller:
     async def _may_have(self, instance_id: str) -> list[str]:
         """Return the names of the hosts that may have an instance: its own, or all shared ones."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        own = [name for name in names if name == instance_id]
+        own = [name for name in names if name in {instance_id, self._claimed_spare(instance_id)}]
         return own or [name for name in names if name.startswith(SHARED_PREFIX)]
+
+    def _claimed_spare(self, instance_id: str) -> str | None:
+        """Return the spare host that was claimed for this id, or None."""
+        name = self._where.get(instance_id)
+        return name if name in self._requested else None
 
     def _forget(self, name: str) -> None:
         self._hosts.forget(name)
         self._where.pop(name, None)
+        self._where.pop(self._requested.pop(name, ""), None)
 
     async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
@@ -266,8 +324,10 @@ class Controller:
     async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
         """Return the live instances, and those of `ids` that may be on a silent host."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        creating = set(self._creating)  # their hosts may have no instance yet
-        hosts = await self._hosts.find(n for n in names if n not in _NO_HOSTS)
+        # These hosts may have no instance yet.
+        creating = {self._own_host(instance_id) for instance_id in self._creating}
+        others = _NO_HOSTS | self._spares.names
+        hosts = await self._hosts.find([n for n in names if n not in others])
         seen = await list_instances_on(self._ask, hosts)
         doubtful = seen.doubtful(ids, self._where)
         for name in seen.unheard:
@@ -310,20 +370,23 @@ class Controller:
         left -= self._creating
         if left:
             # No host knows them: they never existed, ended long ago, or their host was killed.
-            await self._orphans.end({self._hosts.nodes.get(i) for i in left}, left)
+            nodes = {self._hosts.nodes.get(self._claimed_spare(i) or i) for i in left}
+            await self._orphans.end(nodes, left)
             # A successor of that host may have adopted them in the meantime.
             left -= await self._release_anywhere(left)
         for instance_id in instance_ids:
+            name = self._claimed_spare(instance_id) or instance_id
             self._where.pop(instance_id, None)
             if instance_id not in left:
-                self._hosts.forget(instance_id)
-                self._dedicated.pop(instance_id, None)  # its own host may end
+                self._forget(name)
+                self._dedicated.pop(name, None)  # its own host may end
 
     async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
         """End instances on their own or on shared hosts; return those that a host knew."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        own = {i: [i] for i in set(ids).intersection(names)}
-        others = sorted(set(ids) - own.keys())
+        hosts = {i: self._claimed_spare(i) or i for i in ids}
+        own = {host: [i] for i, host in hosts.items() if host in names}
+        others = sorted(i for i, host in hosts.items() if host not in own)
         shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
         return await self._release_groups(own | shared)
 
@@ -357,6 +420,7 @@ class Controller:
         """End the instances of ended Ray jobs and of dead hosts, until the actor ends."""
         if ray_api.was_restarted():
             await self._guarded("taking over from an earlier controller", self._take_over())
+        self._taken_over.set()
         while True:
             await self._guarded("ending the instances of ended jobs", self._end_jobs())
             await self._guarded("retrying to end orphans", self._orphans.retry())
@@ -370,23 +434,47 @@ class Controller:
             logger.warning("%s: %r", what, exc)
 
     async def _take_over(self) -> None:
+        await self._find_claimed()
         await self.list_instances()
         await self._admission.open()
         await self._orphans.end({None}, ())
 
+    async def _find_claimed(self) -> None:
+        """End the spare hosts of an earlier controller, and find those that it has claimed."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        hosts = await self._hosts.find(
+            n for n in names if n not in _NO_HOSTS and not n.startswith(SHARED_PREFIX)
+        )
+        async with asyncio.TaskGroup() as group:
+            for name in hosts:
+                group.create_task(self._retire(name))
+
+    async def _retire(self, name: str) -> None:
+        try:
+            claimed_for: str | None = await self._ask(name, "retire")
+        except AenvError as exc:
+            logger.warning("host %s does not say for whom it is: %s", name, exc)
+            return
+        if claimed_for is None:
+            self._forget(name)
+        elif claimed_for != name:
+            self._note_claimed(name, claimed_for)
+
     async def _end_hosts(self) -> None:
         before = dict(self._dedicated)  # hosts made while Ray lists may not be in its list
+        spares = self._spares.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
-        for name in names.intersection(self._hosts.actors):
+        self._spares.tick(spares - names)
+        for name in names.intersection(self._hosts.actors) - self._spares.names:
             if not name.startswith(SHARED_PREFIX):
                 self._dedicated[name] = self._hosts.nodes.get(name)
         gone = {name: node for name, node in before.items() if name not in names}
         if gone:
             await self._orphans.end(set(gone.values()), ())
         for name in gone:
+            self._note_created(self._requested.get(name, name))
             self._forget(name)
             self._dedicated.pop(name, None)
-            self._note_created(name)
 
     async def _end_jobs(self) -> None:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead

@@ -59,6 +59,11 @@ class HostDirectory:
             found.append(name)
         return found
 
+    def add(self, name: str, node: str, actor: RemoteHost) -> None:
+        """Note a host that runs."""
+        self.actors[name] = actor
+        self.nodes[name] = node
+
     async def make(
         self, name: str, node: str, density: ActorDensity, slots: int | None = None
     ) -> RemoteHost:
@@ -70,6 +75,32 @@ class HostDirectory:
         Raises:
             FabricUnavailable: It did not start; the node is not used for `TRY_AGAIN_S`.
         """
+        self.nodes[name] = node
+        try:
+            self.actors[name] = await self._start(name, node, density, slots)
+        except BaseException:
+            self.nodes.pop(name, None)
+            raise
+        return self.actors[name]
+
+    async def start_spare(self, name: str, node: str, spare_s: float) -> RemoteHost:
+        """Start a dedicated host that ends unless an instance claims it within `spare_s`.
+
+        It is not among `actors` until it is added.
+
+        Raises:
+            FabricUnavailable: As `make`.
+        """
+        return await self._start(name, node, ActorDensity.DEDICATED, None, spare_s)
+
+    async def _start(
+        self,
+        name: str,
+        node: str,
+        density: ActorDensity,
+        slots: int | None,
+        spare_s: float | None = None,
+    ) -> RemoteHost:
         options: dict[str, Any] = {
             "name": name,
             "namespace": ray_api.NAMESPACE,
@@ -79,14 +110,12 @@ class HostDirectory:
             "scheduling_strategy": ray_api.pinned(node),
             **ray_api.hosting(slots),
         }
-        self.nodes[name] = node
-        actor = host_actor().options(**options).remote(HostId(name), density.value, slots)
+        actor = host_actor().options(**options).remote(HostId(name), density.value, slots, spare_s)
         try:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):
                     await actor.ready.remote()
         except Exception as exc:
-            self.nodes.pop(name, None)
             if not isinstance(exc, FabricUnavailable):
                 ray_api.kill(actor)  # it will never be ready; the next attempt creates a new actor
             if isinstance(exc, AenvError):
@@ -105,7 +134,6 @@ class HostDirectory:
             raise refusal from exc
         self._refused.pop(node, None)
         host: RemoteHost = actor
-        self.actors[name] = host
         return host
 
     async def shared(self, name: str, node: str, slots: int | None) -> RemoteHost:

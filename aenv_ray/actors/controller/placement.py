@@ -10,6 +10,7 @@ from typing import Final
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
+from aenv_ray.models import InstanceSpec
 
 DEDICATED_PER_NODE: Final = 1024
 """Most dedicated instances of one group per node. An actor needs 50 MB and 22 threads, so usual
@@ -69,6 +70,15 @@ def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
         chosen.append(node)
         missing -= sum(host_capacities(facts))
     return chosen
+
+
+def node_for(spec: InstanceSpec, nodes: Iterable[str], taken: Iterable[str]) -> str | None:
+    """Return the node for the dedicated host of an instance, or None.
+
+    It is one of those that the instance may run on: the one that it prefers, else the emptiest.
+    """
+    allowed = [node for node in nodes if not spec.node_ids or node in spec.node_ids]
+    return spec.near_node if spec.near_node in allowed else emptiest(allowed, taken)
 
 
 def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:

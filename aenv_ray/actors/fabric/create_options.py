@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import operator
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aenv_ray import ids, units
 from aenv_ray.config import settings
@@ -16,6 +17,12 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.dispatch import SEED_VARIABLE
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    Near: TypeAlias = str | ActorHandle[Any]
+    """The id of a Ray node, ``"me"`` for the caller's node, or an actor for its node."""
+
 logger = logging.getLogger("aenv_ray")
 
 _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
@@ -23,6 +30,8 @@ _ENGINES: Final = ("process", "docker", "kubernetes", "fake")
 
 QUEUE_S: Final = 300.0
 """Default wait for room in a full cluster: a new node takes minutes to join."""
+
+_NODE_ID: Final = re.compile("[0-9a-f]{56}")
 
 _warned: set[str] = set()
 """Digests of the projects that `_warn_of_open_network` has named."""
@@ -32,7 +41,8 @@ class CreateOptions:
     """The optional arguments of a create, parsed and checked.
 
     Attributes:
-        near_node: As for `InstanceSpec`.
+        near: Where its instances are preferably placed.
+        near_node: The node of `near`, as for `InstanceSpec`; set before `specs`.
     """
 
     def __init__(  # noqa: PLR0913  # one for each option of `create`
@@ -49,6 +59,7 @@ class CreateOptions:
         owner: str | None = None,
         datasource: str = "",
         queue_timeout: str | float = QUEUE_S,
+        near: Near | None = None,
         changes: DeployChanges | None = None,
         storage: StorageMount | None = None,
         node_ids: Sequence[str] = (),
@@ -71,6 +82,9 @@ class CreateOptions:
         self.changes = changes
         self.storage = storage
         self.node_ids = tuple(node_ids)
+        self.near = near
+        if near is not None:
+            _check_near(near)
         self.near_node = ""
         is_none = queue_timeout == 0 and not isinstance(queue_timeout, bool)
         self.queue_s = (
@@ -153,6 +167,15 @@ def _member(kind: Any, value: str, what: str) -> Any:
     except ValueError:
         known = ", ".join(repr(member.value) for member in kind)
         raise ConfigError(f"unknown {what} {value!r}", hint=f"use one of {known}") from None
+
+
+def _check_near(near: Near) -> None:
+    is_node = isinstance(near, str) and (near == "me" or _NODE_ID.fullmatch(near) is not None)
+    if not is_node and not hasattr(near, "_actor_id"):
+        raise ConfigError(
+            f"near={near!r} is neither a node nor an actor",
+            hint='pass the id of a Ray node, "me" for this node, or the handle of an actor',
+        )
 
 
 def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import QUEUE_S, CreateOptions, group_size
@@ -17,6 +17,9 @@ from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.models import InstanceInfo
+
+if TYPE_CHECKING:
+    from aenv_ray.actors.fabric.create_options import Near
 
 logger = logging.getLogger("aenv_ray")
 
@@ -100,6 +103,7 @@ def create(
     datasource: str = "",
     queue_timeout: str | float = QUEUE_S,
     seed: int | None = None,
+    near: Near | None = None,
 ) -> EnvHandle:
     """Create an instance and return its handle once it answers calls.
 
@@ -121,6 +125,8 @@ def create(
         queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do
             not wait.
         seed: Of the first episode: ``AENV_SEED`` in the sandbox, and `current_call().seed`.
+        near: Run it on this node if there is room, else anywhere: the id of a Ray node, ``"me"``
+            for the caller's node, or an actor, such as a trainer, for its node.
 
     Raises:
         EnvironmentNotFound: The environment or project does not exist.
@@ -134,6 +140,7 @@ def create(
         actor=actor, lifetime=lifetime, ttl=ttl, idle_timeout=idle_timeout, engine=engine,
         environment_variables=environment_variables, arguments=arguments, labels=labels,
         owner=owner, datasource=datasource, queue_timeout=queue_timeout, seed=seed,
+        near=near,
     )  # fmt: skip
     source = resolve(environment, init)
     return init().create(source, 1, options)[0]

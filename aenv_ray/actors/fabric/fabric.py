@@ -81,6 +81,8 @@ class Fabric:
         from aenv_ray.actors.fabric.waits import run_blocking
 
         run_blocking(self.protocol.check_size(count, options.actor))
+        if options.near is not None:
+            options.near_node = self.ray.node_of(options.near)
         specs = options.specs(source, count, job_id=self.ray.job_id())
         places = self._quotas.take_places(specs, options)
         try:

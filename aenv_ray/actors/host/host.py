@@ -58,6 +58,8 @@ class Host:
         host_id: Stays the same over restarts.
         slots: Capacity of a shared host on an elastic node; the host ends once its node is empty.
             None: its capacity is `HOST_CAPACITY`, and it stays.
+        spare_s: A dedicated host that no instance claims ends after this long. None: it was made
+            for the instance with its id.
         make_engine: Returns the engine with a given name; raises ConfigError for an unknown one.
         policy: Returns what instances may request.
         on_empty: Called when the host has nothing left to do and should be ended.
@@ -69,13 +71,14 @@ class Host:
         calls: Calls, streams and logs of its instances.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it uses of Ray, the node and the settings
         self,
         host_id: HostId,
         *,
         node_id: str,
         density: ActorDensity,
         slots: int | None = None,
+        spare_s: float | None = None,
         make_engine: EngineFactory,
         policy: Callable[[], Policy] = Policy,
         store: InstanceStore,
@@ -94,6 +97,8 @@ class Host:
         places = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
         self._capacity = HostCapacity(host_id, places, self._present, self._clock)
         self._stays = density is ActorDensity.SHARED and slots is None
+        self._spare_s = spare_s
+        self._claimed_for = InstanceId(host_id) if spare_s is None else None
         self._is_leaving = False
         self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
@@ -143,6 +148,7 @@ class Host:
         self._pools.open()
         for record in records:
             await (self._pools if record.is_pooled else self._table).adopt(record, deadline)
+            self._claimed_for = record.requested_id or record.id
         used = self._store.engines_used().get(self._id, frozenset())
         await self._table.end_unrecorded(records, used)
         self._table.note_if_empty()
@@ -153,6 +159,35 @@ class Host:
         """Return the id of the host, once it has adopted the instances of an earlier host."""
         await self._adopted.wait()
         return self._id
+
+    def claim(self, instance_id: InstanceId) -> None:
+        """Keep this spare host for an instance; idempotent.
+
+        Raises:
+            FabricUnavailable: It is kept for another instance, or is about to end.
+        """
+        self.load()
+        if self._claimed_for not in {None, instance_id}:
+            raise FabricUnavailable(f"host {self._id} is claimed for {self._claimed_for}")
+        self._claimed_for = instance_id
+        self._table.note_if_empty()  # it waits for the instance as for late calls
+
+    def prepare(self, engine: str) -> None:
+        """Load an engine, so that the first start need not.
+
+        Raises:
+            ConfigError: There is no engine with this name.
+        """
+        self._engines.get(engine)
+
+    def retire(self) -> InstanceId | None:
+        """End this host if it is a spare that is not claimed.
+
+        Returns:
+            The id of the instance that it is claimed for; None if it ends.
+        """
+        self._is_leaving = self._is_leaving or self._claimed_for is None
+        return self._claimed_for
 
     async def close(self) -> None:
         """Disconnect; the instances run on for the next host with this id."""
@@ -236,6 +271,8 @@ class Host:
         if any(not self._projects.has(digest) for digest in {s.digest for s in wanted}):
             return ProjectMissing(self._node_id)
         self._capacity.admit([spec.instance_id for spec in wanted])
+        if self._claimed_for is None and wanted:  # it was restarted after it was claimed
+            self._claimed_for = wanted[0].instance_id
         known |= await self._start_new(wanted)
         for instance_id, first in under_way.items():
             known[instance_id] = await asyncio.shield(first)
@@ -329,7 +366,7 @@ class Host:
         now = self._clock.now()
         for spec in specs:
             try:
-                sandbox_spec = self._sandbox_spec(spec, now)
+                sandbox_spec = self._sandbox_spec(self._named(spec), now)
             except AenvError as exc:
                 failures[spec.instance_id] = exc
             else:
@@ -341,13 +378,21 @@ class Host:
                 if isinstance(outcome, AenvError):
                     failures[spec.instance_id] = outcome
                     continue
+                own = self._named(spec)
                 record = InstanceRecord(
-                    spec=spec, host_id=self._id, node_id=self._node_id, density=self._density,
+                    spec=own, requested_id=None if own is spec else spec.instance_id,
+                    host_id=self._id, node_id=self._node_id, density=self._density,
                     created_at=now, deadline=sandbox_spec.deadline, isolation=outcome.isolation,
                     start_mode=outcome.start_mode, is_pooled=is_pooled,
                 )  # fmt: skip
                 on_started(record, outcome)
         return failures
+
+    def _named(self, spec: InstanceSpec) -> InstanceSpec:
+        """Return the spec with the id that the instance gets: a dedicated host gives it its own."""
+        if self._density is ActorDensity.SHARED or spec.instance_id == InstanceId(self._id):
+            return spec
+        return spec.model_copy(update={"instance_id": InstanceId(self._id)})
 
     def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
         """Return the sandbox of an instance, if the policy allows it and its engine can make it."""
@@ -441,7 +486,10 @@ class Host:
         now = self._clock.now()
         since = self._table.empty_since
         if self._density is ActorDensity.DEDICATED:
-            return since is not None and now - since > LINGER_S
+            if self._starting or since is None:
+                return False
+            unused_s = LINGER_S if self._claimed_for or self._spare_s is None else self._spare_s
+            return self._is_leaving or now - since > unused_s
         if self._capacity.taken() or self._pools.size or self._store.list():
             self._idle_since = now
         return now - max(self._idle_since, since or 0.0) > LINGER_S

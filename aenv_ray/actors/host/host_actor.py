@@ -31,7 +31,7 @@ from aenv_ray.engines.base import Engine, OnProgress
 from aenv_ray.engines.census import live_containers, live_pods, live_processes
 from aenv_ray.engines.node.directory import node_directory, set_owner, short_name
 from aenv_ray.engines.process.engine import raylet_pid
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.files import make_private
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
@@ -113,9 +113,11 @@ class HostShell:
     their producer for a slow reader. All other methods are control operations of `Host`.
     """
 
-    def __init__(self, host_id: HostId, density: str, slots: int | None) -> None:
+    def __init__(
+        self, host_id: HostId, density: str, slots: int | None, spare_s: float | None = None
+    ) -> None:
         protect_from_oom_killer()
-        self._args = (host_id, ActorDensity(density), slots)
+        self._args = (host_id, ActorDensity(density), slots, spare_s)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._batches = BatchServer(self._run)
@@ -136,6 +138,24 @@ class HostShell:
         """See `HostCalls.call`."""
         host = self._host or await self._open()
         return await host.calls.call(CallMessage.decode(message))
+
+    async def call_all(
+        self, messages: list[bytes]
+    ) -> list[WireResult | AenvError] | WireResult | AenvError:
+        """Run calls at the same time, and return the outcome of each: its result or its error.
+
+        Ray makes each outcome an object of its own; it expects a single one without a list.
+        """
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._outcome(message)) for message in messages]
+        outcomes = [task.result() for task in tasks]
+        return outcomes if len(outcomes) > 1 else outcomes[0]
+
+    async def _outcome(self, message: bytes) -> WireResult | AenvError:
+        try:
+            return await self._run(message, None)
+        except AenvError as exc:
+            return exc
 
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
@@ -189,6 +209,9 @@ class HostShell:
         return encode_introduced(outcomes, await host.introduce_started(outcomes))
 
     ready = _forwarded(Host.ready)
+    claim = _forwarded(Host.claim)
+    prepare = _forwarded(Host.prepare)
+    retire = _forwarded(Host.retire)
     info = _forwarded(Host.info)
     renew = _forwarded(Host.renew)
     release = _forwarded(Host.release)
@@ -205,7 +228,9 @@ class HostShell:
     count_processes = _forwarded(Host.count_processes)
 
 
-async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) -> Host:
+async def _make_host(
+    host_id: HostId, density: ActorDensity, slots: int | None, spare_s: float | None
+) -> Host:
     runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
     directory = node_directory(runtime_dir, scope)
     raylet = raylet_pid()
@@ -222,6 +247,7 @@ async def _make_host(host_id: HostId, density: ActorDensity, slots: int | None) 
         node_id=ray_api.node_id(),
         density=density,
         slots=slots,
+        spare_s=spare_s,
         make_engine=make_engine_factory(host_id),
         policy=operator_policy.current,
         store=FileInstanceStore(directory / "records"),

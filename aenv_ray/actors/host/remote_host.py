@@ -34,6 +34,14 @@ class RemoteHost(Protocol):
         """Start instances and introduce a caller in that session and node to them."""
 
     @property
+    def claim(self) -> RemoteMethod[[InstanceId], None]:
+        """Keep a spare host for an instance."""
+
+    @property
+    def prepare(self) -> RemoteMethod[[str], None]:
+        """Load an engine, so that the first start need not."""
+
+    @property
     def has_project(self) -> RemoteMethod[[str], bool]:
         """Return whether the node has the project with this digest."""
 

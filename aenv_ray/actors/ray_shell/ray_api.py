@@ -215,6 +215,19 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def node_of(place: Any) -> str:
+    """Return the id of a node: `place` itself, this process's for ``"me"``, or an actor's.
+
+    It is empty for an actor that has no node now.
+    """
+    if isinstance(place, str):
+        return node_id() if place == "me" else place
+    from ray._private import state
+
+    found: dict[str, Any] = state.actors(place._actor_id.hex())
+    return str(found.get("Address", {}).get("NodeID", ""))
+
+
 def session_scope() -> str:
     """Return a text that is unique to this node and this Ray session."""
     context = ray.get_runtime_context()

@@ -111,6 +111,41 @@ def test_a_group_is_spread_over_the_nodes(
     assert second.sandboxes() == []
 
 
+@pytest.mark.parametrize("density", ["shared", "dedicated"])
+def test_instances_are_placed_near_a_node_or_an_actor(
+    nodes: Nodes, second: Node, console: Console, density: str
+) -> None:
+    """A trainer has its instances on its own node, so that observations need not travel."""
+    console.do(
+        "@ray.remote(num_cpus=0)\n"
+        "class Trainer:\n"
+        "    def ping(self): pass\n"
+        f"near = ray_api.pinned({second.node_id!r})\n"
+        "trainer = Trainer.options(scheduling_strategy=near).remote()\n"
+        "ray.get(trainer.ping.remote())"
+    )
+    for near, node in (("trainer", second), ("'me'", nodes.head), (repr(second.node_id), second)):
+        console.do(f"group = aenv_ray.create_many(PROBE, 2, actor={density!r}, near={near})")
+        assert set(by_node(console, "group")) == {node.node_id}
+        console.do(RELEASE.format("group"))
+    console.do("ray.kill(trainer)")
+
+
+def test_a_spare_host_that_is_lost_with_its_node_is_not_handed_out(
+    passing: Callable[..., Node], console: Console
+) -> None:
+    """Design D2: the create runs on a node that lives."""
+    node = passing()
+    console.do(f"first = aenv_ray.create(PROBE, near={node.node_id!r})")
+    own = "{n for n in ray_api.actor_names() if n.startswith('probe-')} - {first.instance_id}"
+    eventually(lambda: console.value(f"bool({own})"), 60.0)
+    node.kill()
+    console.do(f"group = [aenv_ray.create(PROBE, near={node.node_id!r})]")
+    assert console.value(CALLS.format("group")) == [1]
+    assert node.node_id not in by_node(console, "group")
+    console.do(RELEASE.format("group"))
+
+
 def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: Console) -> None:
     """`warm` counts for the whole cluster, and a group finds its share on each node."""
     assert console.value("aenv_ray.warm(PROBE, 4, wait=True)") == 4

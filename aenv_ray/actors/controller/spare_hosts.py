@@ -1,0 +1,199 @@
+"""Spare hosts: dedicated hosts that run before their instance is created (design D2).
+
+Starting a Ray actor takes half a second, so each node keeps one ready for every environment that
+was recently created there with a dedicated host. The name of an actor cannot change. A spare is
+therefore named by the id that its instance will have, and that instance keeps the id that its
+creator asked for as `requested_id`, as one from a warm pool does.
+
+`SparePlan` decides; `SpareHosts` starts, claims and ends the actors. A spare reserves nothing in
+Ray, and ends by itself if nobody claims it for `SPARE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from aenv_ray.actors.controller.host_directory import HostDirectory
+from aenv_ray.actors.host.remote_host import RemoteHost
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError
+from aenv_ray.ids import InstanceId, new_instance_id
+
+logger = logging.getLogger(__name__)
+
+SPARE_S: Final = 300.0
+"""A node keeps spares for an environment for this long after its last dedicated create there."""
+CLAIM_S: Final = 2.0
+"""A spare that does not answer within this is ended, and the create starts a new host."""
+
+
+class SpareKind(NamedTuple):
+    """What a spare host is for."""
+
+    node_id: str
+    environment: str
+    """Name of the environment, as it begins the ids of its instances."""
+
+
+@dataclass
+class _Demand:
+    until: float
+    engine: str
+
+
+class SparePlan:
+    """Decides which spare hosts there should be. It has no clock: callers pass the time.
+
+    Args:
+        per_node: How many a node keeps at most, for the environments created there last.
+    """
+
+    def __init__(self, per_node: int) -> None:
+        self._per_node = per_node
+        self._demands: dict[SpareKind, _Demand] = {}
+        """In the order of the last create."""
+        self._ready: dict[str, SpareKind] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the spares that are ready."""
+        return set(self._ready)
+
+    def created(self, kind: SpareKind, engine: str, now: float) -> None:
+        """Note that an instance with a dedicated host was created."""
+        self._demands.pop(kind, None)
+        self._demands[kind] = _Demand(now + SPARE_S, engine)
+        on_node = [one for one in self._demands if one.node_id == kind.node_id]
+        for oldest in on_node[: len(on_node) - self._per_node]:
+            del self._demands[oldest]
+
+    def engine(self, kind: SpareKind) -> str | None:
+        """Return the engine of the last create of this kind; None if no spare is wanted."""
+        demand = self._demands.get(kind)
+        return None if demand is None else demand.engine
+
+    def missing(self, now: float) -> SpareKind | None:
+        """Return what a spare is to be started for next, or None."""
+        present = set(self._ready.values())
+        for kind, demand in self._demands.items():
+            if now < demand.until and kind not in present:
+                return kind
+        return None
+
+    def failed(self, kind: SpareKind) -> None:
+        """Note that no spare starts there; the next create of this kind asks again."""
+        self._demands.pop(kind, None)
+
+    def ready(self, name: str, kind: SpareKind) -> None:
+        """Note that a spare runs."""
+        self._ready[name] = kind
+
+    def take(self, kind: SpareKind) -> str | None:
+        """Return the name of a spare, which is one no longer; None if there is none."""
+        name = next((name for name, one in self._ready.items() if one == kind), None)
+        if name is not None:
+            del self._ready[name]
+        return name
+
+    def gone(self, names: Collection[str]) -> None:
+        """Forget spares that have ended."""
+        self._ready = {name: kind for name, kind in self._ready.items() if name not in names}
+
+    def take_surplus(self, now: float) -> list[str]:
+        """Return the names of the spares to end, which are spares no longer."""
+        self._demands = {k: demand for k, demand in self._demands.items() if now < demand.until}
+        surplus = [name for name, kind in self._ready.items() if kind not in self._demands]
+        for name in surplus:
+            del self._ready[name]
+        return surplus
+
+
+class SpareHosts:
+    """The spare hosts of all nodes.
+
+    Args:
+        hosts: Starts host actors.
+        is_busy: Returns whether creates are under way, which spares must not slow down.
+        per_node: As for `SparePlan`.
+    """
+
+    def __init__(self, hosts: HostDirectory, is_busy: Callable[[], bool], per_node: int) -> None:
+        self._hosts = hosts
+        self._is_busy = is_busy
+        self._plan = SparePlan(per_node)
+        self._actors: dict[str, RemoteHost] = {}
+        self._starting: set[str] = set()
+        self._refilling: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> set[str]:
+        """Names of the spares that are ready."""
+        return self._plan.names
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the spares that are ready or starting."""
+        return self._plan.names | self._starting
+
+    def created(self, kind: SpareKind, engine: str) -> None:
+        """Note that an instance with a dedicated host was created: another may follow."""
+        self._plan.created(kind, engine, _now())
+        self._refill_soon()
+
+    async def claim(self, kind: SpareKind, instance_id: InstanceId) -> str | None:
+        """Turn a spare into the host of an instance.
+
+        Returns:
+            Its name, under which `HostDirectory` knows it from now on; None if there is none.
+        """
+        while (name := self._plan.take(kind)) is not None:
+            actor = self._actors.pop(name)
+            try:
+                with ray_api.translated(f"claiming spare host {name}"):
+                    async with asyncio.timeout(CLAIM_S):
+                        await actor.claim.remote(instance_id)
+            except (AenvError, TimeoutError) as exc:
+                logger.warning("spare host %s is not used: %r", name, exc)
+                ray_api.kill(actor)
+                continue
+            self._hosts.add(name, kind.node_id, actor)
+            return name
+        return None
+
+    def tick(self, gone: Collection[str]) -> None:
+        """Forget spares that are gone, end superfluous ones and start missing ones."""
+        self._plan.gone(gone)
+        for name in self._plan.take_surplus(_now()):
+            ray_api.kill(self._actors[name])  # nobody can have claimed it
+        self._actors = {name: self._actors[name] for name in self._plan.names}
+        self._refill_soon()
+
+    def _refill_soon(self) -> None:
+        if self._refilling is None or self._refilling.done():
+            self._refilling = asyncio.get_running_loop().create_task(self._refill())
+
+    async def _refill(self) -> None:
+        """Start missing spares one after another, unless creates are under way."""
+        while not self._is_busy() and (kind := self._plan.missing(_now())) is not None:
+            name = new_instance_id(kind.environment)
+            self._starting = {name}
+            try:
+                actor = await self._hosts.start_spare(name, kind.node_id, SPARE_S)
+                if (engine := self._plan.engine(kind)) is not None:
+                    await actor.prepare.remote(engine)
+            except Exception as exc:  # noqa: BLE001  # creates start hosts without it
+                logger.warning("no spare host on node %s: %r", kind.node_id[:8], exc)
+                self._plan.failed(kind)
+                continue
+            finally:
+                self._starting = set()
+            self._actors[name] = actor
+            self._plan.ready(name, kind)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
