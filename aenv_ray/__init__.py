@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from aenv_ray.actors.fabric.warm_api import warm
     from aenv_ray.client import Environment, SyncEnvironment
-    from aenv_ray.client.vector import VectorEnvironment, vector
+    from aenv_ray.client.vector import vector
     from aenv_ray.errors import AenvError
     from aenv_ray.models import ToolResult
     from aenv_ray.sampling import sample
@@ -39,7 +39,6 @@ _HOMES = {
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
-    "VectorEnvironment": "aenv_ray.client.vector",
     "create": "aenv_ray.actors.fabric.driver_api",
     "create_many": "aenv_ray.actors.fabric.driver_api",
     "get": "aenv_ray.actors.fabric.driver_api",
@@ -58,7 +57,6 @@ __all__ = [
     "Environment",
     "SyncEnvironment",
     "ToolResult",
-    "VectorEnvironment",
     "create",
     "create_many",
     "get",

@@ -12,7 +12,7 @@ from aenv_ray import runtime
 PUBLIC = [
     "AenvError", "EnvHandle", "Environment", "SyncEnvironment", "ToolResult", "create",
     "create_many", "get", "init", "list_instances", "release_many", "sample", "shutdown",
-    "warm",
+    "vector", "warm",
 ]  # fmt: skip
 RUNTIME = [
     "Image", "Registry", "current_call", "get_registry", "register_function", "register_health",
