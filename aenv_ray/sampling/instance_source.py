@@ -213,8 +213,9 @@ class InstanceSource:
             except* AenvError as group:
                 # Their node is lost; the launcher's deadline and the controller clean up.
                 logger.info("%d instances were not released: %s", len(batch), group.exceptions[0])
-            self._live -= len(batch)
-            self._order()
+            finally:
+                self._live -= len(batch)
+                self._order()
 
     async def close(self) -> None:
         """Release all instances, and wait until they are gone."""

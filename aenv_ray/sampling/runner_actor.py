@@ -7,14 +7,15 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import usable
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
@@ -136,14 +137,16 @@ class RemoteRunner:
         name: Of the runner.
         node: Where it runs.
         actor: The actor.
+        gate: Of the connection: after its end nothing may be sent, which would start another Ray.
     """
 
     is_remote = True
 
-    def __init__(self, name: str, node: str, actor: Any) -> None:
+    def __init__(self, name: str, node: str, actor: Any, gate: ShutdownGate) -> None:
         self.name = name
         self.node = node
         self._actor = actor
+        self._gate = gate
 
     async def open(self) -> None:
         """Wait until it can play.
@@ -152,50 +155,61 @@ class RemoteRunner:
             RunnerLost: It did not start.
             ConfigError: It cannot load the policy.
         """
-        await self._answer(self._actor.open.remote(), "starting", _OPEN_S)
+        await self._answer(self._actor.open.remote, "starting", _OPEN_S)
 
     async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
         """See `RunnerQueue.give`."""
-        await self._answer(self._actor.give.remote(list(groups), limit, has_more), "tasks", None)
+        await self._answer(
+            lambda: self._actor.give.remote(list(groups), limit, has_more), "tasks", None
+        )
 
     async def finished(self) -> list[Episode]:
         """See `RunnerQueue.finished`."""
-        lines: bytes = await self._answer(self._actor.finished.remote(), "episodes", None)
+        lines: bytes = await self._answer(self._actor.finished.remote, "episodes", None)
         return [Episode.model_validate_json(line) for line in lines.splitlines()]
 
-    async def _answer(self, reference: Any, what: str, deadline_s: float | None) -> Any:
-        """Return the answer of the actor.
+    async def _answer(self, send: Callable[[], Any], what: str, deadline_s: float | None) -> Any:
+        """Send a request and return the answer of the actor.
 
         Raises:
             RunnerLost: It is gone, or `deadline_s` passed.
+            FabricUnavailable: This process has disconnected.
             AenvError: What it raised.
         """
-        answer = asyncio.ensure_future(_translated(reference, what))
-        waited_s = 0.0
-        try:
-            while not (await asyncio.wait([answer], timeout=_SILENT_S))[0]:
-                waited_s += _SILENT_S
-                if deadline_s is not None and waited_s >= deadline_s:
-                    raise RunnerLost(f"no answer within {deadline_s:g} s")
+        with self._gate:
+            answer = asyncio.ensure_future(_translated(send(), what))
+            try:
+                await self._settled(answer, deadline_s)
+                return answer.result()
+            except AenvError as exc:
+                if ray_api.is_from_ray(exc):
+                    raise RunnerLost(exc.message) from exc
+                raise
+            finally:
+                answer.cancel()
+
+    async def _settled(self, answer: asyncio.Future[Any], deadline_s: float | None) -> None:
+        """Wait for an answer; report a runner that has not answered for long."""
+        loop = asyncio.get_running_loop()
+        asked_at, reported_s = loop.time(), 0.0
+        while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
+            self._gate.check()
+            waited_s = loop.time() - asked_at
+            if deadline_s is not None and waited_s >= deadline_s:
+                raise RunnerLost(f"no answer within {deadline_s:g} s")
+            if deadline_s is None and waited_s - reported_s >= _SILENT_S:
+                reported_s = waited_s
                 logger.warning(
-                    "the runner %s has not answered for %d s: if the policy is async, it blocks "
+                    "the runner %s has not answered for %.0f s: if the policy is async, it blocks "
                     "the event loop; use await in it, or make it a sync function",
                     self.name,
                     waited_s,
                 )
-            return answer.result()
-        except AenvError as exc:
-            if ray_api.is_from_ray(exc):
-                raise RunnerLost(exc.message) from exc
-            raise
-        finally:
-            answer.cancel()
 
     async def close(self) -> None:
         """End its episodes, release their instances, and end it."""
-        with contextlib.suppress(AenvError, TimeoutError):  # its instances end with this Ray job
-            async with asyncio.timeout(_CLOSE_S):
-                await _translated(self._actor.close.remote(), "closing")
+        with contextlib.suppress(AenvError, RunnerLost):  # its instances end with this Ray job
+            await self._answer(self._actor.close.remote, "closing", _CLOSE_S)
         self.kill()
 
     def kill(self) -> None:
@@ -232,7 +246,10 @@ class NodeRunners:
         if self._archive is None:
             archive = await asyncio.to_thread(self._project.archive)
             self._archive = ray_api.put(archive)
-        nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
+        with ray_api.translated("listing the nodes"):
+            nodes = set(usable(await asyncio.to_thread(ray_api.alive_nodes)))
+        # Where every node joins on demand, the creates of a first runner are that demand.
+        nodes = nodes or {ray_api.node_id()}
         starting = [self._started(node) for node in nodes if node not in self._runners]
         try:
             async with asyncio.TaskGroup() as group:
@@ -246,7 +263,7 @@ class NodeRunners:
         name = f"runner-{node[:8]}-{new_call_id()[:8]}"
         options = {"scheduling_strategy": ray_api.pinned(node)}
         actor = _runner_actor().options(**options).remote(name, self._setup, self._archive)
-        runner = self._runners[node] = RemoteRunner(name, node, actor)
+        runner = self._runners[node] = RemoteRunner(name, node, actor, self._fabric.gate)
         return runner
 
     async def _opened(self, runner: RemoteRunner) -> RunnerLink | None:

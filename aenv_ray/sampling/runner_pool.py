@@ -168,7 +168,7 @@ class RunnerPool:
         loop = asyncio.get_running_loop()
         alive_at = loop.time()
         while True:
-            for link in await self._runners.new():
+            for link in await self._new_runners():
                 member = self._members[link.name] = _Member(link)
                 self._start(self._follow(member))
             self._changed.set()
@@ -180,6 +180,16 @@ class RunnerPool:
                     hint='check the nodes with aenv doctor, or give runners="driver"',
                 )
             await asyncio.sleep(LOOK_S)
+
+    async def _new_runners(self) -> list[RunnerLink]:
+        """Return new runners; a run that has runners goes on if none can be looked for now."""
+        try:
+            return await self._runners.new()
+        except FabricUnavailable as exc:
+            if not self._members:
+                raise
+            logger.warning("new runners cannot be looked for now: %s", exc.message)
+            return []
 
     async def _follow(self, member: _Member) -> None:
         """Collect the episodes of a runner until it is lost."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import Episode, EpisodeStatus, Task
+from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.sampling import Episode, EpisodeStatus, Task, runner_pool
 from aenv_ray.sampling.assignments import Assignment, Group
 from aenv_ray.sampling.instance_source import GroupStart
 from aenv_ray.sampling.runner_pool import RunnerLink, RunnerLost, RunnerPool
@@ -241,3 +241,24 @@ async def test_draining_finishes_what_runners_have() -> None:
     pool = RunnerPool(runners, take, episodes.append, concurrency=4, most_attempts=1)
     await pool.play()
     assert [one.index for one in episodes] == [0]
+
+
+async def test_a_run_goes_on_while_new_runners_cannot_be_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 2: a restart of Ray's control service fails no run."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.0)
+    failed = asyncio.Event()
+
+    class Unreachable(_FakeRunners):
+        async def new(self) -> list[RunnerLink]:
+            if self.waiting:
+                return await super().new()
+            failed.set()
+            raise FabricUnavailable("the control service restarts")
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        await failed.wait()
+        return _episode(one)
+
+    assert len(await _played(Unreachable(_FakeRunner("a", play)), 2)) == 2
