@@ -206,3 +206,23 @@ def test_no_tasks_are_no_episodes(cluster: Cluster) -> None:
     del cluster
     summary = aenv_ray.sample(PROBE, replay("reference"), []).run()
     assert (summary.rollouts, summary.reward_mean) == (0, None)
+
+
+def test_draining_finishes_the_running_episodes(cluster: Cluster) -> None:
+    """What the first Ctrl-C of `aenv sample` does, also while the next task is awaited."""
+    more = threading.Event()
+
+    def tasks() -> Iterator[dict[str, str]]:
+        yield {"id": "t0"}
+        more.wait()
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+
+    sampling = aenv_ray.sample(PROBE, act, tasks(), concurrency=2)
+    for episode in sampling:
+        assert episode.reward == 0.5
+        sampling.drain()
+    more.set()
+    assert [episode.task_id for episode in sampling.episodes] == ["t0"]
+    eventually_empty(cluster.sandboxes)
