@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +33,32 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         ),
     ],
     tasks: Annotated[
-        Path | None,
-        typer.Option("--tasks", "-t", help="JSON Lines. Default: the environment's tasks.jsonl."),
+        str | None,
+        typer.Option(
+            "--tasks",
+            "-t",
+            metavar="FILE|hf:NAME:SPLIT",
+            help="JSON Lines, JSON, CSV, Parquet, or a data set of Hugging Face. "
+            "Default: the environment's own tasks.",
+        ),
+    ] = None,
+    task_id: Annotated[
+        list[str] | None,
+        typer.Option("--task-id", help="Id or pattern of tasks to keep, repeatable: 'count-*'."),
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the tasks.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="The most tasks, after shuffling.")
+    ] = None,
+    task_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--task-field",
+            metavar="FIELD=COLUMN",
+            help="Column of a field of tasks, repeatable: instruction=question, id=# (row number).",
+        ),
     ] = None,
     rollouts: Annotated[
         int | None,
@@ -117,6 +142,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
 
     Example:
       aenv sample mini-terminal --policy reference
+      aenv sample mini-terminal -p null --task-id 'count-*' --shuffle 1 --limit 5
       aenv sample mini-terminal -p openai:qwen3 --base-url http://host:8000/v1
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
       aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume
@@ -153,7 +179,12 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
         driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
-        chosen_tasks = _tasks(environment, tasks)
+        chosen_tasks = sampling.select_tasks(
+            _tasks(environment, tasks, variables(task_field or [], "--task-field")),
+            ids=task_id or (),
+            shuffle=shuffle,
+            limit=limit,
+        )
         if rollouts is not None:
             chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
         run = sampling.sample(
@@ -202,23 +233,16 @@ def _reward(value: str, option: str) -> float | None:
         raise typer.BadParameter("give a number or none", param_hint=option) from None
 
 
-def _tasks(environment: str, file: Path | None) -> list[Task]:
-    """Return the tasks of a file, by default of the environment's tasks.jsonl.
+def _tasks(environment: str, source: str | None, fields: Mapping[str, str]) -> list[Task]:
+    """Return the tasks of a source, by default the environment's own.
 
     Raises:
-        ConfigError: There are no tasks.
+        ConfigError: There are no tasks, or they are malformed.
         AenvError: The environment does not exist.
     """
-    from aenv_ray.actors.fabric import driver_api, references
-    from aenv_ray.sampling import load_tasks
+    from aenv_ray.sampling import environment_tasks, load_tasks
 
-    if file is None:
-        file = references.resolve(environment, driver_api.init).path / "tasks.jsonl"
-        if not file.is_file():
-            raise ConfigError(
-                f"{environment} has no tasks.jsonl", hint="give a task file with --tasks"
-            )
-    found = load_tasks(file)
+    found = environment_tasks(environment) if source is None else load_tasks(source, fields)
     if not found:
-        raise ConfigError(f"{file} has no tasks")
+        raise ConfigError(f"{source or environment} has no tasks")
     return found

@@ -22,10 +22,11 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.driver_runner import DriverRunners, LocalRunner
+from aenv_ray.sampling.environment_tasks import environment_tasks
 from aenv_ray.sampling.groups import GroupFeed
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, check_policy, portable
-from aenv_ray.sampling.policies.named import named_policy
+from aenv_ray.sampling.policies.base import Policy, portable
+from aenv_ray.sampling.policies.named import policy_of
 from aenv_ray.sampling.runner import INFRA_RETRIES, EpisodeRules
 from aenv_ray.sampling.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks import TaskFeed, TaskSource
@@ -312,7 +313,7 @@ def _where(text: str) -> Where:
 def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
     policy: Policy | type | str,
-    tasks: TaskSource,
+    tasks: TaskSource | None = None,
     *,
     concurrency: int = 16,
     samples_per_task: int = 1,
@@ -334,9 +335,10 @@ def sample(  # noqa: PLR0913  # each is an option
         environment: ``name@version``, ``name``, or the path of a project.
         policy: ``policy(env, task)``, sync or async; a class that is made without arguments and
             whose instances are called so; or a name such as ``reference`` or ``module:function``.
-        tasks: Tasks, mappings with their fields, or a JSON Lines file. A file or list is checked
-            here. An iterator, async or not, may be slow or endless: a task is taken when an episode
-            can start. If it raises, the running episodes are finished first.
+        tasks: Tasks, mappings with their fields, a table or a file, see `TaskSource`; None: the
+            environment's own. A file, list or table is checked here. An iterator, async or not, may
+            be slow or endless: a task is taken when an episode can start. If it raises, the running
+            episodes are finished first.
         concurrency: Concurrent episodes, each with an instance; at least 1.
         samples_per_task: Episodes of each task. They form a group: they get their instances
             together or not at all, and their records have the same ``group`` and a ``sample``.
@@ -379,8 +381,7 @@ def sample(  # noqa: PLR0913  # each is an option
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
         raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
-    chosen = named_policy(policy) if isinstance(policy, str) else policy
-    check_policy(chosen)
+    chosen = policy_of(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
             f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "
@@ -390,7 +391,8 @@ def sample(  # noqa: PLR0913  # each is an option
     if episode_timeout is not None:
         limit_s = parse_duration_s(episode_timeout, what="episode_timeout")
     file = Path(out) if out is not None else None
-    feed = GroupFeed(TaskFeed(tasks), samples_per_task, hedge)
+    given = environment_tasks(environment) if tasks is None else tasks
+    feed = GroupFeed(TaskFeed(given), samples_per_task, hedge)
     if resume and file is None:
         raise ConfigError("resume requires out", hint="give the output file of the run to resume")
     return Sampling(

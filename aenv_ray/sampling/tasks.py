@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections import deque
 from collections.abc import (
@@ -24,39 +23,62 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.task_files import file_rows
+from aenv_ray.sampling.task_tables import HUGGING_FACE, from_hugging_face, table_of
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.files import of_another_run
 from aenv_ray.trajectories.schema import Task
 
 TaskObjects = Iterable[Task | Mapping[str, Any]]
 TaskSource = str | Path | TaskObjects | AsyncIterable[Task | Mapping[str, Any]]
-"""Path of a JSON Lines file, or `Task` objects, or mappings with their fields."""
+"""Path of a JSON Lines, JSON, CSV or Parquet file, ``hf:NAME:SPLIT``, `Task` objects, mappings with
+their fields, or a table: of pandas, Arrow, Hugging Face `datasets` or Ray Data."""
 
+ROW_NUMBER: Final = "#"
+"""In place of a column: the number of the row."""
 _END: Final = object()
 
 
-def load_tasks(source: str | Path | TaskObjects) -> list[Task]:
-    """Return all tasks of a JSON Lines file or of objects.
+def load_tasks(
+    source: str | Path | TaskObjects, fields: Mapping[str, str] | None = None
+) -> list[Task]:
+    """Return all tasks of a file, a table or of objects.
+
+    Args:
+        source: See `TaskSource`. An iterator is read to its end.
+        fields: Fields of tasks and the columns that hold them, where their names differ:
+            ``{"id": "#", "instruction": "question"}``; `ROW_NUMBER` numbers the rows from 0.
 
     Raises:
-        ConfigError: The file cannot be read, or a task is invalid; the message names the line.
+        ConfigError: The file cannot be read, a package for it is missing, or a task is invalid; the
+            message names the line.
     """
+    rows = _rows(source)
+    return [_task(where, _renamed(data, fields or {}, n)) for n, (where, data) in enumerate(rows)]
+
+
+def _rows(source: str | Path | TaskObjects) -> Iterator[tuple[str, Any]]:
+    if isinstance(source, str) and source.startswith(HUGGING_FACE):
+        source = from_hugging_face(source.removeprefix(HUGGING_FACE))
     if isinstance(source, str | Path):
-        path = Path(source)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
-        numbered = [(f"{path}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
-        return [_task(where, _parse(where, line)) for where, line in numbered]
-    return [_task(f"task {n}", task) for n, task in enumerate(source)]
+        return file_rows(Path(source))
+    table = table_of(source)
+    rows = source if table is None else table
+    return ((f"task {n}", task) for n, task in enumerate(rows))
 
 
-def _parse(where: str, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as exc:
-        raise ConfigError(f"{where}: {exc}") from None
+def _renamed(data: Any, fields: Mapping[str, str], number: int) -> Any:
+    """Return a row with the fields of tasks in place of its columns."""
+    if not fields or not isinstance(data, Mapping):
+        return data
+    renamed = {name: value for name, value in data.items() if name not in fields.values()}
+    for field, column in fields.items():
+        if column == ROW_NUMBER:
+            renamed[field] = str(number)
+        elif column in data:
+            value = data[column]
+            renamed[field] = str(value) if field == "id" else value
+    return renamed
 
 
 def _task(where: str, data: Any) -> Task:
@@ -66,9 +88,13 @@ def _task(where: str, data: Any) -> Task:
         return Task.model_validate(data)
     except ValidationError as exc:
         first = exc.errors()[0]
+        is_missing = first["loc"] == ("id",) and first["type"] == "missing"
         raise ConfigError(
             ": ".join([where, *filter(None, [".".join(map(str, first["loc"]))]), first["msg"]]),
-            hint='a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
+            hint="name the column of the ids with --task-field id=COLUMN, or number the tasks with "
+            "--task-field id=#"
+            if is_missing
+            else 'a task is {"id": …, "instruction": …, "setup": …, "reward": …}',
         ) from None
 
 
@@ -94,6 +120,8 @@ class TaskFeed:
         self._taking = asyncio.Lock()
         self._is_at_end = False
         self._reader: _Direct | _Threaded | _Async
+        table = None if isinstance(source, str) else table_of(source)
+        source = source if table is None else table
         if isinstance(source, str | Path | Sequence | Set | Mapping):
             self.known = load_tasks(source)
             self._reader = _Direct(self.known)
@@ -104,7 +132,7 @@ class TaskFeed:
         else:
             raise ConfigError(
                 f"tasks {source!r} are neither a file nor iterable",
-                hint="give a JSON Lines file, a list, an iterator or an async iterator",
+                hint="give a file, a list, a table, an iterator or an async iterator",
             )
         sized = source if self.known is None else self.known
         self.total = len(sized) if isinstance(sized, Sized) else None

@@ -108,6 +108,22 @@ class ChatOptions:
         return tokens / 1e6
 
 
+def chat_options(policy: str, options: Mapping[str, Any]) -> ChatOptions:
+    """Return the options of a policy with a model.
+
+    Raises:
+        ConfigError: One is unknown or out of range.
+    """
+    known = ChatOptions.__dataclass_fields__
+    unknown = options.keys() - known.keys()
+    if unknown:
+        raise ConfigError(
+            f"unknown option of {policy}: {', '.join(sorted(unknown))}",
+            hint=f"options: {', '.join(known)}",
+        )
+    return ChatOptions(**options)
+
+
 async def play(model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Task) -> Message:
     """Play an episode with a model.
 

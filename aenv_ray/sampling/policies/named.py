@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.policies.base import Policy, check_policy
+from aenv_ray.sampling.policies.openai import OpenAIPolicy
 from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
 
 FORMS: Final = "reference, null, random:SEED, openai:MODEL, module:function or file.py:function"
+
+
+def policy_of(given: Any) -> Policy | type:
+    """Return the policy that `sample` was given: by name, or as it is.
+
+    Raises:
+        ConfigError: See `named_policy` and `check_policy`.
+    """
+    if isinstance(given, str):
+        given = named_policy(given)
+    check_policy(given)
+    policy: Policy | type = given
+    return policy
 
 
 def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy | type:
@@ -28,8 +42,6 @@ def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy 
     """
     kind, _, detail = text.partition(":")
     if kind == "openai":
-        from aenv_ray.sampling.policies.openai import OpenAIPolicy
-
         return OpenAIPolicy(detail, **(options or {}))
     if options:
         raise ConfigError(

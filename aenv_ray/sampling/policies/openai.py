@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from aenv_ray.config import secret
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.base import ForRunner, Policy, opened
-from aenv_ray.sampling.policies.chat import ChatOptions, play
+from aenv_ray.sampling.policies.chat import ChatOptions, chat_options, play
 from aenv_ray.sampling.policies.endpoint import (
     ATTEMPTS,
     OPENAI_URL,
@@ -68,12 +68,6 @@ class OpenAIPolicy(ForRunner):
             )
         if not model:
             raise ConfigError("the policy names no model", hint="write it as openai:MODEL")
-        unknown = options.keys() - ChatOptions.__dataclass_fields__.keys()
-        if unknown:
-            raise ConfigError(
-                f"unknown option of OpenAIPolicy: {', '.join(sorted(unknown))}",
-                hint=f"further options: {', '.join(ChatOptions.__dataclass_fields__)}",
-            )
         self._endpoint = EndpointOptions(
             model=model,
             base_url=url,
@@ -83,7 +77,7 @@ class OpenAIPolicy(ForRunner):
             attempts=attempts,
             request=dict(request or {}),
         )
-        self._options = ChatOptions(**options)
+        self._options = chat_options("OpenAIPolicy", options)
 
     def __repr__(self) -> str:
         return f"OpenAIPolicy({self._endpoint.model!r}, base_url={self._endpoint.base_url!r})"

@@ -1,0 +1,128 @@
+"""Rows of task files: JSON Lines, JSON, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.arrow import pyarrow
+
+Row = tuple[str, Any]
+"""Where a row stands, for messages, and its data."""
+
+NESTED: Final = ("setup", "reward", "reference", "wrong")
+"""Fields of a task that are objects or lists; a table's column may hold them as JSON text."""
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a task file, whose format is told by its suffix; JSON Lines if by none.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is malformed; the message names the line.
+    """
+    read = _READERS.get(path.suffix.lower(), _json_lines)
+    try:
+        yield from read(path)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+
+
+def table_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a table's row as a task: empty fields are absent, nested ones may be JSON text.
+
+    Raises:
+        ConfigError: A nested field is text, but not JSON.
+    """
+    given = {name: value for name, value in row.items() if value is not None and value != ""}
+    for name in NESTED:
+        value = given.get(name)
+        if isinstance(value, str):
+            given[name] = parsed(value, f"{where}: {name}")
+        elif name in given:
+            given[name] = _without_nulls(value)
+    return given
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return JSON data.
+
+    Raises:
+        ConfigError: The text is not JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the nulls that a table adds so that all its rows have one type."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield where, parsed(line, where)
+
+
+def _json(path: Path) -> Iterator[Row]:
+    """Read a list of tasks; a file with one task in each line is accepted too."""
+    if not path.read_text(encoding="utf-8-sig").lstrip().startswith("["):
+        yield from _json_lines(path)
+        return
+    for number, data in enumerate(parsed(path.read_text(encoding="utf-8-sig"), str(path))):
+        yield f"{path}, task {number}", data
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # setups and references are long
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        first = 1  # line of the row that is being read, which may have several
+        try:
+            for row in reader:
+                where = f"{path}, line {max(first, 2)}"
+                if None in row:
+                    raise ConfigError(
+                        f"{where}: more fields than the header has",
+                        hint="put text with commas or line breaks in double quotes",
+                    )
+                yield where, table_row(row, where)
+                first = reader.line_num + 1
+        except csv.Error as exc:
+            raise ConfigError(f"{path}, line {first}: {exc}") from None
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    arrow, parquet = pyarrow(), pyarrow("pyarrow.parquet")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    where = f"{path}, row {number}"
+                    number += 1
+                    yield where, table_row(row, where)
+    except arrow.ArrowException as exc:
+        raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+
+
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

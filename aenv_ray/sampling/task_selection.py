@@ -1,0 +1,50 @@
+"""Which tasks of a source are sampled, and in which order."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.schema import Task
+
+
+def select_tasks(
+    tasks: Sequence[Task],
+    *,
+    ids: Sequence[str] = (),
+    shuffle: int | None = None,
+    limit: int | None = None,
+) -> list[Task]:
+    """Return the tasks to sample: first filtered, then shuffled, then limited.
+
+    Args:
+        tasks: All tasks.
+        ids: Ids or patterns such as ``count-*``; a task is kept if any of them matches. Empty keeps
+            all.
+        shuffle: Seed of the order; the same seed gives the same order. None keeps the order.
+        limit: The most tasks; None: all.
+
+    Raises:
+        ConfigError: An id or pattern matches no task.
+    """
+    chosen = list(tasks)
+    if ids:
+        for pattern in ids:
+            _expect_match(pattern, tasks)
+        chosen = [task for task in tasks if any(fnmatchcase(task.id, one) for one in ids)]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(chosen)
+    return chosen[:limit]
+
+
+def _expect_match(pattern: str, tasks: Sequence[Task]) -> None:
+    if any(fnmatchcase(task.id, pattern) for task in tasks):
+        return
+    known = [task.id for task in tasks]
+    close = difflib.get_close_matches(pattern, known, n=3) or known[:3]
+    raise ConfigError(
+        f"no task has the id {pattern!r}", hint=f"among {len(known)} tasks: {', '.join(close)}, …"
+    )
