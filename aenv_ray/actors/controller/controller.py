@@ -332,7 +332,7 @@ class Controller:
         doubtful = seen.doubtful(ids, self._where)
         for name in seen.unheard:
             self._forget(name)
-        self._where |= {info.id: info.host for info in seen.found}
+        self._where = seen.located(hosts, self._where)
         self._hosts.nodes |= {info.host: info.node_id for info in seen.found}
         for name in seen.vacant(hosts) - creating:
             if not name.startswith(SHARED_PREFIX):

@@ -51,6 +51,15 @@ class InstanceListing:
         """
         return set(names) - self.unheard - {info.host for info in self.found}
 
+    def located(self, names: Iterable[str], where: Mapping[str, str]) -> dict[str, str]:
+        """Return the host of each instance, given what was known and the hosts that were asked.
+
+        Instances that a shared host no longer has are left out: their callers released them there.
+        """
+        heard = {n for n in names if n.startswith(SHARED_PREFIX)} - self.unheard
+        known = {i: name for i, name in where.items() if name not in heard}
+        return known | {info.id: info.host for info in self.found}
+
 
 async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing:
     """Ask hosts, by name, for their instances, all at the same time."""

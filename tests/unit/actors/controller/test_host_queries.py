@@ -79,3 +79,19 @@ def test_a_lease_ends_only_when_its_instance_is_known_to_be_gone() -> None:
     gone, moved = changes(leases, [info("a", "well")], {"b"})
     assert gone == ["c"]
     assert moved == {}
+
+
+async def test_instances_that_were_released_at_their_shared_host_are_forgotten() -> None:
+    """A sampling releases millions of them there; what is on a silent host is kept."""
+    busy, silent = "aenv-host-a-0", "aenv-host-b-0"
+
+    async def answer(name: str, operation: str) -> Any:
+        del operation
+        if name == busy:
+            return [info("new", busy)]
+        raise FabricUnavailable(f"host {name}")
+
+    hosts = [busy, silent]
+    seen = await list_instances_on(answer, hosts)
+    where = {"old": busy, "kept": silent, "own": "own"}
+    assert seen.located(hosts, where) == {"new": busy, "kept": silent, "own": "own"}
