@@ -53,9 +53,18 @@ def arrow_schema() -> Any:
 
 
 def to_table(episodes: Iterable[Episode]) -> Any:
-    """Return episodes as an Arrow table."""
+    """Return episodes as an Arrow table.
+
+    Raises:
+        ConfigError: A value does not fit its column, such as a seed of more than 64 bits.
+    """
     rows = [_row(Episode, episode.model_dump(mode="json")) for episode in episodes]
-    return pyarrow().Table.from_pylist(rows, schema=arrow_schema())
+    try:
+        return pyarrow().Table.from_pylist(rows, schema=arrow_schema())
+    except (OverflowError, ValueError) as exc:
+        raise ConfigError(
+            f"an episode has a value that fits no column: {exc}", hint="use JSON Lines"
+        ) from exc
 
 
 def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
@@ -63,6 +72,7 @@ def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
 
     Raises:
         OSError: It cannot be written.
+        ConfigError: See `to_table`.
     """
     pyarrow("pyarrow.parquet").write_table(to_table(episodes), path, compression="zstd")
 

@@ -7,6 +7,7 @@ shard is JSON Lines in either format, so a crash loses at most a torn line.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -23,6 +24,7 @@ from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 
 MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
+logger = logging.getLogger("aenv_ray")
 _SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
 
 
@@ -110,7 +112,12 @@ class ShardWriter:
         if self.failure is not None:
             return
         if self._file is None:
-            self._file = self._open()
+            try:
+                self._file = self._open()
+            except ConfigError as exc:
+                self.failure = exc
+                logger.warning("%s; the run continues", exc.message)
+                return
         self._file.write(episode)
         self._count += 1
         self.failure = self._file.failure
@@ -146,12 +153,13 @@ class ShardWriter:
             arrow.write_parquet(read_lines(lines).episodes, partial)
             partial.replace(parquet)
             lines.unlink()
-        except OSError as exc:
+        except (OSError, ConfigError) as exc:
             partial.unlink(missing_ok=True)
             self.failure = ConfigError(
-                f"{parquet} cannot be written: {exc.strerror or exc}; its episodes are in {lines}",
-                hint="free space; the directory is complete and can be read as it is",
+                f"{parquet} cannot be written: {exc}; its episodes are in {lines}",
+                hint="free space, or read the directory as it is: it is complete",
             )
+            logger.warning("%s; the run continues", self.failure.message)
 
 
 def make_directory(directory: Path) -> None:
@@ -244,9 +252,18 @@ def check_manifest(directory: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the shards and the manifest of a directory, and nothing else in it."""
+    """Delete the shards and the manifest of a directory, and nothing else in it.
+
+    Raises:
+        ConfigError: They cannot be deleted.
+    """
     for path in [directory / MANIFEST, *(shard_files(directory) if directory.is_dir() else [])]:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as exc:
+            raise ConfigError(
+                f"{path} cannot be replaced: {exc.strerror}", hint="choose another directory"
+            ) from exc
 
 
 def is_directory(path: Path) -> bool:

@@ -159,3 +159,26 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(ConfigError, match=r"to_pandas\(\) requires pandas") as caught:
         read(tmp_path / "run.jsonl").to_pandas()
     assert caught.value.hint == "pip install 'aenv-ray[data]'"
+
+
+def test_a_directory_that_vanishes_ends_the_writing_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 12: what is lost is said, once."""
+    output = open_output(tmp_path / "run")
+    (tmp_path / "run").rmdir()
+    for one in EPISODES:
+        output.write(one)
+    output.close()
+    assert output.failure is not None
+    assert "driver-00000.jsonl cannot be written" in output.failure.message
+    assert caplog.messages == [f"{output.failure.message}; the run continues"]
+
+
+def test_a_value_that_fits_no_column_leaves_the_lines(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "a", form=ShardFormat.PARQUET)
+    large = episode(0, seed=2**70)
+    writer.write(large)
+    writer.close()
+    assert writer.failure is not None
+    assert list(read(tmp_path)) == [large]
