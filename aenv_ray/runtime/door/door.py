@@ -31,7 +31,12 @@ from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
-from aenv_ray.runtime.system.threads import has_children, process_limits, start_thread
+from aenv_ray.runtime.system.threads import (
+    has_children,
+    limit_stacks,
+    process_limits,
+    start_thread,
+)
 
 MAX_THREADS: Final = 256
 """Calls of sync functions that run at once on one connection; more wait in order."""
@@ -489,6 +494,7 @@ class _LeaderMonitor:
 
 def serve(accept: Callable[[], socket.socket], dispatcher: Dispatcher) -> None:
     """Serve the connections that `accept` returns, until its listener is closed."""
+    limit_stacks()
     while True:
         try:
             sock = accept()

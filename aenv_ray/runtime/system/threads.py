@@ -14,6 +14,8 @@ from typing import Final
 from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 
+STACK_BYTES: Final = 2 * 1024 * 1024
+"""Of a thread where memory is limited; CPython's own limit of C recursion, 10,000, fits in it."""
 _PIDS_MAX: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # v2, v1
 
 
@@ -36,6 +38,16 @@ def start_thread(target: Callable[[], object]) -> None:
 
     _thread.start_new_thread(run, ())
     running.acquire()
+
+
+def limit_stacks() -> None:
+    """Give new threads small stacks if the memory of this process is limited.
+
+    RLIMIT_DATA counts the whole stack of a thread, used or not. With the usual 8 MiB, a process
+    with 1 GiB could run 120 threads, and would have no memory left for anything else.
+    """
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+        _thread.stack_size(STACK_BYTES)
 
 
 def has_children() -> bool:

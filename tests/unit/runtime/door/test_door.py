@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -272,3 +274,38 @@ def test_an_agents_call_ids_are_apart_from_the_owners(bench: Bench) -> None:
             agent.sendall(json.dumps(request).encode() + b"\n")
             assert "theirs" in json.loads(lines.readline())["result"]["content"][0]["text"]
     assert bench.ran == ["mine", "theirs"]
+
+
+MEETING = """
+import resource, socket, threading
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.dispatch import Dispatcher
+from aenv_ray.runtime.door.door import serve
+
+resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))
+together = threading.Barrier(200)
+registry = Registry()
+registry.add_tool(lambda: together.wait(60.0) >= 0, name="meet")
+pairs = [socket.socketpair() for _ in range(3)]
+ends = [theirs for _, theirs in pairs]
+
+def accept() -> socket.socket:
+    if not ends:
+        raise OSError
+    return ends.pop()
+
+serve(accept, Dispatcher(registry))
+call = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"meet"}}\\n'
+for number in range(200):
+    pairs[number % 3][0].sendall(call % number)
+answers = [ours.makefile("rb") for ours, _ in pairs]
+print(sum(b'"result":true' in answers[number % 3].readline() for number in range(200)))
+"""
+
+
+def test_two_hundred_calls_run_at_once_in_a_gigabyte() -> None:
+    """The kernel counts whole stacks: calls that wait for each other would wait for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "200\n", done.stderr
