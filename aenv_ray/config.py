@@ -108,7 +108,7 @@ class Settings(BaseModel):
     storage_dir: Path | None = None
     """Directory of services' storage that all nodes share. None: ``storage`` in `data_dir`."""
     storage_access: Literal["one", "many"] = "one"
-    """How many sandboxes may use a storage at once."""
+    """How many sandboxes may use a storage volume at once."""
     kubernetes_storage_class: str | None = None
     """StorageClass of services' claims. None: the cluster's default."""
     docker_config: Path = Field(

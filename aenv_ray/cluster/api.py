@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aenv_ray.cluster.objects import KINDS, Document, Kind
+from aenv_ray.engines.kubernetes.permissions import Permission
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Forbidden, Unauthorized
 
 FIELD_MANAGER: Final = "aenv-cluster"
@@ -23,15 +24,6 @@ _TRIES: Final = 5
 _PAUSE_S: Final = 1.0
 _RETRIED: Final = frozenset({429, 502, 503, 504})
 _NOT_INSTALLED: Final = "install it: pip install 'aenv-ray[kubernetes]'"
-
-
-class Permission(NamedTuple):
-    """A permission as a rule of a Role grants it."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    is_namespaced: bool = True
 
 
 def _all(verbs: str, *kinds: str) -> list[Permission]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray.cluster import quantities
-from aenv_ray.cluster.api import APPLY, DELETE, ClusterApi, Permission
+from aenv_ray.cluster.api import APPLY, DELETE, ClusterApi
 from aenv_ray.cluster.lifecycle import Lifecycle
 from aenv_ray.cluster.objects import KINDS, NAME, Document
+from aenv_ray.engines.kubernetes.permissions import Permission
 from aenv_ray.errors import ConfigError, Forbidden
 from aenv_ray.findings import Finding, Verdict
 

@@ -296,7 +296,7 @@ class Engine(ABC):
         """
 
     async def delete_storage(self, storage: StorageMount) -> None:
-        """Delete a storage and its data, once no sandbox uses it; does nothing if it is missing.
+        """Delete a storage volume once no sandbox uses it; does nothing if it is missing.
 
         Raises:
             ConfigError: This engine has no storage.

@@ -19,13 +19,13 @@ Medium = Literal["directory", "claim"]
 
 
 class StorageRecord(BaseModel):
-    """A storage, which exists until it is deleted, with or without a service."""
+    """A storage volume, which exists until it is deleted, with or without a service."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     uid: str
-    """New each time a storage with this name is created."""
+    """New each time a storage volume with this name is created."""
     owner: str
     service: str
     """The service that uses or used it; only services with this name can use it."""
@@ -60,7 +60,7 @@ def medium_of(engine: str) -> Medium:
 
 
 class StorageRecords:
-    """The records of all storages.
+    """The records of all storage volumes.
 
     Methods raise FabricUnavailable if the hub does not answer.
     """
@@ -101,18 +101,18 @@ class StorageRecords:
         await self._hub.put_document(_KIND, record.name, own)
 
     async def choose_machine(self, record: StorageRecord, machine: str) -> str:
-        """Assign a storage to a machine, unless it has one; return its machine."""
+        """Assign a storage volume to a machine, unless it has one; return its machine."""
         key = f"storage-machine:{record.name}:{record.uid}"
         chosen = await self._hub.remember(key, machine, _CHOICE_S)
         await self._note(record, "machine", chosen)
         return chosen
 
     async def note_made(self, record: StorageRecord) -> None:
-        """Note that a storage has content, so that it is not created anew if it is missing."""
+        """Note that a storage volume has content, so that it is not made anew if missing."""
         await self._note(record, "made", "yes")
 
     async def note_leaving(self, record: StorageRecord) -> None:
-        """Note that a storage is being deleted, so that the deletion can be resumed."""
+        """Note that a storage volume is being deleted, so that the deletion can be resumed."""
         await self._note(record, "leaving", "yes")
 
     async def forget(self, record: StorageRecord) -> None:

@@ -32,7 +32,7 @@ class StorageMount(BaseModel):
     name: str = Field(pattern=r"^aenv-[a-z0-9-]{1,57}$")
     """Name of its directory or volume claim, from `storage_name`."""
     uid: str = Field(pattern=r"^[0-9a-f]{16}$")
-    """Random id; differs each time a storage with this name is created."""
+    """Random id; differs each time a storage volume with this name is created."""
     mount_path: str
     """Path in the sandbox."""
     size_bytes: int = Field(gt=0)

@@ -193,7 +193,7 @@ class WarmPools:
             The specs for which there was no warm sandbox.
         """
         groups: dict[PoolKey, list[InstanceSpec]] = {}
-        # A storage belongs to one instance, so no sandbox is warm for it.
+        # A storage volume belongs to one instance, so no sandbox is warm for it.
         left = [spec for spec in specs if spec.storage is not None]
         for spec in specs:
             if spec.storage is None:

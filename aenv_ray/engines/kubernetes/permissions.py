@@ -18,6 +18,7 @@ class Permission(NamedTuple):
     """The plural, for example ``pods``."""
     group: str = ""
     """The API group; "" for the core group."""
+    is_namespaced: bool = True
 
 
 class Access(Permission, Enum):
@@ -38,10 +39,10 @@ class Access(Permission, Enum):
     CREATE_CLAIM = Permission("create", "persistentvolumeclaims")
     """Create the storage of a service."""
     GET_CLAIM = Permission("get", "persistentvolumeclaims")
-    """Check whether a storage exists."""
+    """Check whether a storage volume exists."""
     PATCH_CLAIM = Permission("patch", "persistentvolumeclaims")
-    """Grow a storage."""
+    """Grow a storage volume."""
     DELETE_CLAIM = Permission("delete", "persistentvolumeclaims")
-    """Delete a storage, on its owner's request only."""
+    """Delete a storage volume, on its owner's request only."""
     LIST_NETWORK_POLICIES = Permission("list", "networkpolicies", "networking.k8s.io")
     """Find out what sandboxes can reach; without it, their isolation facts say "unknown"."""

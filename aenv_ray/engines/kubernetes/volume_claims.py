@@ -35,11 +35,11 @@ class VolumeClaims:
         self._class = storage_class
 
     async def ensure(self, storage: StorageMount) -> None:
-        """Ensure that a storage's claim exists and is large enough.
+        """Ensure that a storage volume's claim exists and is large enough.
 
         Raises:
             ConfigError: The existing claim has another access mode.
-            FabricUnavailable: The claim existed and is gone, or belongs to another storage.
+            FabricUnavailable: The claim existed and is gone, or belongs to another storage volume.
         """
         found = await self._client.find(Access.GET_CLAIM, storage.name)
         if found is None:
@@ -61,7 +61,7 @@ class VolumeClaims:
             await self._client.request(Access.PATCH_CLAIM, storage.name, body=grown)
 
     async def delete(self, storage: StorageMount) -> None:
-        """Delete a storage's claim, and return when it is gone.
+        """Delete a storage volume's claim, and return when it is gone.
 
         Raises:
             AenvError: The API refuses.
@@ -124,7 +124,7 @@ def _is_of(claim: Mapping[str, Any], storage: StorageMount) -> bool:
 def _check(claim: Mapping[str, Any], storage: StorageMount) -> None:
     if not _is_of(claim, storage):
         raise FabricUnavailable(
-            f"claim {storage.name} is not the one that was created for this storage",
+            f"claim {storage.name} is not the one that was created for this storage volume",
             hint=f"its label {names.STORAGE_LABEL} differs; rename or delete that claim",
         )
     if "deletionTimestamp" in claim["metadata"]:

@@ -28,7 +28,7 @@ DELETE_S: Final = 240.0
 
 @dataclass(frozen=True)
 class LocalDirectory:
-    """A storage that exists."""
+    """A storage volume that exists."""
 
     data: Path
     lock: Path
@@ -36,13 +36,13 @@ class LocalDirectory:
 
 
 class LocalStorage:
-    """The storages below a directory."""
+    """The storage volumes below a directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def open(self, storage: StorageMount) -> LocalDirectory:
-        """Return a storage; create it if it is new.
+        """Return a storage volume; create it if it is new.
 
         Raises:
             FabricUnavailable: It is not new and is missing here, it cannot be created, or the disk
@@ -69,7 +69,7 @@ class LocalStorage:
         except OSError as exc:
             raise FabricUnavailable(
                 f"storage {storage.name} cannot be created in {self._root}: {exc.strerror}",
-                hint="AENV_STORAGE_DIR sets the directory of all storages",
+                hint="AENV_STORAGE_DIR sets the directory of all storage volumes",
             ) from exc
         return LocalDirectory(data, lock)
 
@@ -88,7 +88,7 @@ class LocalStorage:
             )
 
     def delete(self, storage: StorageMount, within_s: float = DELETE_S) -> None:
-        """Delete a storage once no sandbox uses it; does nothing if it is missing.
+        """Delete a storage volume once no sandbox uses it; does nothing if it is missing.
 
         Raises:
             FabricUnavailable: A sandbox still uses it, or its files cannot be deleted.

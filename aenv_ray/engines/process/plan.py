@@ -107,7 +107,7 @@ def check_project(config: EnvironmentConfig) -> None:
 
 
 def check_storage_path(mount_path: str, python: str) -> None:
-    """Check that a storage's mount path does not overlap this machine's Python.
+    """Check that a storage volume's mount path does not overlap this machine's Python.
 
     Raises:
         ConfigError: It does.

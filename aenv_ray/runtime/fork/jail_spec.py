@@ -150,5 +150,5 @@ def facts(spec: JailSpec, *, jailed: bool, reason: str = "") -> Facts:
 
 
 def unlimited_storage(path: str, size: str) -> str:
-    """Return the fact about a storage that is a directory: no quota enforces its size."""
+    """Return the fact about a storage volume that is a directory: no quota enforces its size."""
     return f"storage: {path} is limited by the disk only, not to {size}"

@@ -1,4 +1,4 @@
-"""The lock on a storage, which a sandbox that uses the storage holds for its whole life.
+"""The lock on a storage volume, which a sandbox that uses the storage holds for its whole life.
 
 A sandbox with exclusive use takes an exclusive lock, sandboxes that share the storage a shared one;
 deleting the storage needs the exclusive lock. The kernel releases the lock when the process that

@@ -78,7 +78,7 @@ class Apps(ABC):
 
         Replicas of the same revision are not restarted when their number changes. Replicas of
         another revision are replaced: new ones are healthy before old ones stop, unless the service
-        has a storage with a single writer. A service with 0 replicas has no application.
+        has a storage volume with a single writer. A service with 0 replicas has no application.
 
         Args:
             record: The service.

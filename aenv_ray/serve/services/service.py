@@ -54,7 +54,7 @@ class Services:
         resolve: Finds projects by reference.
         clock: For times in records.
         apps: The applications of services.
-        delete_data: Deletes the data of a storage.
+        delete_data: Deletes the data of a storage volume.
         policy: Returns what environments may request.
     """
 
@@ -138,7 +138,7 @@ class Services:
         Args:
             record: The current record.
             wait: As for `create`.
-            storage: A storage for a service without one, or a larger size.
+            storage: A storage volume for a service without one, or a larger size.
             reference: Another version, or None.
             changes: Other fields of `ServiceRecord`. Variables are added to the current ones, and
                 unnamed fields of ``changes`` keep their values.
@@ -212,7 +212,7 @@ class Services:
     async def _with_new(
         self, record: ServiceRecord, request: StorageRequest, source: Project
     ) -> tuple[StorageRecord, ServiceRecord]:
-        """Return a storage for a service without one, and the service with that storage."""
+        """Return a storage volume for a service without one, and the service with that storage."""
         kept, mount = await self._storages.of_new(
             request, source.config.deploy.service, record.id, record.owner,
             chosen_engine(source, record.engine),
@@ -323,7 +323,7 @@ class Services:
 
 # --- rollback of updates ----------------------------------------------------------------------
 #
-# With a storage that has a single writer, the old sandbox ends before the new one starts, so
+# With a storage volume that has a single writer, the old sandbox ends before the new one starts, so
 # nothing old can continue to serve. The record of an update therefore holds the previous record
 # until the new sandbox is healthy; if it never is, the previous record is deployed again.
 

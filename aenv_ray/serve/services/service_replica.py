@@ -57,7 +57,7 @@ REPLICA_LABEL: Final = "aenv.replica"
 """Label with the actor name of the replica, on every sandbox of a service."""
 
 STORAGE_S: Final = 180.0
-"""How long to wait for a storage: a stopping replica keeps it while it finishes its calls."""
+"""How long to wait for a storage volume: a stopping replica keeps it until its calls end."""
 
 
 class ServiceReplica:
@@ -261,7 +261,7 @@ class ServiceReplica:
         return AsyncEnvHandle(handle)
 
     async def _end_orphans(self) -> None:
-        """End orphan sandboxes; before using a storage with a single writer, wait for all others.
+        """End orphan sandboxes; before using a single-writer storage volume, wait for all others.
 
         Raises:
             FabricUnavailable: Another sandbox still has the storage, or the state is unknown.

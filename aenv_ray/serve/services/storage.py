@@ -1,7 +1,7 @@
 """Storage of services: creation, growth, placement on machines, deletion.
 
-A storage belongs to an owner and a service name. It outlives the service, unless it is deleted with
-it. One replica uses it at a time, unless the operator allows several writers.
+A storage volume belongs to an owner and a service name. It outlives the service, unless it is
+deleted with it. One replica uses it at a time, unless the operator allows several writers.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class StorageRequest(BaseModel):
     size: str | None = None
     mount_path: str | None = None
     label: str | None = None
-    """Distinguishes storages of one service name."""
+    """Distinguishes storage volumes of one service name."""
 
     def wants(self, environment: ServiceConfig) -> bool:
-        """Whether a new service gets a storage.
+        """Whether a new service gets a storage volume.
 
         Raises:
-            ConfigError: Details of a storage are given, but no storage is requested.
+            ConfigError: Details of a storage volume are given, but no storage is requested.
         """
         details = [self.size, self.mount_path, self.label]
         if self.is_wanted is not None:
@@ -63,20 +63,20 @@ class StorageRequest(BaseModel):
             is_wanted = environment.enable_storage or bool(self.size or self.label)
         if any(details) and not is_wanted:
             raise ConfigError(
-                "the size, mount path or name of a storage is given, but no storage is requested",
+                "the size, mount path or name of a volume is given, but no storage is requested",
                 hint="request the storage with --enable-storage, or leave them out",
             )
         return is_wanted
 
 
 DeleteData = Callable[[StorageRecord], Awaitable[None]]
-"""Deletes the data of a storage, and returns once it is gone.
+"""Deletes the data of a storage volume, and returns once it is gone.
 
 Raises FabricUnavailable if a sandbox still uses it, or its machine is not in the cluster."""
 
 
 async def delete_data(record: StorageRecord) -> None:
-    """Delete the data of a storage of the Ray cluster that this process is connected to."""
+    """Delete the data of a storage volume of the Ray cluster that this process is connected to."""
     await asyncio.to_thread(_delete, record)
 
 
@@ -94,12 +94,12 @@ def _delete(record: StorageRecord) -> None:
 
 
 class Storages:
-    """The storages of one cluster's services.
+    """The storage volumes of one cluster's services.
 
     Args:
         hub: Stores the records.
         clock: For times in records.
-        delete: Deletes the data of a storage.
+        delete: Deletes the data of a storage volume.
     """
 
     def __init__(self, hub: Hub, clock: Clock, delete: DeleteData) -> None:
@@ -178,7 +178,7 @@ class Storages:
     # --- deletion ---------------------------------------------------------------------------
 
     async def leave(self, mount: StorageMount) -> StorageRecord | None:
-        """Mark a storage as being deleted; no service can use it any more.
+        """Mark a storage volume as being deleted; no service can use it any more.
 
         Returns:
             The record; None if the storage is already deleted.
@@ -190,7 +190,7 @@ class Storages:
         return record
 
     async def finish(self, record: StorageRecord) -> None:
-        """Delete a storage once no sandbox uses it.
+        """Delete a storage volume once no sandbox uses it.
 
         Raises:
             FabricUnavailable: It cannot be deleted now; a gateway tries again when it starts.
@@ -199,7 +199,7 @@ class Storages:
         await self._records.forget(record)
 
     def finish_soon(self, record: StorageRecord) -> None:
-        """Delete a storage in the background; a failure is logged, and retried later."""
+        """Delete a storage volume in the background; a failure is logged, and retried later."""
         if record.name not in self._leaving:
             task = asyncio.create_task(self._try_to_finish(record))
             self._leaving[record.name] = task
@@ -254,7 +254,7 @@ async def placed(
         return mount, ()
     if own.pod_name is not None or own.is_in_kuberay:
         raise ConfigError(
-            "the disk of a Ray pod is deleted with the pod, and a storage on it would be too",
+            "the disk of a Ray pod is deleted with the pod, and a volume on it would be too",
             hint='use engine "kubernetes", or set AENV_STORAGE_DIR to a directory that all pods '
             "mount",
         )
@@ -276,7 +276,7 @@ async def placed(
 
 
 async def note_made(records: StorageRecords, mount: StorageMount) -> None:
-    """Record that the data of a storage exists, because a sandbox has used it."""
+    """Record that the data of a storage volume exists, because a sandbox has used it."""
     record = await records.get(mount.name)
     if record is not None and record.uid == mount.uid and not record.is_made:
         await records.note_made(record)
@@ -286,12 +286,12 @@ async def note_made(records: StorageRecords, mount: StorageMount) -> None:
 
 
 def is_shared() -> bool:
-    """Whether the settings of this process allow several sandboxes to use a storage at once."""
+    """Whether the settings of this process allow several sandboxes to use a volume at once."""
     return settings().storage_access == "many"
 
 
 def check_writers(record: ServiceRecord) -> None:
-    """Reject more replicas than a storage allows writers.
+    """Reject more replicas than a storage volume allows writers.
 
     Raises:
         ConfigError: There are more replicas.
@@ -300,14 +300,14 @@ def check_writers(record: ServiceRecord) -> None:
     most = record.replicas if scale is None else scale.max_replicas
     if is_alone(record) and most > 1:
         raise ConfigError(
-            f"service {record.id} has a storage with a single writer, but {most} replicas",
+            f"service {record.id} has a storage volume with a single writer, but {most} replicas",
             hint="use one replica, or set AENV_STORAGE_ACCESS=many if the filesystem or storage "
             "class supports several writers",
         )
 
 
 def grown(record: StorageRecord, size: str | None) -> StorageRecord:
-    """Return a storage with the requested size; None leaves the size unchanged.
+    """Return a storage volume with the requested size; None leaves the size unchanged.
 
     Raises:
         ConfigError: The requested size is smaller.

@@ -86,7 +86,7 @@ def test_a_stopped_sandbox_leaves_outcomes_unknown(
 def test_a_call_survives_the_death_of_its_host(
     told: Callable[..., Any], witness: Witness, density: str
 ) -> None:
-    """Invariant 1, design D7: the caller gets the right result, the tool ran once, state stays."""
+    """Invariant 1: the caller gets the right result, the tool ran once, state stays."""
     handle, neighbour = told(actor=density), told(actor="shared")
     ray.get([h.call_tool.remote("count") for h in (handle, neighbour)])
     references = [handle.call_tool.remote(t, {"key": t}) for t in ("hold", "ahold")]

@@ -294,17 +294,17 @@ def test_every_file_says_what_it_is_for():
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_workers_may_do_what_the_kubernetes_engine_asks_and_nothing_else(overlay):
-    from aenv_ray.engines.kubernetes.permissions import Access
+    from aenv_ray.engines.kubernetes.permissions import Access, Permission
 
     documents = manifests.load(overlay)
     granted = {
-        (verb, resource, group)
+        Permission(verb, resource, group)
         for rule in the(documents, "Role", "aenv-worker")["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {tuple(access.value) for access in Access}
+    assert granted == {access.value for access in Access}
     assert [d["metadata"]["name"] for d in documents if d["kind"] == "Role"] == ["aenv-worker"]
     (worker,) = the(documents, "RayCluster", "aenv")["spec"]["workerGroupSpecs"]
     assert worker["template"]["spec"]["serviceAccountName"] == "aenv-worker"

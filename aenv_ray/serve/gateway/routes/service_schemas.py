@@ -69,7 +69,7 @@ class ServiceCreateRequest(_Resources):
     enable_storage: bool | None = None
     """None: as ``deployConfig.service`` says, or true if `storage_size` or `pvc_name` is given."""
     pvc_name: str | None = None
-    """Distinguishes storages of this service; it cannot name another service's storage."""
+    """Distinguishes storage volumes of this service; it cannot name another service's storage."""
 
 
 class ServiceUpdateRequest(_Resources):
@@ -84,7 +84,7 @@ class ServiceUpdateRequest(_Resources):
     engine: str | None = None
     """Does not convert the storage: a directory stays one, a Kubernetes claim too."""
     enable_storage: bool | None = None
-    """True adds a storage to a service without one."""
+    """True adds a storage volume to a service without one."""
 
 
 class ServiceDeletion(NoQuery):
