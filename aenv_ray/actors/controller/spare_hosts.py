@@ -127,6 +127,7 @@ class SpareHosts:
         self._plan = SparePlan(per_node)
         self._actors: dict[str, RemoteHost] = {}
         self._starting: set[str] = set()
+        self._claiming: set[str] = set()
         self._refilling: asyncio.Task[None] | None = None
 
     @property
@@ -136,8 +137,8 @@ class SpareHosts:
 
     @property
     def names(self) -> set[str]:
-        """Names of the spares that are ready or starting."""
-        return self._plan.names | self._starting
+        """Names of the spares that are ready, starting or being claimed."""
+        return self._plan.names | self._starting | self._claiming
 
     def created(self, kind: SpareKind, engine: str) -> None:
         """Note that an instance with a dedicated host was created: another may follow."""
@@ -152,16 +153,21 @@ class SpareHosts:
         """
         while (name := self._plan.take(kind)) is not None:
             actor = self._actors.pop(name)
+            self._claiming.add(name)
+            # Other creates of a group count it from now on when they choose their nodes.
+            self._hosts.add(name, kind.node_id, actor)
             try:
                 with ray_api.translated(f"claiming spare host {name}"):
                     async with asyncio.timeout(CLAIM_S):
                         await actor.claim.remote(instance_id)
             except (AenvError, TimeoutError) as exc:
                 logger.warning("spare host %s is not used: %r", name, exc)
+                self._hosts.forget(name)
                 ray_api.kill(actor)
-                continue
-            self._hosts.add(name, kind.node_id, actor)
-            return name
+            else:
+                return name
+            finally:
+                self._claiming.discard(name)
         return None
 
     def tick(self, gone: Collection[str]) -> None:

@@ -19,6 +19,10 @@ from tests.ray.nodes.nodes import Console, Node, Nodes, by_node, own_root, raise
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 RELEASE = "aenv_ray.release_many({})"
+SPARES = (
+    "len({name for name in ray_api.actor_names() if name.startswith('probe-')}"
+    " - {info.id for info in aenv_ray.list_instances()})"
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +135,26 @@ def test_instances_are_placed_near_a_node_or_an_actor(
     console.do("ray.kill(trainer)")
 
 
+def test_a_group_is_spread_over_the_nodes_though_one_has_a_spare(
+    nodes: Nodes, second: Node, console: Console
+) -> None:
+    """Design D2: creates of a group that wait for a claim count for the placement of the others."""
+    for node in (nodes.head, second):
+        console.do(f"first = aenv_ray.create(PROBE, near={node.node_id!r})\n")
+        eventually(lambda: console.value(SPARES) >= 1, 60.0)
+        console.do("ray.get(first.release.remote())")
+        console.do("group = aenv_ray.create_many(PROBE, 2, actor='dedicated')")
+        assert by_node(console, "group").keys() == {nodes.head.node_id, second.node_id}
+        console.do(RELEASE.format("group"))
+
+
 def test_a_spare_host_that_is_lost_with_its_node_is_not_handed_out(
     passing: Callable[..., Node], console: Console
 ) -> None:
     """Design D2: the create runs on a node that lives."""
     node = passing()
     console.do(f"first = aenv_ray.create(PROBE, near={node.node_id!r})")
-    own = "{n for n in ray_api.actor_names() if n.startswith('probe-')} - {first.instance_id}"
-    eventually(lambda: console.value(f"bool({own})"), 60.0)
+    eventually(lambda: console.value(SPARES) >= 1, 60.0)
     node.kill()
     console.do(f"group = [aenv_ray.create(PROBE, near={node.node_id!r})]")
     assert console.value(CALLS.format("group")) == [1]
