@@ -50,8 +50,8 @@ class RunnerQueue:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it could begin another episode at once."""
-        return not self._groups and len(self._playing) < self._limit
+        """Whether it could begin another episode at once, if it were given one."""
+        return self._has_more and not self._groups and len(self._playing) < self._limit
 
     def _begin(self) -> None:
         while self._groups and self._failure is None:
@@ -106,7 +106,7 @@ class RunnerQueue:
                 await self._news.wait()
         except TimeoutError:
             return []
-        if linger_s and not self.is_starved:
+        if linger_s and self._playing and not self.is_starved:
             await asyncio.sleep(linger_s)
         self._news.clear()
         if self._failure is not None:
