@@ -48,6 +48,8 @@ def test_an_episode_without_its_task_is_not_replayed() -> None:
         replay([])
 
 
+# Ray Data's context warns about its own deprecated settings when it is copied (2.60).
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_ray_data_reads_the_records(mini_tasks: list[Task], tmp_path: Path) -> None:
     out = tmp_path / "run.jsonl"
     aenv_ray.sample(MINI, "null", mini_tasks[:2], concurrency=2, out=out).run()
