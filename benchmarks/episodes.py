@@ -12,10 +12,12 @@ import aenv_ray
 from aenv_ray.sampling import Task
 
 PROJECT: Final = Path(__file__).parent / "episode_environment"
+RESET_PROJECT: Final = Path(__file__).parent / "reset_environment"
 CONCURRENCIES: Final = (16, 2048)
 BUDGET: Final = {
     "episodes_per_create": ">= 0.6 x the creates/s of one create_many; the least of the below",
     "episodes_flatness": f">= 0.8: the slowest of {CONCURRENCIES} concurrent x the fastest",
+    "episodes_with_reset_ratio": ">= 4 x the episodes/s of the same environment without a reset",
     "driver_cpu_ms_per_episode": "<= 0.5 ms",
 }
 _CREATES: Final = 300
@@ -38,6 +40,7 @@ def episodes(figures: dict[str, float], quick: bool) -> None:
     rounds, count = (2, 1000) if quick else (4, 3000)
     ratios: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
+    reset_ratios: list[float] = []
     for _ in range(rounds):
         creates = _creates_per_s()
         for concurrency in CONCURRENCIES:
@@ -47,6 +50,10 @@ def episodes(figures: dict[str, float], quick: bool) -> None:
                 rates.setdefault(key, []).append(rate)
                 ratios.setdefault(key, []).append(rate / creates)
                 figures["driver_cpu_ms_per_episode"] = cpu_ms
+        without, _ = _sampled(act, count, CONCURRENCIES[0])
+        with_reset, _ = _sampled(act, count, CONCURRENCIES[0], RESET_PROJECT)
+        reset_ratios.append(with_reset / without)
+    figures["episodes_with_reset_ratio"] = statistics.median(reset_ratios)
     for key, values in ratios.items():
         figures[f"episodes_per_create_{key}"] = statistics.median(values)
         figures[f"episodes_per_s_{key}"] = statistics.median(rates[key])
@@ -63,10 +70,12 @@ def _creates_per_s() -> float:
     return rate
 
 
-def _sampled(policy: Callable[..., Any], count: int, concurrency: int) -> tuple[float, float]:
+def _sampled(
+    policy: Callable[..., Any], count: int, concurrency: int, project: Path = PROJECT
+) -> tuple[float, float]:
     """Return episodes per second once runners play, and the driver's CPU for each in ms."""
     tasks = [{"id": f"t{n}", "setup": {"function": "prepare"}} for n in range(count)]
-    sampling = aenv_ray.sample(PROJECT, policy, tasks, concurrency=concurrency, runners="nodes")
+    sampling = aenv_ray.sample(project, policy, tasks, concurrency=concurrency, runners="nodes")
     finished = iter(sampling)
     next(finished)  # the runners have started
     started, cpu_s = time.perf_counter(), time.process_time()

@@ -21,6 +21,8 @@ logger = logging.getLogger("aenv_ray")
 
 MOST_AHEAD: Final = 64
 """Most instances that are started before an episode asks for them."""
+REUSED_SHARE: Final = 0.25
+"""Share of its time to live in which an instance is reused; the last episode has what is left."""
 STALE_S: Final = 20.0
 """An instance that waited longer than this is replaced: its time to live passes meanwhile."""
 _REQUESTS: Final = 2
@@ -54,6 +56,8 @@ class StartPlan:
 
     def __init__(self, concurrency: int) -> None:
         self.resize(concurrency)
+        self.reuses = False
+        """Instances are used again, so none is needed ahead of its episode."""
         self._start_s = 0.0
         self._interval_s = math.inf
         self._last_need = -math.inf
@@ -87,6 +91,8 @@ class StartPlan:
             live: Instances in any state.
             left: Episodes that have not begun yet; None if that is unknown.
         """
+        if self.reuses:
+            return max(0, min(waiting - ready - starting, self.most - live))
         ahead = min(self._most_ahead, int(self._start_s / max(self._interval_s, 1e-6)))
         if left is not None:
             ahead = min(ahead, left)
@@ -99,7 +105,11 @@ class Instance(NamedTuple):
     env: AsyncEnvHandle
     created: Created
     create_s: float
-    """How long its start took, including the wait for room."""
+    """How long its start took, including the wait for room; 0 if it is used again."""
+    since: float
+    """When it had started, on the source's clock."""
+    is_used: bool = False
+    """Whether an episode has used it: it must be reset."""
 
 
 class _Ready(NamedTuple):
@@ -177,15 +187,26 @@ class InstanceSource:
         return task
 
     async def _start_group(self, count: int) -> list[Instance]:
-        self._live += count
+        found: list[Instance] = []
+        while len(found) < count and (ready := self._take_ready()) is not None:
+            found.append(ready)
+        missing = count - len(found)
+        if not missing:
+            return found
+        self._live += missing
         started = self._clock()
         try:
-            created = await self._instances.create_group(count)
+            created = await self._instances.create_group(missing)
         except BaseException:
-            self._live -= count
+            self._live -= missing
+            for one in found:
+                self._hand_out(one)
             raise
         seconds = self._clock() - started
-        return [Instance(self._attach(one), one, seconds) for one in created]
+        return found + [self._instance(one, seconds) for one in created]
+
+    def _instance(self, created: Created, seconds: float) -> Instance:
+        return Instance(self._attach(created), created, seconds, self._clock())
 
     def _take_ready(self) -> Instance | None:
         while self._ready:
@@ -198,6 +219,15 @@ class InstanceSource:
     def release(self, instance: Instance) -> None:
         """Release an instance after its episode; its place is counted until it is gone."""
         self._release(instance.created)
+
+    def reuse(self, instance: Instance) -> bool:
+        """Keep an instance for another episode, which resets it; False if it has to be released."""
+        is_old = self._clock() - instance.since > REUSED_SHARE * instance.created.spec.ttl_s
+        if self._is_closed or is_old or len(self._ready) >= self._plan.most:
+            return False
+        self._plan.reuses = True
+        self._hand_out(instance._replace(is_used=True, create_s=0.0))
+        return True
 
     def _release(self, created: Created) -> None:
         self._ended.append(created)
@@ -283,7 +313,9 @@ class InstanceSource:
         if self._is_closed:
             self._release(created)
             return
-        instance = Instance(self._attach(created), created, seconds)
+        self._hand_out(self._instance(created, seconds))
+
+    def _hand_out(self, instance: Instance) -> None:
         waiting = self._next_waiting()
         if waiting is None:
             self._ready.append(_Ready(instance, self._clock()))

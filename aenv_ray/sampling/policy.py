@@ -17,6 +17,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
+    CallCancelled,
     ConfigError,
     InstanceReleased,
     SandboxDiedInside,
@@ -67,7 +68,14 @@ class EpisodeEnv:
         the policy ignores it."""
         self.instance_id = str(instance.handle.instance_id)
         self._clock = CallClock()
+        self._under_way = 0
+        self._has_ended = False
         self._began = time.perf_counter()
+
+    def end(self) -> bool:
+        """Refuse later calls; return whether no call is under way."""
+        self._has_ended = True
+        return not self._under_way
 
     def acting(self) -> Acting:
         """Return what the policy has done so far."""
@@ -80,11 +88,20 @@ class EpisodeEnv:
 
     async def _noting(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call and record an infrastructure failure, which a policy may suppress."""
+        if self._has_ended:
+            call.close()
+            raise CallCancelled(
+                f"the episode on {self.instance_id} has ended",
+                hint="make no calls after the policy has returned",
+            )
+        self._under_way += 1
         try:
             return await call
         except INFRASTRUCTURE as exc:
             self.failure = self.failure or exc
             raise
+        finally:
+            self._under_way -= 1
 
     async def _acting(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call as `_noting` does, and measure it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 import time
 from collections.abc import Iterator
@@ -16,11 +17,14 @@ from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
     CallOutcomeUnknown,
+    ConfigError,
     DeadlineExceeded,
     InstanceExpired,
+    ResetFailed,
     SandboxDiedInside,
     SandboxExhausted,
     ToolError,
+    ToolNotFound,
 )
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.assignments import Assignment
@@ -37,6 +41,10 @@ from aenv_ray.trajectories.schema import (
     reward_number,
 )
 
+logger = logging.getLogger("aenv_ray")
+
+UNCLEAN_IN_A_ROW: Final = 3
+"""After so many instances that were not clean after their episode, none is reused."""
 INFRA_RETRIES: Final = 2
 """Restarts of an episode, on a new instance, after infrastructure failures."""
 RETRY_PAUSE_S: Final = 0.5
@@ -66,6 +74,7 @@ class Runner:
         self._source = source
         self._rules = rules
         self._doors = _Doors()
+        self._resets = Resets()
 
     async def play(self, assignment: Assignment, start: GroupStart) -> Episode:
         """Run one episode, and restart it after infrastructure failures.
@@ -94,29 +103,63 @@ class Runner:
             "task": recordable_task(task),
             "group": assignment.group,
             "sample": assignment.sample,
+            "seed": task.seed,
             "attempts": attempt,
         }
         instance: Instance | None = None
         phases = _Phases()
+        is_reusable = False
         try:
             with phases.measured("queue"):
                 instance = await start.take(self._source, attempt - assignment.attempt)
+            while not await self._prepare(instance, task, phases):
+                await self._release(instance)
+                instance = None
+                with phases.measured("queue"):
+                    instance = await self._source.acquire()
             fields |= _facts(instance)
-            await self._doors.open(instance)
-            fields |= await self._roll_out(instance.env, task, log, phases)
+            env = EpisodeEnv(instance.env, log)
+            fields |= await self._roll_out(instance.env, task, env, phases)
+            # A call that is still under way could reach the next episode.
+            is_reusable = env.end() and fields["status"] is EpisodeStatus.COMPLETED
+        except _ResetFailed as exc:
+            fields |= self._failed(task, exc.cause, Stage.SETUP)
         except INFRASTRUCTURE as exc:
             fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
         finally:
-            if instance is not None:
-                await self._doors.close(instance)
-                self._source.release(instance)
+            if instance is not None and not (
+                is_reusable and self._resets.reuses and self._source.reuse(instance)
+            ):
+                await self._release(instance)
         duration_s = time.perf_counter() - started
         if instance is not None:
             phases.seconds["create"] = instance.create_s
         return Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
 
+    async def _prepare(self, instance: Instance, task: Task, phases: _Phases) -> bool:
+        """Connect to an instance and reset it; False if it must be replaced.
+
+        Raises:
+            _ResetFailed: The reset of a new instance failed.
+            AenvError: The infrastructure failed.
+        """
+        try:
+            await self._doors.open(instance)
+            with phases.measured("reset"):
+                return await self._resets.run(instance, task)
+        except AenvError as exc:
+            if instance.is_used:
+                return False  # whatever its last episode did to it
+            if isinstance(exc, ToolError | SandboxDiedInside | ResetFailed):
+                raise _ResetFailed(exc) from exc
+            raise
+
+    async def _release(self, instance: Instance) -> None:
+        await self._doors.close(instance)
+        self._source.release(instance)
+
     async def _roll_out(
-        self, instance: AsyncEnvHandle, task: Task, log: EpisodeLog, phases: _Phases
+        self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
     ) -> dict[str, Any]:
         """Run setup, policy and reward; infrastructure failures are raised."""
         try:
@@ -126,7 +169,6 @@ class Runner:
                     await instance.call_function(function, task.setup.arguments, CALL_TIMEOUT_S)
         except ToolError as exc:
             return self._failed(task, exc, Stage.SETUP)
-        env = EpisodeEnv(instance, log)
         try:
             return await self._act_and_score(instance, task, env, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
@@ -179,6 +221,62 @@ class Runner:
             return self._failed(task, exc, Stage.REWARD, env.acting())
 
 
+class Resets:
+    """Resets instances at the beginning of episodes, if their environment registers a reset.
+
+    A new instance is reset too: the environment's function is given every task and seed.
+    """
+
+    def __init__(self) -> None:
+        self._has_reset = True
+        """Unless an instance says otherwise."""
+        self._unclean = 0
+        """Instances in a row that were not clean after an episode."""
+
+    @property
+    def reuses(self) -> bool:
+        """Whether instances are to be reused."""
+        return self._has_reset and self._unclean < UNCLEAN_IN_A_ROW
+
+    async def run(self, instance: Instance, task: Task) -> bool:
+        """Reset an instance, unless it is new and needs none; return whether it can be used.
+
+        Raises:
+            ResetFailed: A new instance is not clean.
+            AenvError: The reset failed.
+        """
+        if not self._has_reset:
+            return True
+        given = task.model_dump(mode="json", exclude={"reward", "reference", "wrong"})
+        try:
+            result = await instance.env.reset(given, task.seed, CALL_TIMEOUT_S)
+        except (ToolNotFound, ConfigError):  # no reset, or an image with a runtime without resets
+            self._has_reset = False
+            return True
+        if result.clean:
+            self._unclean = 0 if instance.is_used else self._unclean
+            return True
+        reasons = "; ".join(result.reasons)
+        if not instance.is_used:
+            raise ResetFailed(f"a new instance is not clean: {reasons}")
+        self._unclean += 1
+        logger.info("%s is replaced, it is not clean: %s", instance.env.instance_id, reasons)
+        if not self.reuses:
+            logger.warning(
+                "instances are not reused any more: %d in a row were not clean after an episode, "
+                "the last one because of: %s", self._unclean, reasons,
+            )  # fmt: skip
+        return False
+
+
+class _ResetFailed(Exception):
+    """The reset of a new instance failed: an outcome, as that of a setup is."""
+
+    def __init__(self, cause: AenvError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class _Doors:
     """The direct connections to sandboxes; an episode without one calls through the host.
 
@@ -191,6 +289,8 @@ class _Doors:
         self._open: set[str] = set()
 
     async def open(self, instance: Instance) -> None:
+        if instance.env.instance_id in self._open:
+            return  # since an earlier episode
         if instance.created.introduction is not None and len(self._open) < self._most:
             self._open.add(instance.env.instance_id)
             await instance.env.connect_directly()
@@ -223,7 +323,7 @@ def _facts(instance: Instance) -> dict[str, Any]:
         "instance_id": info.id,
         "environment": spec.reference,
         "environment_digest": spec.digest,
-        "start_mode": info.start_mode,
+        "start_mode": "reset" if instance.is_used else info.start_mode,
         "node_id": info.node_id,
     }
 

@@ -47,6 +47,8 @@ class Task(BaseModel):
     instruction: str = ""
     setup: Call | None = None
     """Called before the policy; None if the task needs no setup."""
+    seed: int | None = None
+    """Given to the environment's reset, if it has one."""
     reward: Call | None = Field(default_factory=Call)
     """Called after the policy; None computes no reward."""
     reference: tuple[ToolCall, ...] = ()
@@ -170,7 +172,8 @@ class Episode(BaseModel):
     seed: int | None = None
     """Seed given to the environment and the policy."""
     phases: dict[str, float] = Field(default_factory=dict)
-    """Seconds spent in each phase: queue, create, setup, policy, reward, release."""
+    """Seconds spent in each phase: queue, create, reset, setup, policy, reward,
+    release."""
     start_mode: str | None = None
     """How the instance was obtained, such as fork, warm, or reset."""
     node_id: str | None = None

@@ -109,10 +109,10 @@ def main(
         if os.getpid() == 1:
             ignore_signals_from_inside()
         dispatcher = Dispatcher(registry)
+        retry_lost_interrupts()
+        host.prepare()  # before `begin`, which notes the descriptors that a reset expects
         # In an image with its own server, all processes are that server's.
         dispatcher.begin(owns_sandbox=serving != "public")
-        retry_lost_interrupts()
-        host.prepare()
     except BaseException as exc:  # noqa: BLE001  # the engine gets every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
         host.tell({"failed": text[-_TEXT_LIMIT:]})

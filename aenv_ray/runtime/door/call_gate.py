@@ -15,6 +15,8 @@ class CallGate:
         self._changed = threading.Condition(threading.Lock())
         self._running: dict[int, str] = {}
         self._is_closed = False
+        self.was_used = False
+        """Whether a call may have started something since the start of the instance."""
         self.refusal = ""
         """Why the instance is not usable after a reset; empty if it is."""
 

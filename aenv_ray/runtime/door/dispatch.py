@@ -58,6 +58,8 @@ _TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools"})
 _RESET: Final = "aenv/reset"
 _OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
 """What only a clean instance answers after a reset."""
+_WITHOUT_TRACE: Final = frozenset({_RESET, "aenv/health", "aenv/tasks"})
+"""Calls after which an instance counts as unused."""
 SEED_VARIABLE: Final = "AENV_SEED"
 """Variable of an instance with the seed of its first episode."""
 _LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
@@ -225,6 +227,8 @@ class Dispatcher:
         try:
             if self.load_error is not None:
                 raise Fault("sandbox_start_failed", self.load_error)
+            if method not in _WITHOUT_TRACE:
+                self._gate.was_used = True
             if self._gate.refusal and method in _OF_ENVIRONMENT:
                 raise Fault(
                     "reset_failed",

@@ -142,7 +142,7 @@ class Reset:
         if self._processes is not None:
             count = self._processes.end_episode()
             return [f"{count} processes do not end"] if count else []
-        if self._shares_process:
+        if self._shares_process or not self._gate.was_used:
             return []
         return ["without namespaces the processes of an episode cannot be ended"]
 

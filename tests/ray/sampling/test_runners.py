@@ -15,6 +15,7 @@ import pytest
 import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import EpisodeStatus, Task
+from aenv_ray.testing.contract_bench import ENVIRONMENT
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty
 from tests.ray.sampling.policies import probe_tasks
@@ -146,3 +147,23 @@ def test_samples_of_a_task_form_a_group(cluster: Cluster, tmp_path: Path, runner
     for run in (first, again):
         samples = {(e.index, e.task_id, e.group, e.sample) for e in run.episodes}
         assert samples == {(n, f"t{n // 4}", str(n // 4), n % 4) for n in range(12)}
+
+
+def test_instances_of_an_environment_with_a_reset_are_used_again(cluster: Cluster) -> None:
+    """Each episode finds an empty basket, its own task and its own seed."""
+
+    async def put(env: Any, task: Task) -> list[Any]:
+        basket = await env.call_tool("put", {"item": task.id})
+        seen = (await env.call_tool("episode")).data
+        await env.exec("echo x > left; setsid sleep 600 >/dev/null 2>&1 &")
+        return [basket.data, seen["task"]["id"], seen["current_seed"]]
+
+    tasks = [{"id": f"t{n}", "seed": n, "reward": None} for n in range(12)]
+    sampling = aenv_ray.sample(ENVIRONMENT, put, tasks, concurrency=2)
+    assert sampling.run().rollouts == 12
+    for episode in sampling.episodes:
+        n = episode.seed
+        assert episode.output == [[f"t{n}"], f"t{n}", n]
+    assert len({episode.instance_id for episode in sampling.episodes}) <= 4
+    assert sum(episode.start_mode == "reset" for episode in sampling.episodes) >= 8
+    eventually_empty(cluster.sandboxes)

@@ -11,6 +11,8 @@ import pytest
 from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import AenvError, CapacityExceeded, SandboxStartFailed
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import InstanceSpec
 from aenv_ray.sampling.instance_source import GroupStart, Instance, InstanceSource, StartPlan
 
 
@@ -224,3 +226,32 @@ async def test_an_episode_that_is_cancelled_while_its_group_starts_leaves_no_ins
     source.release(await second)
     await source.close()
     assert len(instances.released) == 2
+
+
+async def test_a_used_instance_serves_the_next_episode_until_it_is_old() -> None:
+    """The last episode on it has most of its time to live left."""
+    cluster, now = _FakeInstances(), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", created),
+        concurrency=8,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    spec = InstanceSpec(instance_id=InstanceId("x-1"), reference="x", digest="", ttl_s=100.0)
+    (episode,) = _acquire(source, 1)
+    await _turn()
+    created = Created(spec, cast("Any", 0), cast("Any", 0))
+    cluster.requests[0][1].on_outcome(created)
+    first = await episode
+    assert not first.is_used
+    now = 20.0
+    assert source.reuse(first)
+    (second,) = await source.begin_group(1)
+    assert (second.created, second.is_used) == (created, True)
+    assert cluster.groups == []
+    now = 26.0
+    assert not source.reuse(second)
+    source.release(second)
+    await source.close()
+    assert cluster.released == [created]
