@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from aenv_ray.errors import FunctionFailed
+from aenv_ray.trajectories.storable import storable
 
 SCHEMA_VERSION: Final = 1
 """Raised when the meaning of a field changes. Fields that are added have defaults."""
@@ -78,6 +79,11 @@ class Step(BaseModel):
     """Id of the call, under which it ran once."""
     started_s: float | None = None
     """Seconds from the start of the episode to the call."""
+
+    @field_validator("tool", "arguments", "text")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        return storable(value)
 
 
 class Usage(BaseModel):
@@ -182,6 +188,11 @@ class Episode(BaseModel):
     """Name of the policy."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON lacks are replaced by their repr."""
+
+    @field_validator("reward_detail", "messages", "output", "error")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        return tuple(map(storable, value)) if isinstance(value, tuple) else storable(value)
 
 
 def json_schema() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aenv_ray.client.openai_names import openai_name
+from aenv_ray.trajectories.storable import storable_text
 
 
 class InvalidAnswer(Exception):
@@ -127,7 +128,7 @@ def _requests(calls: list[Any]) -> tuple[ToolRequest, ...]:
         found[call_id] = ToolRequest(
             call_id,
             openai_name(_text(function.get("name")) or "unnamed", taken={}),
-            _valid(arguments) if isinstance(arguments, str) else json.dumps(arguments),
+            storable_text(arguments) if isinstance(arguments, str) else json.dumps(arguments),
         )
     return tuple(found.values())
 
@@ -144,12 +145,7 @@ def _is_json_object(text: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    return _valid(value) if isinstance(value, str) and value else None
-
-
-def _valid(text: str) -> str:
-    """Return text without lone surrogates, which JSON can carry but UTF-8 cannot."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return storable_text(value) if isinstance(value, str) and value else None
 
 
 def _count(value: Any) -> int:
