@@ -2,6 +2,7 @@
 
 from aenv_ray.sampling.environment_tasks import environment_tasks
 from aenv_ray.sampling.policies.openai import OpenAIPolicy
+from aenv_ray.sampling.policies.remote import RemotePolicy
 from aenv_ray.sampling.policies.scripted import RandomPolicy
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.task_selection import select_tasks
@@ -14,6 +15,7 @@ __all__ = [
     "EpisodeStatus",
     "OpenAIPolicy",
     "RandomPolicy",
+    "RemotePolicy",
     "Sampling",
     "Step",
     "Summary",

@@ -7,7 +7,8 @@ from typing import Final
 
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.references import resolve
-from aenv_ray.errors import ConfigError
+from aenv_ray.client.sync import SyncEnvironment
+from aenv_ray.errors import ConfigError, ToolNotFound
 from aenv_ray.sampling.tasks import load_tasks
 from aenv_ray.trajectories.schema import Task
 
@@ -17,16 +18,23 @@ TASK_FILE: Final = "tasks.jsonl"
 def environment_tasks(environment: str | Path) -> list[Task]:
     """Return the tasks that an environment brings.
 
-    They are in the file ``tasks.jsonl`` of its project.
+    They are in the file ``tasks.jsonl`` of its project. If there is none, an instance is asked for
+    those of the function that is decorated with ``@register_tasks``.
 
     Raises:
         ConfigError: The environment brings no tasks, or one of them is invalid.
+        FunctionFailed: Its function raised.
         EnvironmentNotFound: There is no such environment.
     """
     file = resolve(str(environment), driver_api.init).path / TASK_FILE
-    if not file.is_file():
-        raise ConfigError(
-            f"{environment} brings no tasks: its project has no {TASK_FILE}",
-            hint="give tasks with --tasks, or as an argument of sample",
-        )
-    return load_tasks(file)
+    if file.is_file():
+        return load_tasks(file)
+    with SyncEnvironment(str(environment)) as instance:
+        try:
+            return load_tasks(instance.list_tasks())
+        except ToolNotFound:
+            raise ConfigError(
+                f"{environment} brings no tasks: it has no {TASK_FILE}, and no function with "
+                "@register_tasks",
+                hint="give tasks with --tasks, or as an argument of sample",
+            ) from None

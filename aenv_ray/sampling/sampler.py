@@ -334,7 +334,8 @@ def sample(  # noqa: PLR0913  # each is an option
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
         policy: ``policy(env, task)``, sync or async; a class that is made without arguments and
-            whose instances are called so; or a name such as ``reference`` or ``module:function``.
+            whose instances are called so; a method of a Ray actor or a Serve handle, see
+            `RemotePolicy`; or a name such as ``reference`` or ``module:function``.
         tasks: Tasks, mappings with their fields, a table or a file, see `TaskSource`; None: the
             environment's own. A file, list or table is checked here. An iterator, async or not, may
             be slow or endless: a task is taken when an episode can start. If it raises, the running

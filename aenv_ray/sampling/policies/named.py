@@ -9,22 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.actors.ray_shell.remote_call import is_remote
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.base import Policy, check_policy
 from aenv_ray.sampling.policies.openai import OpenAIPolicy
+from aenv_ray.sampling.policies.remote import RemotePolicy
 from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
 
 FORMS: Final = "reference, null, random:SEED, openai:MODEL, module:function or file.py:function"
 
 
 def policy_of(given: Any) -> Policy | type:
-    """Return the policy that `sample` was given: by name, or as it is.
+    """Return the policy that `sample` was given: by name, on Ray, or as it is.
 
     Raises:
         ConfigError: See `named_policy` and `check_policy`.
     """
     if isinstance(given, str):
         given = named_policy(given)
+    elif is_remote(given):
+        given = RemotePolicy(given)
     check_policy(given)
     policy: Policy | type = given
     return policy
