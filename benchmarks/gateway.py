@@ -55,7 +55,7 @@ def gateway(figures: dict[str, float], echo_project: Path, quick: bool) -> None:
     their_python, our_python = str(theirs / "bin" / "python"), sys.executable
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        token = stack.enter_context(_our_gateway(echo_project))
+        token = stack.enter_context(our_gateway(echo_project))
         stack.enter_context(_their_server(their_python, root))
         ours = {"aenv_url": f"http://{OURS}:8080", "api_key": token}
         straight = stack.enter_context(
@@ -143,7 +143,7 @@ def _client(
 
 
 @contextlib.contextmanager
-def _our_gateway(echo_project: Path) -> Iterator[str]:
+def our_gateway(echo_project: Path) -> Iterator[str]:
     """Run a gateway with the echo environment published; yield a token."""
     deploy(GatewaySettings(host=OURS))
     try:
