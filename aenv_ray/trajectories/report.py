@@ -128,7 +128,8 @@ def _plots(episodes: Sequence[Episode]) -> str:
     statuses = Counter(one.status for one in episodes)
     phases: Counter[str] = Counter()
     for one in episodes:
-        phases.update(one.phases)
+        # The start of an instance overlaps with the wait for it.
+        phases.update({name: s for name, s in one.phases.items() if name != "create"})
     plots = [
         _histogram("Reward", [one.reward for one in episodes if one.reward is not None]),
         _bars("Outcome", [(s.value, statuses[s], _COLOURS[s]) for s in _COLOURS if statuses[s]]),

@@ -178,8 +178,8 @@ class Episode(BaseModel):
     seed: int | None = None
     """Seed given to the environment and the policy."""
     phases: dict[str, float] = Field(default_factory=dict)
-    """Seconds spent in each phase: queue, create, reset, setup, policy, reward,
-    release."""
+    """Seconds spent in each phase: queue (until there was an instance), reset, setup, policy,
+    reward. Besides, create is how long the instance took to start, ahead of or during queue."""
     start_mode: str | None = None
     """How the instance was obtained, such as fork, warm, or reset."""
     node_id: str | None = None
