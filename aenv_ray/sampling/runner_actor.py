@@ -1,4 +1,4 @@
-"""Runners as Ray actors, one on each node, next to the sandboxes (design D16)."""
+"""Runners as Ray actors, one on each node, next to the sandboxes."""
 
 from __future__ import annotations
 

@@ -184,6 +184,11 @@ def test_a_sample_that_is_interrupted_says_how_to_go_on(aenv, up):
     process = machine.start(*words)
     eventually((home / "stands").exists)
     process.send_signal(signal.SIGINT)
+    while (
+        "Ctrl-C again stops them" not in process.stderr.readline()
+    ):  # what runs would finish first
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (130, "")
     assert "finished episodes are in cut.jsonl; continue with --resume" in err

@@ -1,4 +1,4 @@
-"""Spare hosts: dedicated hosts that run before their instance is created (design D2).
+"""Spare hosts: dedicated hosts that run before their instance is created.
 
 Starting a Ray actor takes half a second, so each node keeps one ready for every environment that
 was recently created there with a dedicated host. The name of an actor cannot change. A spare is
@@ -25,8 +25,9 @@ from aenv_ray.ids import InstanceId, new_instance_id
 
 logger = logging.getLogger(__name__)
 
-SPARE_S: Final = 300.0
-"""A node keeps spares for an environment for this long after its last dedicated create there."""
+SPARE_S: Final = 60.0
+"""A node keeps spares for an environment for this long after its last dedicated create there. An
+autoscaler removes no node with a spare, so it is short."""
 CLAIM_S: Final = 2.0
 """A spare that does not answer within this is ended, and the create starts a new host."""
 

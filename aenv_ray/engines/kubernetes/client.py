@@ -168,8 +168,12 @@ class KubernetesClient:
             FabricUnavailable: The API cannot be reached.
         """
         await self.open()
-        verb, resource, group = access.value
-        wanted = {"verb": verb, "resource": resource, "group": group, "namespace": self.namespace}
+        wanted = {
+            "verb": access.verb,
+            "resource": access.resource,
+            "group": access.group,
+            "namespace": self.namespace,
+        }
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",

@@ -59,8 +59,7 @@ class Leftovers:
         self._descriptors = frozenset(_own_descriptors())
         with contextlib.suppress(Unchecked, OSError):  # then the instance is never clean
             self._files = self._scan()
-        if self._owns_sandbox:
-            _forbid_message_queues()
+        self._has_queues = self._owns_sandbox and not _forbids_message_queues()
 
     def remove(self) -> list[str]:
         """Remove the files that were created since the start; return what else has changed.
@@ -69,6 +68,10 @@ class Leftovers:
         """
         try:
             reasons = self._remove_new_files()
+            if self._has_queues:
+                reasons.append(
+                    "this kernel cannot forbid POSIX message queues, which are not listed"
+                )
             if self._owns_sandbox:
                 reasons += self._changed_elsewhere()
                 if _ipc_objects() != self._ipc:
@@ -252,10 +255,14 @@ def _ipc_objects() -> list[str]:
     return found
 
 
-def _forbid_message_queues() -> None:
-    """Allow no POSIX message queues: they could be left behind, and nothing lists them."""
+def _forbids_message_queues() -> bool:
+    """Allow no POSIX message queues, which could be left behind; return whether that worked."""
     if hasattr(resource, "RLIMIT_MSGQUEUE"):
-        resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
+        try:
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
+        except (ValueError, OSError):  # gVisor refuses
+            return False
+    return True
 
 
 def _own_descriptors() -> Iterator[str]:

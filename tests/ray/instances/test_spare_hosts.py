@@ -1,4 +1,4 @@
-"""Spare hosts (design D2): a dedicated create takes one that is ready, whatever was killed."""
+"""Spare hosts: a dedicated create takes one that is ready, whatever was killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def test_a_create_takes_the_spare_and_another_gets_ready(own: Callable[[], Any])
 
 
 def test_an_instance_on_a_spare_survives_its_host_and_is_released(own: Callable[[], Any]) -> None:
-    """Design D7."""
     own()
     name = spare()
     handle = own()

@@ -138,7 +138,7 @@ def test_instances_are_placed_near_a_node_or_an_actor(
 def test_a_group_is_spread_over_the_nodes_though_one_has_a_spare(
     nodes: Nodes, second: Node, console: Console
 ) -> None:
-    """Design D2: creates of a group that wait for a claim count for the placement of the others."""
+    """Creates of a group that wait for a claim count for the placement of the others."""
     for node in (nodes.head, second):
         console.do(f"first = aenv_ray.create(PROBE, near={node.node_id!r})\n")
         eventually(lambda: console.value(SPARES) >= 1, 60.0)
@@ -151,7 +151,7 @@ def test_a_group_is_spread_over_the_nodes_though_one_has_a_spare(
 def test_a_spare_host_that_is_lost_with_its_node_is_not_handed_out(
     passing: Callable[..., Node], console: Console
 ) -> None:
-    """Design D2: the create runs on a node that lives."""
+    """The create runs on a node that lives."""
     node = passing()
     console.do(f"first = aenv_ray.create(PROBE, near={node.node_id!r})")
     eventually(lambda: console.value(SPARES) >= 1, 60.0)

@@ -37,7 +37,7 @@ def _count_sync(env: Any, task: Task) -> int:
 def test_episodes_are_played_in_another_process(
     cluster: Cluster, tmp_path: Path, policy: Any
 ) -> None:
-    """Design D16: with the same records, and nothing is left."""
+    """With the same records, and nothing is left."""
     out = tmp_path / "episodes.jsonl"
     sampling = aenv_ray.sample(
         PROBE, policy, probe_tasks(24), concurrency=4, runners="nodes", out=out
