@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 SPARE_S: Final = 60.0
 """A node keeps spares for an environment for this long after its last dedicated create there. An
 autoscaler removes no node with a spare, so it is short."""
-CLAIM_S: Final = 2.0
+CLAIM_S: Final = 5.0
 """A spare that does not answer within this is ended, and the create starts a new host."""
 
 

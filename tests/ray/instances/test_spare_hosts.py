@@ -39,7 +39,7 @@ def spares() -> list[str]:
             ray.get(hosts[name].info.remote(name))
         except InstanceNotFound:
             found += [name] if not taken else []
-        except aenv_ray.errors.AenvError:
+        except (aenv_ray.errors.AenvError, ray.exceptions.RayActorError):
             continue  # it is ending
     return found
 
