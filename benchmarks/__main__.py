@@ -30,6 +30,7 @@ ECHO = Path(__file__).parent / "echo_environment"
 ARGUMENTS = {"text": "hi"}
 BATCH = 100
 LIVE = 4000
+SPARE_DEADLINE_S = 60.0
 BUDGET = {
     "call_p50_ratio": "<= 1.25 x a bare async actor call",
     "pipelined_ratio": ">= 0.85 x the bare actor",
@@ -134,7 +135,10 @@ def dedicated_creates(figures: dict[str, float], quick: bool) -> None:
         ray.get(echo(env))
         times.append(time.perf_counter() - started)
         ray.get(env.release.remote())
+        deadline = time.perf_counter() + SPARE_DEADLINE_S
         while set(ray_api.actor_names()) <= known | {env.instance_id}:
+            if time.perf_counter() > deadline:
+                raise SystemExit(f"no spare host within {SPARE_DEADLINE_S:g} s")
             time.sleep(0.1)  # the next spare
         time.sleep(1.0)  # it is listed before it is ready
     figures["dedicated_create_first_ms"] = 1e3 * times[0]
