@@ -4,6 +4,7 @@
     ├─ ConfigError                   wrong settings, arguments or project files                400
     │  ├─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
     │  ├─ ArtifactQuotaExceeded      an owner's artifacts exceed their quota                   413
+    │  ├─ BackupInvalid              a file is no backup, is damaged, or is of a newer version  400
     │  └─ PolicyRefused              the operator's policy does not allow it                   403
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
@@ -99,6 +100,10 @@ class ArtifactTooLarge(ConfigError, code="artifact_too_large", http_status=413):
 
 class ArtifactQuotaExceeded(ConfigError, code="artifact_quota_exceeded", http_status=413):
     """The artifacts of an owner exceed their quota; delete some first."""
+
+
+class BackupInvalid(ConfigError, code="backup_invalid"):
+    """A file is no backup of a hub, is damaged or truncated, or another version wrote it."""
 
 
 class PolicyRefused(ConfigError, code="policy_refused", http_status=403):
@@ -338,7 +343,7 @@ class InternalError(AenvError, code="internal_error"):
 
 
 ERRORS: tuple[type[AenvError], ...] = (
-    AenvError, ConfigError, ArtifactTooLarge, ArtifactQuotaExceeded, PolicyRefused,
+    AenvError, ConfigError, ArtifactTooLarge, ArtifactQuotaExceeded, BackupInvalid, PolicyRefused,
     EnvironmentNotFound, ServiceNotFound,
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,

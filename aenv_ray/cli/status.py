@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, knows_gateway
+from aenv_ray.cli.terminal.options import (
+    ApiKey,
+    Output,
+    SystemUrl,
+    Timeout,
+    Yes,
+    confirm,
+    gateway,
+    knows_gateway,
+)
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
+    from aenv_ray.hub.backup import BackupSummary
     from aenv_ray.local_fabric import LocalFabric
 
 _HINTS: Final = {
@@ -110,7 +126,7 @@ def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None
 
 hub = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Show the hub, which stores environments, leases and tokens.\n\n"
+    help="Show, back up and restore the hub with all it stores.\n\n"
     "Example:\n  aenv hub status",
 )  # fmt: skip
 
@@ -150,3 +166,112 @@ def audit(
     with gateway(system_url, api_key, timeout) as door:
         rows = door.audit_log(limit, before)
     show_rows(rows, output, _AUDIT, empty="the audit log is empty")
+
+
+@hub.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; - for stdout.")],
+    output: Output = None,
+) -> None:
+    """Write what the hub stores to a file, also while the hub is in use.
+
+    The file shows one moment: versions with their archives, grants, quotas,
+    services, tokens and the audit log. It holds hashes of tokens and the variables
+    of services, so keep it secret. Run this on the machine or pod of the hub; it
+    needs neither a gateway nor Ray.
+
+    Example:
+      aenv hub backup hub.tar
+    """
+    import asyncio
+
+    from aenv_ray.config import settings
+    from aenv_ray.hub import backup as backups
+
+    with _written(file) as target:
+        summary = asyncio.run(backups.write_backup(settings(), target))
+    console.say(f"backed up {_content(summary)}")
+    for reference in summary.missing:
+        console.say(f"its archive is missing in the artifact store: {reference}")
+    if str(file) != "-":
+        show(summary.model_dump(), output, str(file))
+
+
+@hub.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup; - for stdin.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete what the hub has now.")
+    ] = False,
+    yes: Yes = False,
+    output: Output = None,
+) -> None:
+    """Restore a backup into an empty hub.
+
+    The file is checked before anything is changed. Tokens of the hub stay valid,
+    and its audit log is kept. Leases of running instances are not touched.
+
+    Example:
+      aenv hub restore hub.tar
+      aenv hub restore hub.tar --replace --yes
+    """
+    import asyncio
+
+    from aenv_ray.config import settings
+    from aenv_ray.hub import backup as backups
+
+    if replace:
+        confirm("Delete everything in the hub and restore the backup?", yes)
+    with _read(file) as source:
+        summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
+    console.say(f"restored {_content(summary)}")
+    show(summary.model_dump(), output, str(summary.versions))
+
+
+def _content(summary: BackupSummary) -> str:
+    return (
+        f"{summary.versions} versions, {summary.artifacts} archives "
+        f"({size(summary.artifact_bytes)}), {summary.tokens} tokens and "
+        f"{summary.audit_records} audit records"
+    )
+
+
+@contextlib.contextmanager
+def _written(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file that only this user can read, and that appears once it is complete."""
+    if str(file) == "-":
+        yield sys.stdout.buffer
+        return
+    try:
+        fd, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    except OSError as exc:
+        raise ConfigError(
+            f"{file} cannot be written: {exc.strerror}", hint="choose another path"
+        ) from exc
+    try:
+        with open(fd, "wb") as target:
+            yield target
+            target.flush()
+            os.fsync(fd)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _read(file: Path) -> Iterator[IO[bytes]]:
+    if str(file) == "-":
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.seek(0)
+            yield copy
+        return
+    try:
+        source = file.open("rb")
+    except OSError as exc:
+        raise ConfigError(
+            f"{file} cannot be read: {exc.strerror}", hint="pass the path of a backup"
+        ) from exc
+    with source:
+        yield source

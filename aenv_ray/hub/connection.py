@@ -29,12 +29,19 @@ _HINT: Final = (
     "redis+cluster://host:port"
 )
 _PLACES: Final = re.compile(r"(,?([A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?)+")
-_COMMON: Final[dict[str, Any]] = {
-    "decode_responses": True,
-    "encoding_errors": "surrogatepass",
-    "socket_timeout": ANSWER_S,
-    "socket_connect_timeout": CONNECT_S,
-}
+
+
+def _options(answer_s: float) -> dict[str, Any]:
+    return {
+        "decode_responses": True,
+        "encoding_errors": "surrogatepass",
+        "socket_timeout": answer_s,
+        "socket_connect_timeout": CONNECT_S,
+        # A pooled connection may be older than a restart of Redis. Further retries are up to the
+        # caller: only one layer retries.
+        "retry": Retry(ConstantBackoff(0.02), 1),
+    }
+
 
 _FOR_NOW: Final = (
     exceptions.OutOfMemoryError,
@@ -47,12 +54,6 @@ _FOR_NOW: Final = (
 
 RedisClient = Any
 """``redis.asyncio.Redis`` or ``RedisCluster``, which agree in what the hub uses."""
-
-
-def _once_more() -> Retry:
-    # A pooled connection may be older than a restart of Redis. Further retries are up to the
-    # caller: only one layer retries.
-    return Retry(ConstantBackoff(0.02), 1)
 
 
 def redacted(url: str) -> str:
@@ -68,8 +69,12 @@ def redacted(url: str) -> str:
     return f"{scheme}://{place if is_clear else '…'}"
 
 
-def connect(url: str) -> RedisClient:
+def connect(url: str, answer_s: float = ANSWER_S) -> RedisClient:
     """Return a client for a URL; it connects at its first command.
+
+    Args:
+        url: As in `AENV_REDIS_URL`.
+        answer_s: Deadline of a command.
 
     Raises:
         ConfigError: The URL is malformed.
@@ -77,26 +82,24 @@ def connect(url: str) -> RedisClient:
     scheme = url.partition("://")[0].lower()
     try:
         if scheme in ("redis+sentinel", "rediss+sentinel"):
-            return _sentinel(url)
+            return _sentinel(url, answer_s)
         if scheme in ("redis+cluster", "rediss+cluster"):
             plain = url.replace("+cluster", "", 1)
-            return aioredis.RedisCluster.from_url(plain, retry=_once_more(), **_COMMON)
+            return aioredis.RedisCluster.from_url(plain, **_options(answer_s))
         if scheme in ("redis", "rediss", "unix"):
-            return aioredis.Redis.from_url(url, retry=_once_more(), **_COMMON)
+            return aioredis.Redis.from_url(url, **_options(answer_s))
     except (ValueError, TypeError, exceptions.RedisError):
         # The message of the library may repeat the password.
         raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT) from None
     raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT)
 
 
-def connect_socket(path: str, password: str) -> RedisClient:
+def connect_socket(path: str, password: str, answer_s: float = ANSWER_S) -> RedisClient:
     """Return a client for a Unix socket."""
-    return aioredis.Redis(
-        unix_socket_path=path, password=password, retry=_once_more(), **_COMMON
-    )  # fmt: skip
+    return aioredis.Redis(unix_socket_path=path, password=password, **_options(answer_s))
 
 
-def _sentinel(url: str) -> RedisClient:
+def _sentinel(url: str, answer_s: float) -> RedisClient:
     """Return a client for the present master according to Sentinel."""
     parts = urlsplit(url)
     credentials, _, places = parts.netloc.rpartition("@")
@@ -106,7 +109,7 @@ def _sentinel(url: str) -> RedisClient:
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     if not service:
         raise ValueError("no service")
-    common: dict[str, Any] = {**_COMMON, "retry": _once_more()}
+    common = _options(answer_s)
     if url.lower().startswith("rediss"):
         common["ssl"] = True
         common |= {k: v for k, v in options.items() if k.startswith("ssl_")}

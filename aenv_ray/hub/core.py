@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import Environments
+from aenv_ray.hub.keys import LAYOUT
 from aenv_ray.hub.leases import Leases
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, TokenRecord
 
@@ -98,6 +100,13 @@ end
 return others == 0 and 1 or 0
 """
 """Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
+
+NOTE_LAYOUT: Final = """
+redis.call('SET', KEYS[1]..'layout', ARGV[1]..' '..ARGV[2], 'NX')
+return redis.call('GET', KEYS[1]..'layout')
+"""
+"""Arguments: `LAYOUT`, the version of aenv-ray. Returns the layout of the data, and the
+version that noted it."""
 
 REMEMBER: Final = """
 local stored = {}
@@ -223,6 +232,25 @@ class HubCore(Environments, Leases):
 
     async def delete_document(self, kind: str, name: str) -> None:  # noqa: D102
         await self._ask("hdel", self._keys.documents + kind, name)
+
+    async def check_layout(self) -> None:
+        """Check that this version reads the data in Redis; note the layout if there is none yet.
+
+        Data without a note has layout 1.
+
+        Raises:
+            ConfigError: Another version of aenv-ray wrote it.
+            FabricUnavailable: Redis does not answer.
+        """
+        note = await self._run(NOTE_LAYOUT, str(LAYOUT), aenv_ray.__version__)
+        found, _, software = note.partition(" ")
+        if found != str(LAYOUT):
+            raise ConfigError(
+                f"the hub's data in Redis at {self._where} has layout {found}, written by aenv-ray "
+                f"{software}; aenv-ray {aenv_ray.__version__} reads layout {LAYOUT}",
+                hint=f"install aenv-ray {software} on the head, or restore a backup of this "
+                "version into a Redis or an AENV_REDIS_PREFIX that is empty",
+            )
 
     async def ping(self) -> None:
         """Check that Redis answers.

@@ -129,7 +129,13 @@ class HubActor:
             url = self._options.redis_url
             client = connect(url) if url is not None else self._connect_bundled()
             where = redacted(url) if url is not None else "the hub's own"
-            self._core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
+            core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
+            try:
+                await core.check_layout()
+            except AenvError:
+                await core.close()
+                raise
+            self._core = core
         self._is_doubtful = False
         return self._core
 

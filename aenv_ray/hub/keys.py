@@ -6,6 +6,8 @@ on one node, where one script may change several at once.
 Keys of an environment version live until it is deleted, keys of a lease until `end_leases` or some
 time after its end, unless noted.
 
+``P:layout``
+    string: `LAYOUT`, and the version of aenv-ray that noted it. Kept forever.
 ``P:env:entries``
     hash: ``name@version`` -> the entry as JSON, without status; written once (invariant 6).
 ``P:env:states``
@@ -87,6 +89,9 @@ from __future__ import annotations
 from typing import Final
 
 DEFAULT_PREFIX: Final = "aenv"
+LAYOUT: Final = 1
+"""Version of the keys and of what they hold. Raise it with a change that other versions would
+misread, and migrate older data in `HubCore.check_layout`."""
 
 
 class Keys:
@@ -94,6 +99,7 @@ class Keys:
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.root = "{" + prefix + "}:"
+        self.layout = self.root + "layout"
         self.entries = self.root + "env:entries"
         self.states = self.root + "env:states"
         self.owners = self.root + "env:owners"

@@ -157,7 +157,8 @@ class AuditRecord(_Frozen):
     token_id: str = ""
     action: str
     """``publish``, ``status``, ``delete``, ``token.create``, ``token.revoke``, ``grant.set``,
-    ``grant.revoke``, ``quota.set``, ``quota.delete``, ``pool.set`` or ``policy``."""
+    ``grant.revoke``, ``quota.set``, ``quota.delete``, ``pool.set``, ``hub.restore``
+    or ``policy``."""
     subject: str = ""
     """What it was done to: a version, a name, the id of a token …"""
     outcome: str = "ok"

@@ -26,7 +26,7 @@ from typing import Final
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.files import FileLock, is_locked, make_private, write_atomically
 from aenv_ray.hub import redis_keeper
-from aenv_ray.hub.connection import RedisClient, connect_socket, redis_errors
+from aenv_ray.hub.connection import ANSWER_S, RedisClient, connect_socket, redis_errors
 
 LINGER_S: Final = 5.0
 """How long Redis runs on after its last hub."""
@@ -92,9 +92,9 @@ class RedisServer:
                     raise self._failed(f"does not answer after {START_S:g} s")
                 await asyncio.sleep(_POLL_S)
 
-    def connect(self) -> RedisClient:
-        """Return a client, which connects at its first command."""
-        return connect_socket(str(self.socket), self._password())
+    def connect(self, answer_s: float = ANSWER_S) -> RedisClient:
+        """Return a client, which connects at its first command; a command has `answer_s`."""
+        return connect_socket(str(self.socket), self._password(), answer_s)
 
     def leave(self) -> None:
         """Stop using Redis; if nobody else uses it, it shuts down at once."""

@@ -95,6 +95,7 @@ class TestHubCore(HubContract):
         await hub.close()
 
     async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
+        await hub.check_layout()
         await hub.push(entry())
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=1))
         await hub.admit([lease()])

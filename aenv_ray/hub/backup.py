@@ -1,0 +1,414 @@
+"""Backups of a hub: what Redis holds and the archives of its versions, in one tar file.
+
+Redis is read by one script, so that the file shows one moment. Archives are stored before the
+version that names them, and are named by their content, so they may be read afterwards. If one was
+deleted meanwhile, a second snapshot, which no longer has its version, replaces the first.
+
+    header.json           format, layout of the keys, who wrote it and when; always first
+    artifacts/<digest>    an archive
+    hub.jsonl             one line for each key: name, type, content
+    summary.json          counts and the SHA-256 of hub.jsonl; always last
+
+Leases are not part of it, because they belong to instances that run now; neither are idempotency
+keys and the tokens of agents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import tarfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from typing import IO, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import aenv_ray
+from aenv_ray.clock import Clock, SystemClock
+from aenv_ray.config import Settings
+from aenv_ray.errors import ArtifactNotFound, BackupInvalid, CatalogConflict, ConfigError
+from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
+from aenv_ray.hub.base import to_json
+from aenv_ray.hub.connection import connect, redacted
+from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.keys import LAYOUT
+from aenv_ray.hub.records import AuditRecord, TokenRecord
+from aenv_ray.hub.redis_server import RedisServer
+
+FORMAT: Final = 1
+"""Version of the file format; a file with a higher one is refused."""
+ANSWER_S: Final = 120.0
+"""Deadline of reading or writing all keys."""
+_HEADER: Final = "header.json"
+_KEYS: Final = "hub.jsonl"
+_SUMMARY: Final = "summary.json"
+_ARTIFACTS: Final = "artifacts/"
+_PIECE_BYTES: Final = 1 << 20
+_MARK_MS: Final = 3_600_000
+
+_NAMES: Final = """
+local root = KEYS[1]
+local pattern = string.gsub(root, '[%*%?%[%]%^%\\\\]', '\\\\%0')..'*'
+local function begins(name, word) return string.sub(name, 1, #word) == word end
+local function is_of_now(name)
+    return begins(name, 'lease:') or begins(name, 'once:') or begins(name, 'quota:waiting:')
+        or begins(name, 'token:of:') or name == 'layout'
+end
+local function is_merged(name) return begins(name, 'token:') or name == 'audit' end
+local names = {}
+for _, key in ipairs(redis.call('KEYS', pattern)) do
+    local name = string.sub(key, #root + 1)
+    if not is_of_now(name) then names[#names + 1] = name end
+end
+"""
+
+SNAPSHOT: Final = (
+    _NAMES
+    + """
+local found = {}
+for _, name in ipairs(names) do
+    local key = root..name
+    local kind, items = redis.call('TYPE', key).ok, nil
+    if kind == 'hash' then items = redis.call('HGETALL', key)
+    elseif kind == 'set' then items = redis.call('SMEMBERS', key)
+    elseif kind == 'zset' then items = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    elseif kind == 'stream' then
+        items = {}
+        for _, row in ipairs(redis.call('XRANGE', key, '-', '+')) do
+            items[#items + 1] = row[1]
+            items[#items + 1] = row[2][2]
+        end
+    else return redis.error_reply('unexpected type '..kind..' of '..name) end
+    found[#found + 1] = {name, kind, items}
+end
+return found
+"""
+)
+"""Returns the name, type and content of each key of a backup."""
+
+LOAD: Final = (
+    _NAMES
+    + """
+local is_replaced, mark = ARGV[1] == '1', root..'once:'..ARGV[2]
+if redis.call('EXISTS', mark) == 1 then return 1 end
+local old = {}
+for _, name in ipairs(names) do
+    if not is_merged(name) then old[#old + 1] = name end
+end
+if #old > 0 and not is_replaced then return 0 end
+for _, name in ipairs(old) do redis.call('DEL', root..name) end
+local later = redis.call('XRANGE', root..'audit', '-', '+')
+redis.call('DEL', root..'audit')
+for i = 3, #ARGV do
+    local name, kind, items = unpack(cjson.decode(ARGV[i]))
+    local key = root..name
+    if kind == 'set' then
+        for _, item in ipairs(items) do redis.call('SADD', key, item) end
+    else
+        for j = 1, #items, 2 do
+            if kind == 'hash' then redis.call('HSET', key, items[j], items[j + 1])
+            elseif kind == 'zset' then redis.call('ZADD', key, items[j + 1], items[j])
+            else redis.call('XADD', key, items[j], 'record', items[j + 1]) end
+        end
+    end
+end
+-- Records that the backup has are refused here, because ids of a stream only grow.
+for _, row in ipairs(later) do redis.pcall('XADD', root..'audit', row[1], 'record', row[2][2]) end
+redis.call('SET', mark, '1', 'PX', '"""
+    + str(_MARK_MS)
+    + """')
+return 1
+"""
+)
+"""Arguments: "1" to replace what is there, an id of this restore, the lines of hub.jsonl. Returns 0
+if the hub is not empty. Tokens and the audit log are merged with those of the hub."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class BackupHeader(_Frozen):
+    """The first member of a backup."""
+
+    format: Literal["aenv-ray hub backup"] = "aenv-ray hub backup"
+    version: int
+    """See `FORMAT`."""
+    layout: int
+    """See `aenv_ray.hub.keys.LAYOUT`."""
+    software: str
+    """Version of aenv-ray that wrote it."""
+    created_at: float
+    """Seconds since the epoch."""
+
+
+class BackupSummary(_Frozen):
+    """The last member of a backup."""
+
+    keys_sha256: str
+    versions: int
+    tokens: int
+    audit_records: int
+    artifacts: int
+    artifact_bytes: int
+    missing: tuple[str, ...]
+    """Versions whose archive the artifact store did not have."""
+
+
+class StoredHub(HubCore):
+    """A hub that can be read and written as a whole."""
+
+    async def snapshot(self) -> dict[str, tuple[str, list[str]]]:
+        """Return the type and content of each key at one moment, by name without the root.
+
+        Raises:
+            FabricUnavailable: Redis does not answer.
+        """
+        rows = await self._run(SNAPSHOT)
+        found = {name: (kind, items) for name, kind, items in sorted(rows)}
+        gone = {
+            number
+            for number, text in _pairs(found.get("token:records"))
+            if TokenRecord.model_validate_json(text).instance_id is not None
+        }
+        for name, index in (
+            ("token:records", 0), ("token:secrets", 0), ("token:hashes", 1), ("token:expiry", 0),
+        ):  # fmt: skip
+            if name in found:
+                kept = [pair for pair in _pairs(found[name]) if pair[index] not in gone]
+                found[name] = (found[name][0], [text for pair in kept for text in pair])
+        return found
+
+    async def load(self, lines: list[str], *, replace: bool) -> None:
+        """Write the lines of `hub.jsonl` at once.
+
+        Raises:
+            CatalogConflict: The hub is not empty, and is not to be replaced; nothing is changed.
+            FabricUnavailable: Redis does not answer; try again.
+        """
+        if not await self._run(LOAD, str(int(replace)), f"restore:{uuid.uuid4()}", *lines):
+            raise CatalogConflict(
+                f"the hub in Redis at {self._where} is not empty",
+                hint="restore into an empty hub, or pass --replace to delete what it has",
+            )
+
+
+def _pairs(content: tuple[str, list[str]] | None) -> Iterator[tuple[str, str]]:
+    items = content[1] if content is not None else []
+    return zip(items[::2], items[1::2], strict=True)
+
+
+@contextlib.asynccontextmanager
+async def opened(settings: Settings, *, create: bool) -> AsyncIterator[StoredHub]:
+    """Connect to the hub's Redis without Ray, and start the bundled one while it is used.
+
+    Args:
+        settings: They name the Redis.
+        create: Whether a bundled Redis that has no data yet may be started.
+
+    Raises:
+        ConfigError: There is no data on this machine, or another version wrote it.
+        FabricUnavailable: Redis does not answer.
+    """
+    server: RedisServer | None = None
+    if settings.redis_url is not None:
+        client, where = connect(settings.redis_url, ANSWER_S), redacted(settings.redis_url)
+    else:
+        server = RedisServer(settings.data_dir, settings.runtime_dir)
+        if not (create or server.directory.exists()):
+            raise ConfigError(
+                f"this machine has no hub: {server.directory} does not exist",
+                hint="run this where the hub runs, or set AENV_REDIS_URL or AENV_DATA_DIR",
+            )
+        await server.ensure()
+        client, where = server.connect(ANSWER_S), str(server.directory)
+    hub = StoredHub(client, prefix=settings.redis_prefix, where=where)
+    try:
+        await hub.check_layout()
+        yield hub
+    finally:
+        await hub.close()
+        if server is not None:
+            await server.end()
+
+
+async def backup(
+    hub: StoredHub, store: ArtifactStore, file: IO[bytes], clock: Clock
+) -> BackupSummary:
+    """Write a backup to a file, which need not be seekable, and return its summary.
+
+    Raises:
+        FabricUnavailable: Redis or the artifact store does not answer; the file is incomplete.
+        ArtifactDamaged: An archive is damaged; so is the file.
+    """
+    header = BackupHeader(
+        version=FORMAT, layout=LAYOUT, software=aenv_ray.__version__, created_at=clock.now()
+    )
+    sizes: dict[str, int] = {}
+    with tarfile.open(fileobj=file, mode="w|") as tar:
+        _add(tar, _HEADER, header.model_dump_json().encode(), header.created_at)
+        found = await hub.snapshot()
+        for is_last in (False, True):
+            for digest in sorted(_archives(found).keys() - sizes.keys()):
+                with contextlib.suppress(ArtifactNotFound):
+                    content = await store.read(digest)
+                    _add(tar, _ARTIFACTS + digest, content, header.created_at)
+                    sizes[digest] = len(content)
+            if not is_last and not _archives(found).keys() <= sizes.keys():
+                found = await hub.snapshot()
+        archives = _archives(found)
+        lines = [to_json([name, *content]) for name, content in found.items()]
+        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+        _add(tar, _KEYS, data, header.created_at)
+        summary = BackupSummary(
+            keys_sha256=hashlib.sha256(data).hexdigest(),
+            versions=len(found.get("env:entries", ("", []))[1]) // 2,
+            tokens=len(found.get("token:records", ("", []))[1]) // 2,
+            audit_records=len(found.get("audit", ("", []))[1]) // 2,
+            artifacts=len(sizes),
+            artifact_bytes=sum(sizes.values()),
+            missing=tuple(sorted(v for d in archives.keys() - sizes.keys() for v in archives[d])),
+        )
+        _add(tar, _SUMMARY, summary.model_dump_json().encode(), header.created_at)
+    return summary
+
+
+def _archives(found: dict[str, tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """Return the versions that a snapshot has of each archive, by digest."""
+    versions: dict[str, list[str]] = {}
+    for reference, text in _pairs(found.get("env:entries")):
+        digest = json.loads(text)["archive"]
+        if digest:
+            versions.setdefault(digest, []).append(reference)
+    return versions
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, at: float) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = len(content), 0o600, int(at)
+    tar.addfile(info, io.BytesIO(content))
+
+
+async def restore(
+    hub: StoredHub, store: ArtifactStore, file: IO[bytes], *, replace: bool
+) -> BackupSummary:
+    """Check a whole backup, then store its archives, then write its keys at once.
+
+    Args:
+        hub: Must be empty but for tokens, leases and the audit log, unless `replace`.
+        store: Where the archives go; those that it has remain.
+        file: Seekable.
+        replace: Delete what the hub has and the backup lacks, except for tokens and leases.
+
+    Raises:
+        BackupInvalid: The file is no backup, is damaged or truncated, or a newer version wrote it.
+        CatalogConflict: The hub is not empty.
+        FabricUnavailable: Redis or the artifact store does not answer; try again.
+    """
+    lines, summary = check(file)
+    if not replace:
+        await hub.load([], replace=False)
+    file.seek(0)
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for info in tar:
+            if info.name.startswith(_ARTIFACTS):
+                content = tar.extractfile(info)
+                assert content is not None
+                await store.put(content.read(), digest=info.name.removeprefix(_ARTIFACTS))
+    await hub.load(lines, replace=replace)
+    detail = {"versions": str(summary.versions), "replace": str(replace).lower()}
+    await hub.record(AuditRecord(actor="operator", action="hub.restore", detail=detail))
+    return summary
+
+
+def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
+    """Return the lines of `hub.jsonl` and the summary after checking each byte of a backup.
+
+    Raises:
+        BackupInvalid: The file is no backup, is damaged or truncated, or a newer version wrote it.
+    """
+    members: dict[str, bytes] = {}
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            for number, info in enumerate(tar):
+                content: Any = tar.extractfile(info)
+                if content is None:
+                    raise _foreign()
+                if number == 0:
+                    if info.name != _HEADER:
+                        raise _foreign()
+                    _check_header(content.read())
+                elif info.name.startswith(_ARTIFACTS):
+                    _check_artifact(info, content)
+                else:
+                    members[info.name] = content.read()
+    except tarfile.ReadError as exc:
+        raise (_truncated() if "unexpected end" in str(exc) else _foreign()) from exc
+    if _SUMMARY not in members or _KEYS not in members:
+        raise _truncated()
+    try:
+        summary = BackupSummary.model_validate_json(members[_SUMMARY])
+    except ValidationError as exc:
+        raise _damaged(_SUMMARY) from exc
+    if hashlib.sha256(members[_KEYS]).hexdigest() != summary.keys_sha256:
+        raise _damaged(_KEYS)
+    return members[_KEYS].decode("utf-8", "surrogatepass").split("\n")[:-1], summary
+
+
+def _check_header(data: bytes) -> None:
+    try:
+        header = BackupHeader.model_validate_json(data)
+    except ValidationError as exc:
+        raise _foreign() from exc
+    if header.version > FORMAT or header.layout != LAYOUT:
+        raise BackupInvalid(
+            f"aenv-ray {header.software} wrote this backup in format {header.version} with layout "
+            f"{header.layout}; aenv-ray {aenv_ray.__version__} reads formats up to {FORMAT} and "
+            f"layout {LAYOUT}",
+            hint=f"restore it with aenv-ray {header.software}",
+        )
+
+
+def _check_artifact(info: tarfile.TarInfo, content: IO[bytes]) -> None:
+    found = hashlib.sha256()
+    while piece := content.read(_PIECE_BYTES):
+        found.update(piece)
+    if found.hexdigest() != info.name.removeprefix(_ARTIFACTS):
+        raise _damaged(info.name)
+
+
+def _foreign() -> BackupInvalid:
+    return BackupInvalid(
+        "the file is no backup of a hub", hint="pass a file that aenv hub backup has written"
+    )
+
+
+def _truncated() -> BackupInvalid:
+    return BackupInvalid(
+        "the backup is truncated", hint="copy the file again, or use an earlier backup"
+    )
+
+
+def _damaged(name: str) -> BackupInvalid:
+    return BackupInvalid(
+        f"the backup is damaged: {name} has another checksum",
+        hint="copy the file again, or use an earlier backup",
+    )
+
+
+async def write_backup(settings: Settings, file: IO[bytes]) -> BackupSummary:
+    """Write a backup of the hub that the settings name; see `opened` and `backup`."""
+    async with opened(settings, create=False) as hub:
+        with contextlib.closing(open_artifact_store(settings)) as store:
+            return await backup(hub, store, file, SystemClock())
+
+
+async def read_backup(settings: Settings, file: IO[bytes], *, replace: bool) -> BackupSummary:
+    """Restore a backup into the hub that the settings name; see `opened` and `restore`."""
+    async with opened(settings, create=True) as hub:
+        with contextlib.closing(open_artifact_store(settings)) as store:
+            return await restore(hub, store, file, replace=replace)

@@ -1,0 +1,250 @@
+"""A backup shows one moment, brings everything back, and is refused if a byte of it is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray import config
+from aenv_ray.cli.main import main
+from aenv_ray.clock import FakeClock
+from aenv_ray.errors import BackupInvalid, CatalogConflict, ConfigError, EnvironmentNotFound
+from aenv_ray.hub import backup as backups
+from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
+from aenv_ray.hub.backup import StoredHub, backup, check, restore
+from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
+from aenv_ray.hub.redis_server import RedisServer
+from tests.contract.hub.hub_contract import START_S, entry, lease
+from tests.contract.hub.redis_servers import emptied, running
+
+pytestmark = pytest.mark.redis
+CODE = b"an archive"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(START_S)
+
+
+@pytest.fixture
+async def hub(shared: RedisServer, clock: FakeClock) -> AsyncIterator[StoredHub]:
+    hub = StoredHub((await emptied(shared)).connect(), clock, where="test")
+    await hub.check_layout()
+    yield hub
+    await hub.close()
+
+
+@pytest.fixture
+async def other(shared: RedisServer, hub: StoredHub, clock: FakeClock) -> AsyncIterator[StoredHub]:
+    """Return an empty hub; its prefix has a character with a meaning in patterns."""
+    other = StoredHub(shared.connect(), clock, prefix="another*", where="the other")
+    yield other
+    await other.close()
+
+
+def store_in(directory: Path, clock: FakeClock) -> ArtifactStore:
+    return ArtifactStore(DirectoryFiles(directory, clock))
+
+
+async def filled(hub: StoredHub, store: ArtifactStore) -> str:
+    """Publish, grant and so on, and return the secret of a token."""
+    digest = await store.put(CODE)
+    await hub.keep_artifact("somebody", digest, len(CODE))
+    await hub.push(entry(archive=digest, description="a surrogate\n"))
+    await hub.push(entry(version="2.0.0", archive=digest))
+    await hub.grant("weather", "bob", Right.USE)
+    await hub.set_quota(Quota(subject="owner:bob", max_instances=3))
+    await hub.put_document(
+        "service", "desk", {"replicas": 2, "empty": [], "none": {}, "lone": "\ud800"}
+    )
+    await hub.record(AuditRecord(actor="somebody", action="publish", subject="weather"))
+    await hub.admit([lease()])
+    await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=600)
+    secret, _ = await hub.create_token(Role.PUBLISHER, "bob", ttl_s=600)
+    return secret
+
+
+async def test_everything_is_back_after_everything_was_lost(
+    hub: StoredHub, shared: RedisServer, clock: FakeClock, tmp_path: Path
+) -> None:
+    secret = await filled(hub, store_in(tmp_path / "old", clock))
+    versions = [e async for e in hub.all_environments(EnvironmentQuery())]
+    name, log = await hub.name("weather"), await hub.audit_log(10)
+    file = io.BytesIO()
+    summary = await backup(hub, store_in(tmp_path / "old", clock), file, clock)
+    assert (summary.versions, summary.tokens, summary.artifacts) == (2, 1, 1)
+
+    await emptied(shared)
+    new = store_in(tmp_path / "new", clock)
+    await restore(hub, new, file, replace=False)
+    assert [e async for e in hub.all_environments(EnvironmentQuery())] == versions
+    assert await hub.name("weather") == name
+    assert await hub.quotas() == {"owner:bob": (0, 3)}
+    assert await hub.documents("service") == {
+        "desk": {"replicas": 2, "empty": [], "none": {}, "lone": "\ud800"}
+    }
+    token = await hub.check_token(secret)
+    assert token is not None
+    assert token.owner == "bob"
+    assert [t.role for t in await hub.tokens()] == [Role.PUBLISHER]
+    assert (await hub.audit_log(10))[1:] == log
+    assert (await hub.audit_log(1))[0].action == "hub.restore"
+    assert await new.read(versions[0].archive) == CODE
+    assert await hub.artifacts_of("somebody") == {versions[0].archive: len(CODE)}
+    found = (await hub.environments(EnvironmentQuery(text="surrog", tag="Ünï"))).items
+    assert [e.version for e in found] == ["1.0.0"]
+
+
+async def test_only_an_empty_hub_is_restored_into(
+    hub: StoredHub, other: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+    secret, _ = await other.create_token(Role.ADMIN, "operator")
+    await other.push(entry("other"))
+    await other.record(AuditRecord(actor="operator", action="grant.set"))
+    with pytest.raises(CatalogConflict, match="not empty") as raised:
+        await restore(other, store_in(tmp_path / "new", clock), file, replace=False)
+    assert "--replace" in str(raised.value.hint)
+    assert not (tmp_path / "new").exists()
+    assert (await other.environment("other")).name == "other"
+
+    await restore(other, store, file, replace=True)
+    with pytest.raises(EnvironmentNotFound):
+        await other.environment("other")
+    assert (await other.environment("weather")).version == "2.0.0"
+    assert await other.check_token(secret) is not None
+    actions = [r.action for r in await other.audit_log(10)]
+    assert actions == ["hub.restore", "grant.set", "publish"]
+
+
+async def test_a_version_deleted_during_the_backup_is_out_whole(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    kept, deleted = await store.put(b"kept"), await store.put(b"deleted")
+    await hub.push(entry("kept", archive=kept))
+    await hub.push(entry("deleted", archive=deleted))
+    snapshot = hub.snapshot
+
+    async def slow() -> dict[str, tuple[str, list[str]]]:
+        found = await snapshot()
+        if await store.exists(deleted):
+            await hub.delete_environment("deleted", "1.0.0")
+            await store.delete(deleted)
+        return found
+
+    monkeypatch.setattr(hub, "snapshot", slow)
+    summary = await backup(hub, store, file, clock)
+    assert (summary.versions, summary.missing) == (1, ())
+
+
+async def test_a_missing_archive_is_named(hub: StoredHub, clock: FakeClock, tmp_path: Path) -> None:
+    await hub.push(entry())
+    summary = await backup(hub, store_in(tmp_path, clock), io.BytesIO(), clock)
+    assert summary.missing == ("weather@1.0.0",)
+
+
+async def test_every_truncated_or_damaged_file_is_refused(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+    data = file.getvalue()
+    content = len(data.rstrip(b"\0"))  # a tar ends with zeros
+    for length in range(0, content, 509):
+        with pytest.raises(BackupInvalid):
+            check(io.BytesIO(data[:length]))
+    for position in (data.index(CODE), data.index(b"publish")):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(BackupInvalid, match="checksum"):
+            check(io.BytesIO(damaged))
+
+
+def rewritten(header: dict[str, object]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        info, data = tarfile.TarInfo("header.json"), json.dumps(header).encode()
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+HEADER = {"format": "aenv-ray hub backup", "software": "9.9.9", "created_at": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no backup"),
+        (b"anything else" * 100, "no backup"),
+        (rewritten({"format": "tar of somebody"}), "no backup"),
+        (rewritten(HEADER | {"version": 2, "layout": 1}), "9.9.9 wrote this backup in format 2"),
+        (rewritten(HEADER | {"version": 1, "layout": 2}), "layout 2"),
+        (rewritten(HEADER | {"version": 1, "layout": 1}), "truncated"),
+    ],
+)
+def test_foreign_and_newer_files_are_refused(data: bytes, words: str) -> None:
+    with pytest.raises(BackupInvalid, match=words):
+        check(io.BytesIO(data))
+
+
+async def test_data_of_another_version_is_never_read(hub: StoredHub, shared: RedisServer) -> None:
+    client = shared.connect()
+    await client.set("{aenv}:layout", "7 9.9.9")
+    await client.aclose()
+    with pytest.raises(ConfigError, match=r"layout 7, written by aenv-ray 9\.9\.9") as raised:
+        await hub.check_layout()
+    assert "install aenv-ray 9.9.9" in str(raised.value.hint)
+
+
+def test_the_commands_move_a_hub_to_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    use = machines(tmp_path, monkeypatch)
+    use("a")
+    file = tmp_path / "hub.tar"
+    assert main(["hub", "backup", str(file)]) == 3
+    assert "this machine has no hub" in capfd.readouterr().err
+    assert main(["hub", "restore", str(tmp_path / "none.tar")]) == 3
+    empty = io.BytesIO()
+    with tarfile.open(fileobj=empty, mode="w"):
+        pass
+    file.write_bytes(empty.getvalue())
+    assert main(["hub", "restore", str(file)]) == 3  # it starts the Redis of the machine
+
+    assert main(["hub", "backup", str(file)]) == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.glob("*.tar*")] == ["hub.tar"]
+    use("b")
+    assert main(["hub", "restore", str(file)]) == 0
+    assert "restored 0 versions" in capfd.readouterr().err
+    assert main(["hub", "backup", "-"]) == 0
+    assert backups.FORMAT == 1
+
+
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that changes to the directories of another machine."""
+
+    def use(name: str) -> None:
+        monkeypatch.delenv("AENV_REDIS_URL", raising=False)
+        monkeypatch.setenv("AENV_DATA_DIR", str(tmp_path / name))
+        monkeypatch.setenv("AENV_RUNTIME_DIR", str(tmp_path / f"r{name}"))
+        config.settings.cache_clear()
+
+    return use
