@@ -14,6 +14,7 @@ import pytest
 from aenv_ray.config import settings
 from aenv_ray.project import project
 from aenv_ray.runtime import get_registry
+from aenv_ray.runtime.door.host_link import HostLink
 
 STAND_IN = Path(__file__).parents[3] / "fixtures" / "tau2_bench"
 
@@ -23,6 +24,8 @@ def tau2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """Return the environment's main module; all that importing it changed is undone."""
     registry, variables, modules = get_registry(), dict(os.environ), set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
+        # Tests of doors leave theirs open, and nobody answers there.
+        patch.setattr("aenv_ray.runtime.door.chat_model.HOST", HostLink())
         patch.setenv("AENV_TAU2", str(STAND_IN))
         patch.setenv("AENV_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         settings.cache_clear()

@@ -11,8 +11,6 @@ import pytest
 
 from aenv_ray.runtime.faults import Fault
 
-pytestmark = pytest.mark.timeout(300)  # each plays whole tasks, on a machine that may be busy
-
 Row = dict[str, Any]
 Script = Callable[[Sequence[Mapping[str, Any]]], str]
 
