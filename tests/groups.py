@@ -1,6 +1,6 @@
 """Which tests one process runs one after another, because they share a Ray.
 
-Starting a Ray takes four seconds of a core, so two of them serve all tests that can share one.
+Starting a Ray takes four seconds of a core, so three of them serve all tests that can share one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ TESTS: Final = Path(__file__).parent
 GROUPS: Final = {
     "serve": ("ray/services", "ray/gateway"),
     "ray": (
-        "ray/envs",
         "ray/instances",
         "ray/hub",
-        "ray/sampling",
         "ray/nodes/test_remote_tasks.py",
         "e2e/test_quickstart.py",
         "e2e/test_examples.py",
     ),
+    "sampling": ("ray/envs", "ray/sampling"),
 }
 """Directories and modules by group; a group shares a Ray, and "serve" runs Serve on it."""
 
