@@ -31,7 +31,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
-from aenv_ray.client.openai_names import OpenAITools, openai_arguments
+from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
 from aenv_ray.client.waiting import Wait, with_hint
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
@@ -129,7 +129,7 @@ class Environment:
         self._initializing = asyncio.Lock()
         self._wait = Wait(self.env_name, startup_timeout)
         self._breaker = CircuitBreaker()
-        self._openai = OpenAITools()
+        self._openai = OpenAIToolNames()
 
     @classmethod
     async def attach(cls, instance_id: str, **options: Any) -> Environment:
@@ -497,7 +497,7 @@ class Environment:
 
         `tool_of_openai_name` maps such a name back to the tool's name.
         """
-        self._openai = OpenAITools(await self._run(lambda instance: instance.list_tools()))
+        self._openai = OpenAIToolNames(await self._run(lambda instance: instance.list_tools()))
         return self._openai.listed
 
     def tool_of_openai_name(self, name: str) -> str:

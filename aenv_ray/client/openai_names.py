@@ -23,7 +23,7 @@ def openai_name(name: str, taken: Mapping[str, str]) -> str:
     return f"{legal[: _OPENAI_NAME_LENGTH - 9]}_{digest}"
 
 
-class OpenAITools:
+class OpenAIToolNames:
     """The tools of one listing, and the mapping from OpenAI names to tool names."""
 
     def __init__(self, tools: Iterable[Mapping[str, Any]] = ()) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal, Protocol
 
-from aenv_ray.client.openai_names import OpenAITools, openai_arguments
+from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
 from aenv_ray.errors import ConfigError, ToolError
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling.policies.completion import Completion, ToolRequest
@@ -163,14 +163,14 @@ class _Conversation:
         self._options = options
         self._env = env
         self._messages: list[Message] = []
-        self._tools = OpenAITools()
+        self._tools = OpenAIToolNames()
         self._tokens = 0
         self._cost = 0.0
         self._text = ""
         self._opening = opening(options.system, options.prompt, task)
 
     async def play(self) -> Message:
-        self._tools = OpenAITools(await self._env.list_tools())
+        self._tools = OpenAIToolNames(await self._env.list_tools())
         for message in self._opening:
             self._say(message)
         turns = 0

@@ -92,7 +92,7 @@ NOT_ACTED: Final = Acting(has_acted=False, busy_s=0.0, duration_s=0.0)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailedEnd:
     """How an episode without a result ended."""
 
     status: EpisodeStatus
@@ -123,7 +123,7 @@ class FailureRewards:
             if not (_is_finite(value) or (value is None and name != "on_death")):
                 raise ConfigError(f"reward_{name} must be a finite number, not {value!r}")
 
-    def verdict(self, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED) -> Verdict:
+    def end_of(self, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED) -> FailedEnd:
         """Return how an episode ended.
 
         Args:
@@ -135,23 +135,23 @@ class FailureRewards:
         """
         match exc:
             case SandboxDiedInside() | SandboxExhausted() | CallOutcomeUnknown():
-                return Verdict(EpisodeStatus.DIED_INSIDE, self.on_death)
+                return FailedEnd(EpisodeStatus.DIED_INSIDE, self.on_death)
             case InstanceExpired() | DeadlineExceeded():
                 reward = self.on_timeout if acting.is_slow_by_sandbox else None
-                return Verdict(EpisodeStatus.TIMED_OUT, reward)
+                return FailedEnd(EpisodeStatus.TIMED_OUT, reward)
         match stage:
             case Stage.SETUP:
-                return Verdict(EpisodeStatus.REWARD_FAILED, None)
+                return FailedEnd(EpisodeStatus.REWARD_FAILED, None)
             case Stage.POLICY if isinstance(exc, ToolTimeout):
-                return Verdict(EpisodeStatus.TIMED_OUT, self.on_timeout)
+                return FailedEnd(EpisodeStatus.TIMED_OUT, self.on_timeout)
             case Stage.POLICY:
                 reward = self.on_failure if isinstance(exc, ToolError) else None
-                return Verdict(EpisodeStatus.POLICY_FAILED, reward)
+                return FailedEnd(EpisodeStatus.POLICY_FAILED, reward)
             case Stage.REWARD:
                 # What a task asks for is checked before code runs that an agent can influence.
                 is_task = isinstance(exc, ToolNotFound | ToolInputInvalid)
                 reward = self.on_failure if acting.has_acted and not is_task else None
-                return Verdict(EpisodeStatus.REWARD_FAILED, reward)
+                return FailedEnd(EpisodeStatus.REWARD_FAILED, reward)
 
 
 def _is_finite(value: object) -> bool:

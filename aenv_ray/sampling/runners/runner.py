@@ -210,9 +210,9 @@ class Runner:
     def _failed(
         self, task: Task, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED
     ) -> dict[str, Any]:
-        verdict = self._rules.rewards.verdict(exc, stage, acting)
-        reward = None if task.reward is None else verdict.reward
-        return _failure(verdict.status, exc) | {"reward": reward}
+        end = self._rules.rewards.end_of(exc, stage, acting)
+        reward = None if task.reward is None else end.reward
+        return _failure(end.status, exc) | {"reward": reward}
 
     async def _act_and_score(
         self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases

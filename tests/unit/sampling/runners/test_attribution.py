@@ -47,8 +47,8 @@ THINKING = Acting(has_acted=True, busy_s=0.5, duration_s=10.0)
 def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage) -> None:
     """Whenever it happens: the agent can have caused it."""
     for acting in (BUSY, NOT_ACTED):
-        verdict = REWARDS.verdict(exc, stage, acting)
-        assert (verdict.status, verdict.reward) == (EpisodeStatus.DIED_INSIDE, -1.0)
+        end = REWARDS.end_of(exc, stage, acting)
+        assert (end.status, end.reward) == (EpisodeStatus.DIED_INSIDE, -1.0)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage
 )
 def test_time_that_calls_used_up_counts(exc: AenvError) -> None:
     """A slow model is void, a sandbox that plays for time is not."""
-    verdicts = [REWARDS.verdict(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NOT_ACTED)]
-    assert [one.reward for one in verdicts] == [-2.0, None, None]
-    assert {one.status for one in verdicts} == {EpisodeStatus.TIMED_OUT}
+    ends = [REWARDS.end_of(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NOT_ACTED)]
+    assert [one.reward for one in ends] == [-2.0, None, None]
+    assert {one.status for one in ends} == {EpisodeStatus.TIMED_OUT}
 
 
 def test_a_tool_call_that_its_policy_does_not_handle_counts() -> None:
     """An exception of the policy's own is void."""
-    late = REWARDS.verdict(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
-    wrong = REWARDS.verdict(ToolNotFound("no such tool"), Stage.POLICY, THINKING)
-    own = REWARDS.verdict(KeyError("action"), Stage.POLICY, BUSY)
+    late = REWARDS.end_of(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
+    wrong = REWARDS.end_of(ToolNotFound("no such tool"), Stage.POLICY, THINKING)
+    own = REWARDS.end_of(KeyError("action"), Stage.POLICY, BUSY)
     assert (late.status, late.reward) == (EpisodeStatus.TIMED_OUT, -2.0)
     assert (wrong.status, wrong.reward) == (EpisodeStatus.POLICY_FAILED, -3.0)
     assert (own.status, own.reward) == (EpisodeStatus.POLICY_FAILED, None)
@@ -74,11 +74,11 @@ def test_a_tool_call_that_its_policy_does_not_handle_counts() -> None:
 def test_a_reward_that_raises_counts_once_the_agent_has_acted() -> None:
     """Before that, and for what the task itself asks for wrongly, no agent is to blame."""
     for exc in (FunctionFailed("ValueError"), ToolTimeout("slow")):
-        assert REWARDS.verdict(exc, Stage.REWARD, THINKING).reward == -3.0
-        assert REWARDS.verdict(exc, Stage.REWARD, NOT_ACTED).reward is None
+        assert REWARDS.end_of(exc, Stage.REWARD, THINKING).reward == -3.0
+        assert REWARDS.end_of(exc, Stage.REWARD, NOT_ACTED).reward is None
     for wrong in (ToolNotFound("no such reward"), ToolInputInvalid("arguments")):
-        assert REWARDS.verdict(wrong, Stage.REWARD, BUSY).reward is None
-    setup = REWARDS.verdict(FunctionFailed("ValueError"), Stage.SETUP)
+        assert REWARDS.end_of(wrong, Stage.REWARD, BUSY).reward is None
+    setup = REWARDS.end_of(FunctionFailed("ValueError"), Stage.SETUP)
     assert (setup.status, setup.reward) == (EpisodeStatus.REWARD_FAILED, None)
 
 
