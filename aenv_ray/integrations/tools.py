@@ -13,7 +13,7 @@ import keyword
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import openai_arguments, openai_name
@@ -22,7 +22,11 @@ from aenv_ray.errors import ConfigError, ToolInputInvalid, ToolNotFound, ToolTim
 from aenv_ray.integrations.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
-AnyEnvironment: TypeAlias = Environment | SyncEnvironment
+if TYPE_CHECKING:  # episodes need Ray, which a client of a server does not have
+    from aenv_ray.integrations.episodes import LiveEpisode, SyncEpisode
+
+BlockingEnvironment: TypeAlias = "SyncEnvironment | SyncEpisode"
+AnyEnvironment: TypeAlias = "Environment | LiveEpisode | BlockingEnvironment"
 Naming: TypeAlias = Callable[[str, Mapping[str, str]], str]
 
 _CAUSED_BY_THE_MODEL: Final = (ToolNotFound, ToolInputInvalid, ToolTimeout)
@@ -54,7 +58,8 @@ class EnvironmentTools:
     """Lists and calls the tools of one environment.
 
     Args:
-        environment: An `Environment`, or a `SyncEnvironment`, whose calls may also be awaited.
+        environment: An `Environment` or `LiveEpisode`; or a `SyncEnvironment` or `SyncEpisode`,
+            whose calls may also be awaited.
         only: Names of the tools to offer. None: all.
         timeout_s: Of a call. None: the environment's.
         naming: Makes a name legal for the framework, different from those it has made.
@@ -84,9 +89,9 @@ class EnvironmentTools:
                 itself.
             AenvError: The environment cannot be reached.
         """
-        if isinstance(self.environment, Environment):
+        if _is_async(self.environment):
             return self._tools(await self.environment.list_tools())
-        return self._tools(await asyncio.to_thread(self.environment.list_tools))
+        return self._tools(await asyncio.to_thread(self._sync().list_tools))
 
     def load_blocking(self) -> list[FrameworkTool]:
         """Do the same as `load`; needs a `SyncEnvironment`."""
@@ -128,10 +133,10 @@ class EnvironmentTools:
         """
         try:
             own, given = self._checked(name, arguments)
-            if isinstance(self.environment, Environment):
+            if _is_async(self.environment):
                 return await self.environment.call_tool(own, given, self._timeout_s)
             call = asyncio.wrap_future(
-                self.environment.submit(lambda env: env.call_tool(own, given, self._timeout_s))
+                self._sync().submit(lambda env: env.call_tool(own, given, self._timeout_s))
             )
             return await call
         except _CAUSED_BY_THE_MODEL as exc:
@@ -154,13 +159,17 @@ class EnvironmentTools:
         own = self._own[name]
         return own, openai_arguments(own, {} if arguments is None else arguments)
 
-    def _sync(self) -> SyncEnvironment:
-        if isinstance(self.environment, SyncEnvironment):
-            return self.environment
+    def _sync(self) -> BlockingEnvironment:
+        if not _is_async(self.environment):
+            return cast("BlockingEnvironment", self.environment)
         raise ConfigError(
             f"{self.environment.env_name}: this framework calls tools without an event loop",
             hint="pass a SyncEnvironment instead of an Environment",
         )
+
+
+def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisode]:
+    return not hasattr(environment, "submit")
 
 
 def _failed(error: ToolNotFound | ToolInputInvalid | ToolTimeout) -> ToolResult:

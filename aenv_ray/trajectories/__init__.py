@@ -7,7 +7,15 @@ frame = episodes.to_pandas()
 """
 
 from aenv_ray.trajectories.reading import Trajectories, read
-from aenv_ray.trajectories.schema import Attachment, Episode, EpisodeStatus, Step, Task, Usage
+from aenv_ray.trajectories.schema import (
+    Attachment,
+    Episode,
+    EpisodeStatus,
+    Generation,
+    Step,
+    Task,
+    Usage,
+)
 from aenv_ray.trajectories.shards import ShardFormat, ShardWriter, write_manifest
 from aenv_ray.trajectories.statistics import Summary, summarize
 
@@ -15,6 +23,7 @@ __all__ = [
     "Attachment",
     "Episode",
     "EpisodeStatus",
+    "Generation",
     "ShardFormat",
     "ShardWriter",
     "Step",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from aenv_ray.errors import FunctionFailed
 from aenv_ray.trajectories.storable import storable
@@ -176,6 +176,34 @@ class Usage(BaseModel):
         )
 
 
+class Generation(BaseModel):
+    """The tokens of an episode, for a trainer: what its model read and wrote.
+
+    Raises:
+        ValueError: The lengths of the response's fields differ.
+    """
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    prompt_ids: tuple[int, ...]
+    """Before the first answer of the model."""
+    response_ids: tuple[int, ...]
+    """All that follows: answers of the model, and what the environment replied."""
+    response_mask: tuple[int, ...]
+    """For each token of the response: 1 if the model wrote it, 0 if the environment did."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each token of the response under the policy that wrote it, 0 where the
+    mask is 0; None if the trainer has none."""
+
+    @model_validator(mode="after")
+    def _is_aligned(self) -> Generation:
+        lengths = {len(self.response_ids), len(self.response_mask)}
+        lengths |= set() if self.logprobs is None else {len(self.logprobs)}
+        if len(lengths) > 1:
+            raise ValueError(f"ids, mask and logprobs of the response differ in length: {lengths}")
+        return self
+
+
 class EpisodeStatus(StrEnum):
     """How an episode ended."""
 
@@ -255,6 +283,11 @@ class Episode(BaseModel):
     """The node that the episode ran on."""
     policy: str | None = None
     """Name of the policy."""
+    policy_versions: tuple[int, ...] = ()
+    """Versions of the weights during the episode, in order, as the trainer told them: several if
+    they were updated meanwhile. The last is that of the end, even if it made no call."""
+    generation: Generation | None = None
+    """The tokens, if the trainer recorded them."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON lacks are replaced by their repr."""
     _contents: dict[str, bytes] = PrivateAttr(default_factory=dict)

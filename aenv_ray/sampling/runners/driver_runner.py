@@ -50,15 +50,10 @@ class LocalRunner:
         labels: Mapping[str, str],
         resources: AsyncExitStack,
     ) -> None:
-        instances, sender = InstanceBatches(fabric, project, options, labels), BatchedSender()
-
-        def attach(created: Created) -> AsyncEnvHandle:
-            handle = instances.handle(created)
-            return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
-
         self._resources = resources
         self._images = TaskImages(settings())
-        self._source = InstanceSource(instances, attach, concurrency=1, left=self._left)
+        batches = InstanceBatches(fabric, project, options, labels)
+        self._source = instance_source(batches, left=self._left)
         self._queue = RunnerQueue(Runner(policy, self._source, rules, self._images).play)
 
     @classmethod
@@ -102,6 +97,19 @@ class LocalRunner:
             await self._source.close()
             await self._images.close()
             await self._resources.aclose()
+
+
+def instance_source(
+    batches: InstanceBatches, *, left: Callable[[], int | None], is_eager: bool = False
+) -> InstanceSource:
+    """Return a source of instances for this process, at first for one episode at once."""
+    sender = BatchedSender()
+
+    def attach(created: Created) -> AsyncEnvHandle:
+        handle = batches.handle(created)
+        return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
+
+    return InstanceSource(batches, attach, concurrency=1, left=left, is_eager=is_eager)
 
 
 class DriverRunners:

@@ -29,7 +29,7 @@ from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.runners.attribution import Acting, CallClock
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
-from aenv_ray.trajectories.schema import Step, Task, Usage
+from aenv_ray.trajectories.schema import Generation, Step, Task, Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +44,8 @@ class EpisodeLog:
     steps: list[Step] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     usage: Usage | None = None
+    generation: Generation | None = None
+    policy_versions: list[int] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -55,6 +57,8 @@ class EpisodeLog:
             "steps": tuple(self.steps),
             "messages": tuple(self.messages),
             "usage": self.usage,
+            "generation": self.generation,
+            "policy_versions": tuple(self.policy_versions),
         }
 
 
@@ -80,6 +84,8 @@ class EpisodeEnv:
         """The first infrastructure failure, or the end of the sandbox; it ends the episode even if
         the policy ignores it."""
         self.instance_id = str(instance.handle.instance_id)
+        self.setup_result: Any = None
+        """What the task's setup returned; None without one."""
         self._clock = CallClock()
         self._under_way = 0
         self._has_ended = False
@@ -202,6 +208,15 @@ class EpisodeEnv:
             cost=cost,
         )
         self._log.usage = added if self._log.usage is None else self._log.usage + added
+
+    def record_generation(self, generation: Generation) -> None:
+        """Put the tokens of the episode into its record."""
+        self._log.generation = generation
+
+    def record_policy_version(self, version: int) -> None:
+        """Note the version of the weights that act now, unless it is the one noted last."""
+        if self._log.policy_versions[-1:] != [version]:
+            self._log.policy_versions.append(version)
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
         """Run a command; this is not a step."""

@@ -53,9 +53,11 @@ class StartPlan:
 
     Args:
         concurrency: Most episodes at once; as many instances may be ahead or being released.
+        is_eager: Start an instance for every episode that has not begun, whatever their rate.
     """
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, *, is_eager: bool = False) -> None:
+        self._is_eager = is_eager
         self.resize(concurrency)
         self.reuses = False
         """Instances are used again, so none is needed ahead of its episode."""
@@ -92,9 +94,11 @@ class StartPlan:
             live: Instances in any state.
             left: Episodes that have not begun yet; None if that is unknown.
         """
-        if self.reuses:
+        if self.reuses and not self._is_eager:
             return max(0, min(waiting - ready - starting, self.most - live))
-        ahead = min(self._most_ahead, int(self._start_s / max(self._interval_s, 1e-6)))
+        ahead = self._most_ahead
+        if not self._is_eager:
+            ahead = min(ahead, int(self._start_s / max(self._interval_s, 1e-6)))
         if left is not None:
             ahead = min(ahead, left)
         return max(0, min(waiting + ahead - ready - starting, self.most - live))
@@ -128,6 +132,7 @@ class InstanceSource:
         attach: Returns the handle with which an episode calls an instance.
         concurrency: Most episodes at once; see `resize`.
         left: Returns how many episodes have not begun yet; None if that is unknown.
+        is_eager: Start instances for all of those, and keep them while a trainer trains.
     """
 
     def __init__(
@@ -137,11 +142,13 @@ class InstanceSource:
         *,
         concurrency: int,
         left: Callable[[], int | None],
+        is_eager: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instances = instances
         self._attach = attach
-        self._plan = StartPlan(concurrency)
+        self._plan = StartPlan(concurrency, is_eager=is_eager)
+        self._is_eager = is_eager
         self._left = left
         self._clock = clock
         self._waiting: deque[asyncio.Future[Instance]] = deque()
@@ -157,6 +164,10 @@ class InstanceSource:
     def resize(self, concurrency: int) -> None:
         """Change the most episodes at once."""
         self._plan.resize(concurrency)
+
+    def start_ahead(self) -> None:
+        """Start instances for episodes that have not begun, after their number has changed."""
+        self._order()
 
     async def acquire(self, own: OwnOptions | None = None) -> Instance:
         """Return an instance for an episode, once one runs.
@@ -222,7 +233,9 @@ class InstanceSource:
     def _take_ready(self) -> Instance | None:
         while self._ready:
             instance, since = self._ready.popleft()
-            if self._clock() - since <= STALE_S:
+            ttl_s = instance.created.spec.ttl_s
+            stale_s = REUSED_SHARE * ttl_s if self._is_eager else STALE_S
+            if self._clock() - since <= stale_s:
                 return instance
             self.release(instance)
         return None

@@ -7,7 +7,7 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -80,15 +80,22 @@ class Runner:
         source: Of the instances.
         rules: How episodes are played.
         images: Those that tasks bring.
+        may_restart: Whether the episode of the current context may be restarted; None: always.
     """
 
     def __init__(
-        self, policy: Policy, source: InstanceSource, rules: EpisodeRules, images: TaskImages
+        self,
+        policy: Policy,
+        source: InstanceSource,
+        rules: EpisodeRules,
+        images: TaskImages,
+        may_restart: Callable[[], bool] | None = None,
     ) -> None:
         self._policy = policy
         self._source = source
         self._rules = rules
         self._images = images
+        self._may_restart = may_restart
         self._doors = _Doors()
         self._resets = Resets()
 
@@ -107,6 +114,7 @@ class Runner:
             if (
                 episode.status is not EpisodeStatus.INFRA_FAILED
                 or attempt > self._rules.infra_retries
+                or not (self._may_restart is None or self._may_restart())
             ):
                 return episode
             await asyncio.sleep(RETRY_PAUSE_S * attempt)
@@ -196,7 +204,9 @@ class Runner:
             if task.setup is not None:
                 function, given = task.setup.function or "", await packed(task.setup)
                 with phases.measured("setup"):
-                    await instance.call_function(function, given, _timeout_s(task.setup))
+                    env.setup_result = await instance.call_function(
+                        function, given, _timeout_s(task.setup)
+                    )
         except ToolError as exc:
             return self._failed(task, exc, Stage.SETUP)
         try:

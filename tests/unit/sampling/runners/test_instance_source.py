@@ -52,6 +52,15 @@ def test_nothing_is_ahead_of_the_last_episodes() -> None:
     assert plan.count(waiting=2, ready=0, starting=0, live=4, left=1) == 3
 
 
+def test_an_eager_plan_has_an_instance_for_every_episode_at_once() -> None:
+    """A trainer resets its environments one after the other: their rate says nothing."""
+    plan = StartPlan(4, is_eager=True)
+    assert plan.count(waiting=0, ready=0, starting=0, live=0, left=4) == 4
+    assert plan.count(waiting=1, ready=1, starting=1, live=2, left=3) == 2
+    plan.reuses = True
+    assert plan.count(waiting=0, ready=2, starting=0, live=3, left=3) == 1
+
+
 def test_instances_that_are_being_released_count() -> None:
     """A sandbox occupies its node until it is gone."""
     plan = StartPlan(4)
