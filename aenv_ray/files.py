@@ -154,6 +154,19 @@ class FileLock:
         self.close()
 
 
+def remove_unlocked(directory: Path) -> None:
+    """Remove the files of a directory that no process holds a lock on.
+
+    Raises:
+        OSError: The directory cannot be read or changed.
+    """
+    for path in directory.iterdir():
+        lock = FileLock.try_acquire(path)
+        if lock is not None:
+            with lock:
+                path.unlink(missing_ok=True)
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a live process holds the lock of a file; False if there is no file."""
     try:

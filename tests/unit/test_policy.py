@@ -28,6 +28,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"ttl": "8d"}, "AENV_MAX_TTL"),
         ({"container": {"capAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"capAdd": ["cap_net_raw"]}}, "AENV_ALLOW_CAPABILITIES"),
+        ({"container": {"sidecarCapAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"user": "root"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "0:0"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "00"}}, "AENV_ALLOW_USERS"),
@@ -46,6 +47,15 @@ def test_where_a_gateway_runs_refusals_name_the_setting(
     with pytest.raises(PolicyRefused) as caught:
         policy_of(Settings(), behind_gateway=True).check(config(**deploy))
     assert setting in str(caught.value.hint)
+
+
+def test_an_image_that_was_built_is_checked_as_one_that_is_named() -> None:
+    """Invariant 15: a project's list of artifacts is its publisher's word, too."""
+    built = [{"type": "image", "content": "10.0.0.7:5000/a"}, {"type": "other", "content": "x"}]
+    asked = EnvironmentConfig.model_validate({"name": "probe", "artifacts": built})
+    Policy().check(asked)
+    with pytest.raises(PolicyRefused, match=r"10\.0\.0\.7"):
+        STRICT.check(asked)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Final
 
 from aenv_ray.engines.docker.names import sidecar_name
 from aenv_ray.engines.node.directory import remove_tree, short_name
-from aenv_ray.files import FileLock, is_locked, write_atomically
+from aenv_ray.files import FileLock, is_locked, remove_unlocked, write_atomically
 
 ETC_FILES: Final = ("hostname", "hosts", "resolv.conf")
 """Mounted read-only over those of the daemon, which are files of the node without a limit."""
@@ -176,11 +176,7 @@ class ScopeLocks:
 
     def forget_absent_hosts(self) -> None:
         """Remove the lock files of hosts that are gone."""
-        for path in self._hosts.iterdir():
-            lock = FileLock.try_acquire(path)
-            if lock is not None:
-                with lock:
-                    path.unlink(missing_ok=True)
+        remove_unlocked(self._hosts)
 
     # --- networks of allow-lists ----------------------------------------------------------------
 

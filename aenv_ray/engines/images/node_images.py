@@ -25,7 +25,7 @@ from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL, STORAGE_LABEL
 from aenv_ray.engines.node.singleflight import SingleFlight
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
-from aenv_ray.files import FileLock, write_atomically
+from aenv_ray.files import FileLock, remove_unlocked, write_atomically
 from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig
 
@@ -226,16 +226,20 @@ class DockerImages:
         name = hashlib.sha256(reference.encode()).hexdigest()[:16]
         locks = self._cache_dir / "pulls"
         await asyncio.to_thread(locks.mkdir, parents=True, exist_ok=True)
-        with await _pull_lock(locks / f"{name}.lock", reference):
-            with contextlib.suppress(DaemonRefused):  # pulled by another host of this node
+        try:
+            with await _pull_lock(locks / f"{name}.lock", reference):
+                with contextlib.suppress(DaemonRefused):  # pulled by another host of this node
+                    return dict(await self._client.request("GET", path))
+                if reference.startswith("sha256:"):
+                    raise SandboxStartFailed(
+                        f"image {reference[:19]} is not on this node, and cannot be pulled by its "
+                        "id",
+                        hint="it was built on another node: push it with `aenv build --push`",
+                    )
+                await registry.pull(self._client, self._credentials, reference)
                 return dict(await self._client.request("GET", path))
-            if reference.startswith("sha256:"):
-                raise SandboxStartFailed(
-                    f"image {reference[:19]} is not on this node, and cannot be pulled by its id",
-                    hint="it was built on another node: push it with `aenv build --push`",
-                )
-            await registry.pull(self._client, self._credentials, reference)
-            return dict(await self._client.request("GET", path))
+        finally:
+            remove_unlocked(locks)  # a publisher may name any number of images
 
     # --- inspection -------------------------------------------------------------------------
 
@@ -296,8 +300,10 @@ class DockerImages:
     async def _facts(self, image_id: str) -> dict[str, Any]:
         """Return what `_INSPECT` reports, if the image has a Python, and whether it has a shell."""
         note = self._cache_dir / "looks" / f"{image_id.partition(':')[2]}.json"
-        if await asyncio.to_thread(note.exists):
-            return dict(json.loads(await asyncio.to_thread(note.read_text)))
+        with contextlib.suppress(FileNotFoundError):
+            known = dict(json.loads(await asyncio.to_thread(note.read_text)))
+            await asyncio.to_thread(caches.note_use, note)
+            return known
         facts: dict[str, Any] = {"shell": True}
         try:
             command = ["python3", "-P", "-c", _INSPECT]
@@ -311,6 +317,8 @@ class DockerImages:
             facts["shell"] = await self._has_shell(image_id)
         await asyncio.to_thread(note.parent.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(write_atomically, note, json.dumps(facts))
+        await asyncio.to_thread(caches.note_use, note)
+        await asyncio.to_thread(caches.collect, note.parent, *settings().cache_limits)
         return facts
 
     async def _has_shell(self, image_id: str) -> bool:

@@ -71,7 +71,7 @@ def collect(
         The names of the deleted entries.
     """
     for left in cache.glob(f"{_DELETED}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+        _remove(left)
     entries = _entries(cache)
     total = sum(entry.size for entry in entries)
     used: Collection[str] | None = None
@@ -132,7 +132,7 @@ def _size_of(entry: Path) -> int:
     text = mark.read_text()
     if text.isdigit():
         return int(text)
-    size = sum(
+    size = entry.lstat().st_blocks * 512 + sum(
         os.lstat(os.path.join(directory, name)).st_blocks * 512
         for directory, _, files in os.walk(entry)
         for name in files
@@ -153,10 +153,18 @@ def _delete(entry: Path) -> bool:
         entry.with_name(f"{entry.name}.done").unlink(missing_ok=True)  # it is incomplete from here
         gone = entry.with_name(f"{_DELETED}{entry.name}")
         entry.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        _remove(gone)
         for end in _BESIDE:
             entry.with_name(f"{entry.name}{end}").unlink(missing_ok=True)
     return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or directory, as far as this user may."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _mark(entry: Path) -> Path:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
+
+import pytest
+
 from aenv_ray.engines.docker.firewall import NOT_PUBLIC, Bridge, Opening
 
 SCOPE = "session/docker"
@@ -17,6 +21,24 @@ def test_the_internet_excludes_addresses_that_are_not_public() -> None:
     assert "ESTABLISHED" in rules[0]
     assert [rule.split()[1] for rule in rules[1:]] == list(NOT_PUBLIC)
     assert all(" -j REJECT " in rule for rule in rules[1:])
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "127.0.0.1",
+     "198.18.0.1", "0.0.0.0", "192.0.0.8", "224.0.0.1", "255.255.255.255"],
+)  # fmt: skip
+def test_no_private_address_is_part_of_the_internet(address: str) -> None:
+    """Invariant 7: other nodes, the metadata service of a cloud, carriers' and test networks."""
+    assert any(ip_address(address) in ip_network(block) for block in NOT_PUBLIC)
+
+
+@pytest.mark.parametrize("allow", [(), ("a.org",)])
+def test_sandboxes_of_a_bridge_do_not_reach_each_other(allow: tuple[str, ...]) -> None:
+    """Invariant 7; the rules are those of IPv4, so there is no IPv6."""
+    body = Bridge(SCOPE, allow).body()
+    assert body["Options"]["com.docker.network.bridge.enable_icc"] == "false"
+    assert body["EnableIPv6"] is False
 
 
 def test_an_allow_list_allows_nothing_else_and_never_the_node() -> None:

@@ -283,6 +283,32 @@ def test_a_container_that_writes_too_much_ends_and_its_host_can_read_why(
     assert "limit 64 MiB: deployConfig.ephemeralStorage" in (files.cause("aenv-a") or "")
 
 
+def test_a_container_with_too_many_files_to_count_ends(
+    janitor: ContainerJanitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    files: DockerFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    present: None,
+) -> None:
+    """Invariant 7: it could otherwise write without a limit."""
+    daemon.put("aenv-a", clock.now() + 1000.0, **{"aenv.storage-bytes": str(64 << 20)})
+    monkeypatch.setattr(daemon, "written_bytes", lambda _: None)
+    janitor.sweep()
+    assert daemon.names() == []
+    assert "more files than can be counted" in (files.cause("aenv-a") or "")
+
+
+def test_other_users_of_the_node_see_nothing_of_a_scope(tmp_path: Path) -> None:
+    """Invariant 8: the files of its containers, and the sockets of their doors."""
+    directory = tmp_path / "scope"
+    directory.mkdir(mode=0o755)
+    DockerFiles(directory).prepare()
+    assert [
+        path for path in (directory, *directory.rglob("*")) if path.stat().st_mode & 0o077
+    ] == []
+
+
 def test_disk_use_far_below_the_limit_is_checked_rarely(
     janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
 ) -> None:

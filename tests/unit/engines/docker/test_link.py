@@ -11,14 +11,22 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aenv_ray.engines.docker.link import Stream, has_own_kernel
 from aenv_ray.engines.node.host_key import authenticate
-from aenv_ray.runtime.container import bridge
+from aenv_ray.runtime.container import authenticated_door, bridge
 from aenv_ray.runtime.container.authenticated_door import AuthenticatedDoor
+from aenv_ray.runtime.container.handshake import (
+    MAC_BYTES,
+    MAX_PURPOSE_BYTES,
+    NONCE_BYTES,
+    accept_host,
+    host_mac,
+)
 
 KEY = bytes(range(32))
 
@@ -166,3 +174,74 @@ def test_the_key_is_read_once_from_standard_input(name: str) -> None:
         timeout=60,
     )  # fmt: skip
     assert "gave no key" in none.stderr
+
+
+# --- the handshake -------------------------------------------------------------------------------
+
+
+async def test_a_process_without_the_key_does_not_pass_for_the_runtime() -> None:
+    """Invariant 14: a host talks to the runtime that it started, or to nothing."""
+    host, impostor = socket.socketpair()
+    host.setblocking(False)
+    with host, impostor:
+        impostor.sendall(bytes(NONCE_BYTES + MAC_BYTES))
+        with pytest.raises(ConnectionRefusedError, match="does not have the instance's key"):
+            await authenticate(host, KEY, {"kind": "door"})
+
+
+@pytest.mark.parametrize("changed", [b'{"kind": "logs"}', bytes(MAX_PURPOSE_BYTES + 1)])
+def test_the_purpose_of_a_connection_cannot_be_changed_on_the_way(changed: bytes) -> None:
+    """Invariant 14: the code covers it, and its length is limited before it is read."""
+    inside, outside = socket.socketpair()
+    with inside, outside:
+        outside.settimeout(60)
+        inside.settimeout(60)
+        ours, purpose = bytes(NONCE_BYTES), b'{"kind": "door"}'
+        accepted: list[object] = []
+        thread = threading.Thread(target=lambda: accepted.append(accept_host(inside, KEY)))
+        thread.start()
+        theirs = outside.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        mac = host_mac(KEY, theirs, ours, purpose)
+        outside.sendall(ours + mac + len(changed).to_bytes(2, "big"))
+        if len(changed) <= MAX_PURPOSE_BYTES:
+            outside.sendall(changed)
+        thread.join(60)
+    assert accepted == [None]
+
+
+def test_a_peer_that_says_nothing_gives_its_place_to_others(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: processes inside cannot keep the host from connecting."""
+    monkeypatch.setattr(authenticated_door, "_HANDSHAKE_S", 0.05)
+    AuthenticatedDoor(name, KEY).tell({"ready": {"uid": 1}})
+    with connect(name) as silent:
+        silent.settimeout(60)
+        assert len(silent.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+        assert silent.recv(1) == b"", "it was disconnected"
+
+
+AS_NOBODY = """
+import contextlib, ctypes, os, socket, sys, threading, time  # nobody may not read them
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, as after the start of a program
+exec({source!r})
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs a program as another user")
+def test_other_processes_of_its_user_cannot_look_into_a_bridge(name: str) -> None:
+    """Invariant 14: the rewards of an instance pass through it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(bridge.address(name))
+        listener.listen()
+        listener.settimeout(60)
+        source = Path(bridge.__file__).read_text()
+        script = AS_NOBODY.format(source=source)
+        with subprocess.Popen(
+            [sys.executable, "-I", "-c", script, name], stdin=subprocess.PIPE
+        ) as program:
+            connection, _ = listener.accept()
+            assert Path(f"/proc/{program.pid}/environ").stat().st_uid == 0
+            connection.close()

@@ -84,6 +84,24 @@ def test_a_container_has_no_right_that_was_not_requested() -> None:
     assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
 
 
+def test_everything_that_a_container_takes_from_its_node_is_bounded() -> None:
+    """Invariant 7: descriptors, logs, memory file systems; and no program of the image runs."""
+    body = body_of({"ephemeralStorage": "10M", "container": {"readOnlyRoot": True}})
+    host = body["HostConfig"]
+    assert {"Name": "nofile", "Soft": 4096, "Hard": 4096} in host["Ulimits"]
+    log = {"max-size": "5m", "max-file": "2", "compress": "false"}
+    assert host["LogConfig"] == {"Type": "local", "Config": log}
+    for path, mib in (("/home/agent", 10), ("/tmp", 10), ("/dev/shm", 64)):
+        options = set(host["Tmpfs"][path].split(","))
+        inodes = f"nr_inodes={max(1024, mib * 64)}"
+        assert {"nosuid", "nodev", f"size={mib << 20}", inodes} <= options, path
+    assert "noexec" in host["Tmpfs"]["/dev/shm"]
+    assert host["IpcMode"] == "private"
+    assert host["OomScoreAdj"] == 1000, "the kernel ends sandboxes before Ray"
+    assert host["RestartPolicy"] == {"Name": "no"}
+    assert body["Healthcheck"] == {"Test": ["NONE"]}
+
+
 @pytest.mark.parametrize("mode", list(NetworkMode))
 def test_etc_files_are_read_only_and_not_those_of_the_daemon(mode: NetworkMode) -> None:
     """Invariant 7: the daemon's are writable files of the node, of any size."""
@@ -274,6 +292,28 @@ def test_a_sidecar_has_the_limits_of_the_main_container_and_none_of_its_secrets(
     assert body["WorkingDir"] == "/testbed"
     assert "Hostname" not in body, "the daemon refuses it with a joined network"
     assert "NetworkDisabled" not in body, "it would have no network to join"
+
+
+def test_a_sidecar_is_restricted_as_its_main_container_is() -> None:
+    """Invariant 7: it differs by its user, its capabilities, its mounts and the joined network."""
+    sidecar = sidecar_plan()
+    container = {"capAdd": ["NET_RAW"], "sidecarCapAdd": ["CHOWN"], "readOnlyRoot": True}
+    asked = spec({"network": "none", "cpu": "1", "memory": "1G", "container": container})
+    planned = plan(sidecar=sidecar)
+    body = sidecar_body(asked, planned, sidecar)
+    own = {"NetworkMode", "Mounts", "CapAdd", "Tmpfs"}
+    main = container_body(asked, planned)["HostConfig"]
+    assert {k: v for k, v in body["HostConfig"].items() if k not in own} == {
+        k: v for k, v in main.items() if k not in own
+    }
+    assert body["HostConfig"]["CapAdd"] == ["CHOWN"]
+    assert body["User"] == "0:0", "not the main container's, to which its files do not belong"
+    assert set(body["HostConfig"]["Tmpfs"]) == {"/dev/shm", "/tmp"}
+    (shared,) = [m for m in body["HostConfig"]["Mounts"] if m["Target"] == "/shared"]
+    driver = shared["VolumeOptions"]["DriverConfig"]["Options"]
+    assert {"nosuid", "nodev", f"size={1 << 30}"} <= set(driver["o"].split(","))
+    assert "nr_inodes=" in driver["o"]
+    assert shared["VolumeOptions"]["Labels"] == {"aenv.scope": "s"}, "the janitor removes it"
 
 
 def test_main_container_and_sidecar_differ_by_their_labels() -> None:
