@@ -78,6 +78,8 @@ class InstanceSpec(_Frozen):
     """Ray nodes that it may run on; empty: any."""
     near_node: str = ""
     """Ray node that a shared host is chosen on, if it has room there; empty: none."""
+    outer: tuple[str, ...] = ()
+    """Of an inner instance: the environments of those around it, from the outermost one."""
 
 
 class Isolation(_Frozen):
@@ -115,6 +117,8 @@ class InstanceRecord(_Frozen):
     """In a warm pool, not handed out yet."""
     requested_id: ids.InstanceId | None = None
     """For an instance from a warm pool: the id that its creator requested."""
+    inner: dict[str, ids.InstanceId] = Field(default_factory=dict)
+    """The instances of other environments that its code calls, which end with it."""
 
     @property
     def id(self) -> ids.InstanceId:

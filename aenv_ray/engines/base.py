@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
+from types import MappingProxyType
 from typing import Any, final
 
 import pydantic_core
@@ -112,8 +113,8 @@ class EndCause:
         return replace(self, text=f"{self.text}; the end of its log:\n{log}") if log else self
 
 
-AskModel = Callable[[dict[str, Any]], Awaitable[bytes]]
-"""Returns the JSON of a chat model's answer to a request's parameters; raises AenvError."""
+HostService = Callable[[dict[str, Any]], Awaitable[bytes]]
+"""Returns the JSON of an answer to a request's parameters; raises AenvError."""
 
 
 class Sandbox(ABC):
@@ -126,8 +127,8 @@ class Sandbox(ABC):
     isolation: Isolation
     start_mode: str
     """How it was started, for people: ``template``, or ``bare: <reason>``."""
-    ask_model: AskModel | None = None
-    """The chat model that its runtime may ask; None: it may ask none. Set by the host."""
+    services: Mapping[str, HostService] = MappingProxyType({})
+    """What its runtime may request of its host, by method. Set by the host."""
 
     @abstractmethod
     async def request_json(

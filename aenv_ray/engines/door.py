@@ -15,6 +15,7 @@ from aenv_ray import errors
 from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD
 from aenv_ray.runtime.door.roles import HELLO, DoorRole
 
 CAUSE_WAIT_S: Final = 2.0
@@ -44,6 +45,18 @@ _HELLO_S: Final = 10.0
 _HELLO_BYTES: Final = 4096
 
 CHAT_METHOD: Final = "aenv/chat"
+_REFUSALS: Final = {
+    CHAT_METHOD: (
+        "this environment may not ask a chat model",
+        "set deployConfig.chatModel in its config.json; where a gateway runs, the operator also "
+        "names it in AENV_ALLOW_CHAT_MODELS",
+    ),
+    ENVIRONMENT_METHOD: (
+        "this environment may not call other environments",
+        "name them in deployConfig.environments in its config.json",
+    ),
+}
+"""Message and hint for services that a sandbox does not have."""
 Dial = Callable[[], Awaitable[socket.socket]]
 
 
@@ -245,30 +258,24 @@ class DoorSandbox(Sandbox):
             cause = EndCause(words, inside)
         self.end(cause)
 
-    # --- requests of the runtime to its sidecar and to a chat model -----------------------------
+    # --- requests of the runtime to its host and its sidecar ------------------------------------
 
     async def _answer(self, request_id: str, message: dict[str, Any]) -> None:
         head = b'{"jsonrpc":"2.0","id":' + pydantic_core.to_json(request_id)
         try:
             method, params = message.get("method"), message.get("params") or {}
-            is_chat = method == CHAT_METHOD
-            result = await (self._chat(params) if is_chat else self._ask_sidecar(method, params))
+            service = self.services.get(str(method))
+            result = await (service(params) if service else self._ask_sidecar(method, params))
         except errors.AenvError as exc:
             error = {"code": -32000, "message": exc.message, "data": errors.to_wire(exc)}
             self._send(head + b',"error":' + pydantic_core.to_json(error) + b"}\n")
             return
         self._send(head + b',"result":' + result + b"}\n")
 
-    async def _chat(self, params: dict[str, Any]) -> bytes:
-        if self.ask_model is None:
-            raise errors.ConfigError(
-                "this environment may not ask a chat model",
-                hint="set deployConfig.chatModel in its config.json; where a gateway runs, the "
-                "operator also names it in AENV_ALLOW_CHAT_MODELS",
-            )
-        return await self.ask_model(params)
-
     async def _ask_sidecar(self, method: Any, params: dict[str, Any]) -> bytes:
+        if method in _REFUSALS:
+            message, hint = _REFUSALS[method]
+            raise errors.ConfigError(message, hint=hint)
         wanted, inner = params.get("method"), params.get("params")
         if method != SIDECAR_METHOD or wanted not in SIDECAR_METHODS or not isinstance(inner, dict):
             raise errors.ConfigError(f"a runtime cannot request {wanted or method!r} of its host")

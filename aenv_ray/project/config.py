@@ -112,6 +112,8 @@ class DeployConfig(_ProjectSection):
     """Older name of ``environmentVariables``, which wins."""
     chat_model: bool = Field(default=False, alias="chatModel")
     """Whether the code asks the operator's chat model, as `aenv_ray.runtime.chat_model`."""
+    environments: tuple[str, ...] = ()
+    """Environments that the code calls, ``name`` or ``name@version``."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
     pod_template: str | None = Field(default=None, alias="podTemplate")
     container: ContainerConfig = Field(default_factory=ContainerConfig)
@@ -168,6 +170,13 @@ class DeployConfig(_ProjectSection):
         if value is None or value == "":
             return None
         units.parse_duration_s(value)
+        return value
+
+    @field_validator("environments")
+    @classmethod
+    def _check_environments(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for reference in value:
+            ids.split_reference(reference)
         return value
 
     @field_validator("environment_variables", "env")

@@ -22,6 +22,7 @@ from aenv_ray.actors.controller.host_queries import (
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
+from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
@@ -48,11 +49,15 @@ DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
 
 
 class Controller:
-    """Starts hosts, finds instances, ends orphans."""
+    """Starts hosts, finds instances, ends orphans.
 
-    def __init__(self) -> None:
+    Args:
+        inner_instances: Passed on to each host, see `aenv_ray.actors.fabric.inner_instances`.
+    """
+
+    def __init__(self, inner_instances: ConnectInner | None = None) -> None:
         protect_from_oom_killer()
-        self._hosts = HostDirectory()
+        self._hosts = HostDirectory(inner_instances)
         self._orphans = OrphanCleanup(
             self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
         )
@@ -413,7 +418,9 @@ class Controller:
         task = orphan_cleanup_task().options(scheduling_strategy=ray_api.pinned(node))
         with ray_api.translated(f"ending orphans on node {node[:8]}"):
             async with asyncio.timeout(CONTROL_DEADLINE_S):
-                await task.remote(ids)
+                inner = (await task.remote(ids)).inner
+        if inner:
+            await self.release(inner)
 
     # --- owners -----------------------------------------------------------------------------
 
@@ -506,8 +513,12 @@ def controller_actor() -> Any:
     return ray_api.restartable_actor(Controller, max_concurrency=10_000)
 
 
-def ensure_controller() -> Any:
-    """Return the controller of this cluster; start it if necessary."""
+def ensure_controller(inner_instances: ConnectInner) -> Any:
+    """Return the controller of this cluster; start it if necessary.
+
+    Args:
+        inner_instances: As for `Controller`.
+    """
     return (
         controller_actor()
         .options(
@@ -517,5 +528,5 @@ def ensure_controller() -> Any:
             get_if_exists=True,
             **ray_api.on_head(),
         )
-        .remote()
+        .remote(inner_instances)
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import HostLoad, shared_host_names
+from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.host_actor import host_actor
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
@@ -31,12 +32,16 @@ TRY_AGAIN_S: Final = 10.0
 class HostDirectory:
     """Host actors by name.
 
+    Args:
+        inner_instances: Passed on to each host.
+
     Attributes:
         actors: The host actors that were started or found.
         nodes: Node ids of the hosts whose node is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inner_instances: ConnectInner | None = None) -> None:
+        self._inner_instances = inner_instances
         self.actors: dict[str, RemoteHost] = {}
         self.nodes: dict[str, str] = {}
         self._making: dict[str, asyncio.Task[RemoteHost | FabricUnavailable]] = {}
@@ -110,7 +115,11 @@ class HostDirectory:
             "scheduling_strategy": ray_api.pinned(node),
             **ray_api.hosting(slots),
         }
-        actor = host_actor().options(**options).remote(HostId(name), density.value, slots, spare_s)
+        actor = (
+            host_actor()
+            .options(**options)
+            .remote(HostId(name), density.value, slots, spare_s, self._inner_instances)
+        )
         try:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):

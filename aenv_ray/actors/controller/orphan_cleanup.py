@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import SHARED_PREFIX
 from aenv_ray.actors.host.host_actor import make_engine_factory
@@ -98,16 +98,22 @@ class OrphanCleanup:
 # --- on the node ----------------------------------------------------------------------------------
 
 
-def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
+class EndedOrphans(NamedTuple):
+    """What `end_orphans` did."""
+
+    ended: list[InstanceId]
+    """The ended instances."""
+    inner: list[InstanceId]
+    """Instances of other environments that their code called, on any host; they still run."""
+
+
+def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
     """End the instances of this node whose host is gone for good; runs on the node.
 
     Args:
         instance_ids: Instances of shared hosts to end. The other instances of a shared host are
             left for its successor, which has the same name and adopts them. Instances of dedicated
             hosts are ended whether they are listed or not.
-
-    Returns:
-        The ids of the ended instances.
 
     Raises:
         FabricUnavailable: Some could not be ended; all others were.
@@ -142,7 +148,8 @@ def end_orphans(instance_ids: Collection[str]) -> list[InstanceId]:
         raise FabricUnavailable(
             f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
         )
-    return ended
+    inner = [i for record in orphans for i in record.inner.values()]
+    return EndedOrphans(ended, inner)
 
 
 async def end_each(

@@ -31,6 +31,7 @@ class Fabric:
 
     def __init__(self, address: str | None = None) -> None:
         from aenv_ray.actors.controller import controller
+        from aenv_ray.actors.fabric import inner_instances
         from aenv_ray.actors.fabric.create_protocol import CreateProtocol
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
@@ -39,7 +40,7 @@ class Fabric:
         self.ray = ray_api
         self.gate = ShutdownGate()
         self.owns_ray = ray_api.ensure_ray(address)
-        self.controller = controller.ensure_controller()
+        self.controller = controller.ensure_controller(inner_instances.connect)
         self._notice_after_s = NOTICE_AFTER_S
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), WaitNotices())
         self._quotas = QuotaClient()

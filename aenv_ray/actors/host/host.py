@@ -18,8 +18,9 @@ from typing import Any, Final
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
+from aenv_ray.actors.host.environment_relay import ConnectInner, EnvironmentRelay
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
-from aenv_ray.actors.host.instance import EndReason
+from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
 from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
@@ -28,22 +29,23 @@ from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.base import Sandbox, SandboxSpec
+from aenv_ray.engines.base import HostService, Sandbox, SandboxSpec
+from aenv_ray.engines.door import CHAT_METHOD
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
-    DeadlineExceeded,
-    EndpointUnavailable,
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
     PolicyRefused,
+    is_infrastructure,
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
 from aenv_ray.policy import Policy
 from aenv_ray.project.storage import StorageMount
+from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD
 from aenv_ray.runtime.door.roles import DoorRole
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,11 @@ ADOPT_DEADLINE_S: Final = 60.0
 """How long a restarted host tries to reach the sandboxes of its predecessor."""
 LINGER_S: Final = 30.0
 """A dedicated host outlives its instance by this much, so that late calls get a typed error."""
+_SERVICES: Final = {
+    CHAT_METHOD: "the chat model that its code asked",
+    ENVIRONMENT_METHOD: "the environment that its code called",
+}
+"""What failed, by method, for messages."""
 
 
 class Host:
@@ -70,6 +77,7 @@ class Host:
         is_node_up: Returns whether the raylet of this node is alive.
         requests_path: File for requests of warm sandboxes; None: they end with this process.
         introductions_path: Unix socket for callers on this node; None: there is none.
+        inner_instances: Returns what creates the instances that code of instances calls.
 
     Attributes:
         calls: Calls, streams and logs of its instances.
@@ -94,6 +102,7 @@ class Host:
         requests_path: Path | None = None,
         introductions_path: Path | None = None,
         model_relay: ModelRelay | None = None,
+        inner_instances: ConnectInner | None = None,
     ) -> None:
         self._id = host_id
         self._node_id = node_id
@@ -111,7 +120,9 @@ class Host:
         self._pooled_under: Policy | None = None
         """The policy under which the latest sandboxes were made."""
         self._store = store
-        self._table = InstanceTable(self._engines, store, self._clock, self._connect_model)
+        self._table = InstanceTable(
+            self._engines, store, self._clock, self._add_services, self._end_services
+        )
         self._lives = self._table.lives
         self._sandboxes = self._table.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
@@ -134,8 +145,13 @@ class Host:
         self._adopted = asyncio.Event()
         self.calls = HostCalls(host_id, self._table, self._engines, self._adopted, self._clock)
         self._model_relay = model_relay
+        self._environment_relay = (
+            None
+            if inner_instances is None
+            else EnvironmentRelay(inner_instances, store, self._clock)
+        )
         self._endings: set[asyncio.Task[None]] = set()
-        """Of instances whose chat model failed."""
+        """Of instances for which a service of this host failed."""
         self._introductions = (
             None
             if introductions_path is None
@@ -398,35 +414,49 @@ class Host:
                 on_started(record, outcome)
         return failures
 
-    def _connect_model(self, record: InstanceRecord, sandbox: Sandbox) -> None:
-        """Let a sandbox ask the node's chat model, if its project requests it and may."""
-        relay = self._model_relay
-        if relay is None:
-            return
+    def _add_services(self, life: InstanceLife, sandbox: Sandbox) -> None:
+        """Let a sandbox request what its project declares and may have."""
+        record = life.record
         try:
             config = self._projects.config(record.spec.digest)
         except AenvError as exc:  # of an adopted instance: the rest of it works
-            logger.warning("%s gets no chat model: %s", record.id, exc)
+            logger.warning("%s gets no services: %s", record.id, exc)
             return
-        if config.deploy.chat_model and self._policy().allows_chat_model(config.name):
-            sandbox.ask_model = functools.partial(self._ask_model, relay, record.id)
-            sandbox.on_end(lambda _: relay.forget(record.id))
+        services: dict[str, HostService] = {}
+        model, environments = self._model_relay, self._environment_relay
+        if model and config.deploy.chat_model and self._policy().allows_chat_model(config.name):
+            services[CHAT_METHOD] = functools.partial(model.answer, record.id)
+        if environments and config.deploy.environments:
+            services[ENVIRONMENT_METHOD] = functools.partial(
+                environments.answer, life, config.deploy.environments
+            )
+        sandbox.services = {
+            method: functools.partial(self._serve, record.id, method, service)
+            for method, service in services.items()
+        }
 
-    async def _ask_model(
-        self, relay: ModelRelay, instance_id: InstanceId, params: dict[str, Any]
+    def _end_services(self, life: InstanceLife) -> None:
+        if self._model_relay is not None:
+            self._model_relay.forget(life.record.id)
+        if self._environment_relay is not None:
+            self._environment_relay.end(life)
+
+    async def _serve(
+        self, instance_id: InstanceId, method: str, service: HostService, params: dict[str, Any]
     ) -> bytes:
-        """Answer a sandbox; if the endpoint fails, the instance is lost.
+        """Answer a sandbox; if the infrastructure fails, the instance is lost.
 
         The sandbox could not say so itself: it is not believed that the infrastructure failed.
         """
         try:
-            return await relay.answer(instance_id, params)
-        except (EndpointUnavailable, DeadlineExceeded) as exc:
-            cause = f"the chat model that its code asked failed: {exc.message}"
-            # Not here: with the sandbox, this request of it ends.
-            ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            return await service(params)
+        except AenvError as exc:
+            if is_infrastructure(exc):
+                cause = f"{_SERVICES[method]} failed: {exc.message}"
+                # Not here: with the sandbox, this request of it ends.
+                ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
             raise
 
     def _named(self, spec: InstanceSpec) -> InstanceSpec:
@@ -462,8 +492,10 @@ class Host:
         life, _ = await self.calls.enter(instance_id)
         record = life.renewed(ttl_s, self._clock.now())
         await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
-        life.record = record
-        self._store.put([record])
+        life.record = life.record.model_copy(update={"deadline": record.deadline})
+        self._store.put([life.record])
+        if self._environment_relay is not None:
+            self._environment_relay.renew(life, ttl_s)
         return life.info()
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:

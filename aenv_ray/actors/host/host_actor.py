@@ -16,6 +16,7 @@ from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Repo
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
+from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.start_messages import (
@@ -116,10 +117,15 @@ class HostShell:
     """
 
     def __init__(
-        self, host_id: HostId, density: str, slots: int | None, spare_s: float | None = None
+        self,
+        host_id: HostId,
+        density: str,
+        slots: int | None,
+        spare_s: float | None = None,
+        inner_instances: ConnectInner | None = None,
     ) -> None:
         protect_from_oom_killer()
-        self._args = (host_id, ActorDensity(density), slots, spare_s)
+        self._args = (host_id, ActorDensity(density), slots, spare_s, inner_instances)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
         self._batches = BatchServer(self._run)
@@ -231,7 +237,11 @@ class HostShell:
 
 
 async def _make_host(
-    host_id: HostId, density: ActorDensity, slots: int | None, spare_s: float | None
+    host_id: HostId,
+    density: ActorDensity,
+    slots: int | None,
+    spare_s: float | None,
+    inner_instances: ConnectInner | None,
 ) -> Host:
     runtime_dir, scope = settings().runtime_dir, ray_api.session_scope()
     directory = node_directory(runtime_dir, scope)
@@ -260,6 +270,7 @@ async def _make_host(
         requests_path=directory / "pools" / f"{host_id}.json",
         introductions_path=directory / "h" / short_name(host_id) if settings().local_door else None,
         model_relay=ModelRelay(settings()),
+        inner_instances=inner_instances,
     )
     await host.open()
     return host

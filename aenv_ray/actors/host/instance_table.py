@@ -32,6 +32,7 @@ class InstanceTable:
         store: Of the records.
         clock: The host's.
         on_sandbox: Called with each instance and its sandbox, new or adopted.
+        on_end: Called with each instance that has ended.
 
     Attributes:
         lives: Live instances, and those that ended recently, by id; instances from a warm pool also
@@ -46,10 +47,12 @@ class InstanceTable:
         engines: HostEngines,
         store: InstanceStore,
         clock: Clock,
-        on_sandbox: Callable[[InstanceRecord, Sandbox], None],
+        on_sandbox: Callable[[InstanceLife, Sandbox], None],
+        on_end: Callable[[InstanceLife], None],
     ) -> None:
         self._engines = engines
         self._on_sandbox = on_sandbox
+        self._on_end = on_end
         self._store = store
         self._clock = clock
         self.lives: dict[str, InstanceLife] = {}
@@ -140,7 +143,7 @@ class InstanceTable:
     def _add_sandbox(self, record: InstanceRecord, sandbox: Sandbox) -> None:
         self.sandboxes[record.id] = sandbox
         self.empty_since = None
-        self._on_sandbox(record, sandbox)
+        self._on_sandbox(self.lives[record.id], sandbox)
         sandbox.on_end(functools.partial(self._note_end, record.id, EndReason.LOST))
 
     def _note_end(self, instance_id: InstanceId, reason: EndReason, cause: EndCause) -> None:
@@ -149,6 +152,7 @@ class InstanceTable:
             return
         self.sandboxes.pop(instance_id, None)
         self._store.delete([instance_id])
+        self._on_end(life)
         self.note_if_empty()
         while len(self.lives) - len(self.sandboxes) > REMEMBERED_ENDS:
             oldest = next(i for i, life in self.lives.items() if life.ended is not None)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.host_link import HOST, SIDECAR_METHOD
-from aenv_ray.runtime.door.host_requests import ask_host
+from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
 PYTHON: Final = (
@@ -166,30 +166,11 @@ def _ask(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, 
 
 
 async def _ask_async(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    import asyncio  # imported here, to keep sandboxes without async code small
-
     params = _params(method, arguments, timeout_s)
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[dict[str, Any]] = loop.create_future()
-
-    def settle(answer: dict[str, Any]) -> None:
-        if not future.done():
-            future.set_result(answer)
-
-    def on_answer(answer: dict[str, Any]) -> None:
-        loop.call_soon_threadsafe(settle, answer)
-
-    request_id = HOST.new_id()
-    HOST.ask(request_id, SIDECAR_METHOD, params, on_answer)
-    try:
-        async with asyncio.timeout(timeout_s + _GRACE_S):
-            return _data(await future)
-    except TimeoutError:
-        if future.done():
-            raise  # the command's own
-        raise _silent(method, timeout_s) from None
-    finally:
-        HOST.cancel(request_id)
+    answer = await ask_host_async(SIDECAR_METHOD, params, timeout_s + _GRACE_S)
+    if answer is None:
+        raise _silent(method, timeout_s)
+    return _data(answer)
 
 
 def _params(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from aenv_ray.runtime.system.threads import start_thread
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+    from aenv_ray.runtime.door.inner_environments import InnerEnvironment
+
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
 _waitid: Final = getattr(os, "waitid", None)
@@ -117,6 +119,19 @@ class RunningCall:
         """Report progress to the caller; does nothing when the caller did not ask for reports."""
         if self._on_progress is not None:
             self._on_progress(progress, total, message)
+
+    def env(self, reference: str, key: str = "") -> InnerEnvironment:
+        """Return another environment, to call it.
+
+        Its instance starts at the first call, and ends with the instance that runs this call.
+
+        Args:
+            reference: ``name`` or ``name@version``; it must be in ``deployConfig.environments``.
+            key: Each key has its own instance, for those who need several of one environment.
+        """
+        from aenv_ray.runtime.door.inner_environments import InnerEnvironment
+
+        return InnerEnvironment(reference, key, self.remaining_s)
 
     # --- for the dispatcher -----------------------------------------------------------------
 

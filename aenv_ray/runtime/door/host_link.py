@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from aenv_ray.runtime.api.results import to_json
 
 SIDECAR_METHOD: Final = "aenv/second"
+ENVIRONMENT_METHOD: Final = "aenv/environment"
 OnAnswer = Callable[[dict[str, Any]], object]
 """Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 
@@ -34,12 +35,11 @@ class HostLink:
         self._pending: dict[str, tuple[bytes, OnAnswer]] = {}
         self._peer: HostConnection | None = None
         self._was_open = False
-        self._used_sidecar = False
+        self._sent: set[str] = set()
 
-    @property
-    def used_sidecar(self) -> bool:
-        """Whether a request for the sidecar was ever sent."""
-        return self._used_sidecar
+    def has_sent(self, method: str) -> bool:
+        """Whether a request with this method was ever sent."""
+        return method in self._sent
 
     @property
     def was_open(self) -> bool:
@@ -72,7 +72,7 @@ class HostLink:
         request = {"jsonrpc": "2.0", "method": method, "id": request_id, "params": params}
         line = to_json(request) + b"\n"
         with self._lock:
-            self._used_sidecar |= method == SIDECAR_METHOD
+            self._sent.add(method)
             self._pending[request_id] = line, on_answer
             peer = self._peer
         if peer is not None:

@@ -30,3 +30,25 @@ def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, An
     finally:
         HOST.cancel(request_id)  # does nothing after the answer
     return answers[0] if answers else None
+
+
+async def ask_host_async(
+    method: str, params: dict[str, Any], wait_s: float
+) -> dict[str, Any] | None:
+    """Send a request and return its answer, as `ask_host` does; cancelling it tells the host."""
+    import asyncio  # imported here, to keep sandboxes without async code small
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[dict[str, Any]] = loop.create_future()
+
+    def settle(answer: dict[str, Any]) -> None:
+        if not future.done():
+            future.set_result(answer)
+
+    request_id = HOST.new_id()
+    HOST.ask(request_id, method, params, lambda a: loop.call_soon_threadsafe(settle, a))
+    try:
+        await asyncio.wait((future,), timeout=wait_s)
+    finally:
+        HOST.cancel(request_id)
+    return future.result() if future.done() else None

@@ -15,7 +15,8 @@ from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.call_gate import CallGate
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host_link import HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.inner_environments import release_all
 from aenv_ray.runtime.door.leftovers import Leftovers
 from aenv_ray.runtime.faults import Fault
 
@@ -133,6 +134,7 @@ class Reset:
             f"a call of {name!r} does not end" for name in self._gate.wait_empty(_END_CALLS_S)
         ]
         reasons += self._end_processes()
+        reasons += _release_inner()
         if not reasons:
             reasons += self._leftovers.remove()
         self._episode.begin_episode(seed)
@@ -156,6 +158,15 @@ class Reset:
             reasons.append(f"the working directory is {os.getcwd()}")
         if dict(os.environ) != self._environ:
             reasons.append("environment variables differ from those at the start")
-        if HOST.used_sidecar:
+        if HOST.has_sent(SIDECAR_METHOD):
             reasons.append("the sidecar was used, and cannot be checked")
         return reasons
+
+
+def _release_inner() -> list[str]:
+    """End the inner instances of the episode; return why they do not end."""
+    try:
+        release_all()
+    except Fault as fault:
+        return [f"its inner instances do not end: {fault.message}"]
+    return []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.door import CHAT_METHOD
 from aenv_ray.errors import AenvError, ConfigError, EndpointUnavailable, SandboxDiedInside
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, value_of
@@ -64,7 +65,7 @@ async def test_the_host_answers_what_code_asks(sandbox: Sandbox) -> None:
         return json.dumps(said).encode() if params else b"{}"
 
     assert await value_of(sandbox, "available") == [False, False]
-    sandbox.ask_model = answer
+    sandbox.services = {CHAT_METHOD: answer}
     assert await value_of(sandbox, "available") == [False, True]
     assert await value_of(sandbox, "ask", text="Hello") == "Hello to you"
     messages = [{"role": "user", "content": "Hello"}]
@@ -79,7 +80,7 @@ async def test_a_process_of_the_agent_cannot_ask(sandbox: Sandbox) -> None:
         asked.append(params)
         return b"{}"
 
-    sandbox.ask_model = answer
+    sandbox.services = {CHAT_METHOD: answer}
     assert await value_of(sandbox, "ask_in_a_child", text="Hello") != "0"
 
 
@@ -104,11 +105,11 @@ async def test_a_failure_reaches_the_caller_and_a_request_that_times_out_is_ende
             ended.set()
         return b"{}"
 
-    sandbox.ask_model = fail
+    sandbox.services = {CHAT_METHOD: fail}
     # The sandbox is not believed; a host ends the instance itself.
     with pytest.raises(SandboxDiedInside, match="it is down"):
         await value_of(sandbox, "ask", text="Hello")
-    sandbox.ask_model = hang
+    sandbox.services = {CHAT_METHOD: hang}
     with pytest.raises(AenvError, match="did not answer"):
         await value_of(sandbox, "ask", text="Hello", timeout_s=-4.5)
     async with asyncio.timeout(10):

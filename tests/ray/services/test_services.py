@@ -10,8 +10,19 @@ from typing import Any
 import httpx
 import pytest
 
+import aenv_ray
 from aenv_ray import serve as services
-from aenv_ray.errors import FabricUnavailable, ServiceNotFound, SessionLost
+from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
+from aenv_ray.errors import (
+    ConfigError,
+    EnvironmentNotFound,
+    FabricUnavailable,
+    ServiceNotFound,
+    SessionLost,
+)
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.client import blocking
+from aenv_ray.hub.records import EnvironmentVersion, Right
 from aenv_ray.serve.services.apps import ServiceStatus
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.services.services import (
@@ -159,6 +170,49 @@ def test_functions_and_health_are_routes_below_the_service(
     assert gateway.get("/services/nothing/health").status_code == 404
     listed = gateway.get("/services/desk/functions/list").json()["data"]
     assert [one["name"] for one in listed["functions"]] == ["double"]
+
+
+def test_a_service_calls_environments_that_its_owner_may_use(
+    gateway: httpx.Client, tmp_path: Path
+) -> None:
+    """Invariant 15, and the inner instance ends with the service."""
+    del gateway
+    hub = hub_actor.ensure_hub()
+    for name in ("secret", "shared"):
+        entry = EnvironmentVersion(
+            name=name, version="1.0.0", digest=name, archive="", archive_bytes=0,
+            config={"name": name}, owner="bob",
+        )  # fmt: skip
+        blocking(hub.push(entry))
+    blocking(hub.grant("shared", "ann", Right.USE))
+    (tmp_path / "src").mkdir()
+    names = ["mini-terminal", "secret", "shared"]
+    deploy = {"network": "none", "environments": names}
+    (tmp_path / "config.json").write_text(json.dumps({"name": "nest", "deployConfig": deploy}))
+    (tmp_path / "src" / "tools.py").write_text(
+        "from aenv_ray.runtime import current_call, register_tool\n"
+        "@register_tool\n"
+        "def tools(environment: str) -> list[str]:\n"
+        "    return [t['name'] for t in current_call().env(environment).list_tools()]\n"
+    )
+    service = services.deploy(tmp_path, name="nest", replicas=1, owner="ann")
+    try:
+        assert "execute_command" in call(service, "tools", environment="mini-terminal")
+        (sandbox,) = sandboxes("nest")
+        inner = [i for i in aenv_ray.list_instances() if i.labels.get(OUTER_LABEL) == sandbox]
+        assert [one.owner for one in inner] == ["ann"]
+        with pytest.raises(EnvironmentNotFound, match="ann may not use it"):
+            call(service, "tools", environment="secret")
+        with pytest.raises(ConfigError, match="published without its source"):
+            call(service, "tools", environment="shared")
+    finally:
+        services.remove("nest")
+        for name in ("secret", "shared"):
+            blocking(hub.delete_environment(name, "1.0.0"))
+    eventually_empty(
+        lambda: [i for i in aenv_ray.list_instances() if i.labels.get(OUTER_LABEL) == sandbox],
+        WIDE_S,
+    )
 
 
 def test_calls_without_a_session_reach_all_replicas(desk: Any) -> None:

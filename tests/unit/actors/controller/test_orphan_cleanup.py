@@ -190,7 +190,7 @@ def test_of_a_shared_host_that_is_gone_only_what_is_named_ends(
         }
     )
     named = ["env-named000", "env-here0000", "env-unknown0"]
-    assert sorted(orphan_cleanup.end_orphans(named)) == ["env-cccccccc", "env-named000"]
+    assert sorted(orphan_cleanup.end_orphans(named).ended) == ["env-cccccccc", "env-named000"]
     assert alive(SHARED) == ["env-kept0000"]
     assert alive(DEDICATED) == []
     assert alive(PRESENT) == ["env-here0000"], "a host that is there ends its own"
@@ -216,5 +216,5 @@ def test_an_engine_that_cannot_be_asked_is_asked_again(
     assert DEDICATED in store.engines_used()
     monkeypatch.setattr(FakeEngine, "running", running)
     assert alive(SHARED) == []
-    assert orphan_cleanup.end_orphans([]) == ["env-cccccccc"]
+    assert orphan_cleanup.end_orphans([]).ended == ["env-cccccccc"]
     assert alive(DEDICATED) == []

@@ -15,6 +15,7 @@ from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.config import Settings
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.door import CHAT_METHOD
 from aenv_ray.errors import EndpointUnavailable, SandboxLost
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec
@@ -82,18 +83,17 @@ async def test_an_instance_may_ask_if_its_project_requests_it_and_the_operator_a
     start: Start, wants: bool, policy: Policy, may: bool
 ) -> None:
     _, _, sandbox = await start(wants=wants, policy=policy)
-    assert (sandbox.ask_model is not None) is may
-    if sandbox.ask_model is not None:
-        assert await sandbox.ask_model({}) == b"{}"
+    assert (CHAT_METHOD in sandbox.services) is may
+    if may:
+        assert await sandbox.services[CHAT_METHOD]({}) == b"{}"
 
 
 async def test_an_instance_whose_model_fails_is_lost(start: Start, engine: SpyEngine) -> None:
     """Invariant 2: the sandbox would not be believed, so its host ends it."""
     host, spec, sandbox = await start(wants=True, policy=Policy())
-    assert sandbox.ask_model is not None
     request: dict[str, Any] = {"body": {"messages": [{"role": "user"}]}, "timeout_s": 5.0}
     with pytest.raises(EndpointUnavailable, match="503"):
-        await sandbox.ask_model(request)
+        await sandbox.services[CHAT_METHOD](request)
     for ending in list(host._endings):
         await ending
     assert await engine.running() == []

@@ -1,0 +1,116 @@
+"""Instances that other instances call, created by their hosts.
+
+Hosts are below this package. The connection of a process passes `connect` on to the controller, and
+that to each host, which calls it when the first of its instances calls another environment. Imports
+are made there, since most hosts never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from aenv_ray import ids
+from aenv_ray.actors.calls.json_calls import InstanceCalls
+from aenv_ray.actors.ray_shell.ray_api import wait_async
+from aenv_ray.errors import EnvironmentNotFound
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import InstanceSpec
+
+if TYPE_CHECKING:
+    from aenv_ray.actors.fabric.async_fabric import AsyncFabric
+    from aenv_ray.actors.fabric.fabric import Fabric
+
+OUTER_LABEL: Final = "aenv.outer"
+"""Label of an inner instance with the id of the instance whose code calls it."""
+
+_RENEW_S: Final = 60.0
+
+
+async def connect() -> FabricInstances:
+    """Connect a host to the fabric.
+
+    Raises:
+        FabricUnavailable: The controller does not answer.
+    """
+    from aenv_ray.actors.fabric.async_fabric import AsyncFabric
+    from aenv_ray.actors.fabric.driver_api import init
+
+    fabric = await asyncio.to_thread(init)
+    return FabricInstances(fabric, AsyncFabric(fabric))
+
+
+class FabricInstances:
+    """Creates inner instances as shared instances of the cluster."""
+
+    def __init__(self, fabric: Fabric, instances: AsyncFabric) -> None:
+        self._fabric = fabric
+        self._instances = instances
+        self.calls = InstanceCalls(instances.handle, instances.forget)
+
+    async def create(
+        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+    ) -> None:
+        """See `InnerInstances.create`."""
+        from aenv_ray.actors.fabric.create_options import CreateOptions
+        from aenv_ray.actors.fabric.references import resolve
+        from aenv_ray.models import ActorDensity
+
+        await asyncio.to_thread(_check_use, reference, outer.owner)
+        source = await asyncio.to_thread(resolve, reference, lambda: self._fabric)
+        # Labels of the fabric say what the outer instance is, such as a sandbox of a service.
+        labels = {k: v for k, v in outer.labels.items() if not k.startswith("aenv.")}
+        options = CreateOptions(
+            actor="shared", ttl=ttl_s, owner=outer.owner,
+            labels={**labels, OUTER_LABEL: outer.instance_id},
+        )  # fmt: skip
+        (made,) = options.specs(source, 1, job_id=outer.job_id)
+        spec = made.model_copy(
+            update={
+                "instance_id": instance_id,
+                "outer": (*outer.outer, outer.reference),
+                "idle_timeout_s": None,  # it ends with the outer instance
+            }
+        )
+        places = await asyncio.to_thread(self._fabric.take_places, [spec], options)
+        try:
+            created = await self._instances.create(source, [spec], ActorDensity.SHARED)
+        except BaseException:
+            if places is not None:
+                await asyncio.to_thread(places.give_back)
+            raise
+        if places is not None:
+            await asyncio.to_thread(places.settle, [(spec, created[0].info.id)])
+
+    async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+        """See `InnerInstances.renew`."""
+        for instance_id in instance_ids:
+            handle = await self._instances.handle(instance_id)
+            await wait_async(handle.renew.remote(ttl_s), f"renewing {instance_id}", _RENEW_S)
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """See `InnerInstances.release`."""
+        await self._instances.release(instance_ids)
+
+
+def _check_use(reference: str, owner: str | None) -> None:
+    """Check that an owner may use an environment (invariant 15); instances of Ray code may use all.
+
+    Raises:
+        EnvironmentNotFound: It belongs to another owner, who has not granted its use.
+    """
+    from aenv_ray.hub.client import blocking
+    from aenv_ray.hub.hub_actor import find_hub
+    from aenv_ray.hub.records import Right
+    from aenv_ray.project import project
+
+    name, _ = ids.split_reference(reference)
+    if owner is None or name in project.builtins():
+        return
+    hub = find_hub()
+    if hub is not None and not blocking(hub.name(name)).may(owner, Right.USE):
+        raise EnvironmentNotFound(
+            f"{name!r} is not published, or {owner} may not use it",
+            hint=f"have its owner run: aenv grant {name} {owner} use",
+        )

@@ -1,0 +1,276 @@
+"""The other environments that a host's instances call: inner instances.
+
+Code in a sandbox has no connection to Ray. It asks its host, which creates the inner instance for
+the owner of the outer one, calls it, and ends it with the outer one. The ids of inner instances are
+in the record of the outer one before they are created, so that a successor of this host knows them,
+and so does whoever ends the outer instance when its host is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from aenv_ray import ids
+from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
+from aenv_ray.actors.host.instance import InstanceLife
+from aenv_ray.clock import Clock
+from aenv_ray.errors import AenvError, ConfigError, PolicyRefused
+from aenv_ray.hub.store import InstanceStore
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import InstanceSpec
+from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
+from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
+
+logger = logging.getLogger(__name__)
+
+MAX_DEPTH: Final = 4
+"""Instances inside each other, the outermost included."""
+MAX_INNER: Final = 16
+"""Live inner instances of one instance."""
+MAX_TIMEOUT_S: Final = 86_400.0
+_LEAST_TTL_S: Final = 1.0
+
+
+class InnerInstances(Protocol):
+    """Creates and ends instances of other environments, and calls them."""
+
+    @property
+    def calls(self) -> JsonCalls:
+        """How the instances are called."""
+        ...
+
+    async def create(
+        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+    ) -> None:
+        """Create an instance for the owner of another one, with its labels and its Ray job.
+
+        Args:
+            reference: ``name`` or ``name@version``.
+            instance_id: Its id.
+            outer: The instance whose code calls it.
+            ttl_s: Until the deadline of the outer instance.
+
+        Raises:
+            EnvironmentNotFound: It does not exist, or the owner may not use it.
+            AenvError: As `aenv_ray.create`; nothing is left.
+        """
+
+    async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+        """Extend the life of instances."""
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        """End instances, in any state; idempotent."""
+
+
+ConnectInner = Callable[[], Awaitable[InnerInstances]]
+
+
+class EnvironmentRequest(BaseModel):
+    """What environment code may send."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environment: str = Field(max_length=200)
+    """With `RELEASE`, "" means all inner instances."""
+    key: str = Field(max_length=64)
+    method: str
+    params: dict[str, Any]
+    timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
+    call_id: str = Field(min_length=1, max_length=100)
+
+    @property
+    def name(self) -> str:
+        """The name of the inner instance within the outer one."""
+        return f"{self.environment} {self.key}"
+
+
+class EnvironmentRelay:
+    """The inner instances of a host's instances. One event loop.
+
+    Args:
+        connect: Returns what creates inner instances; called once, at the first request.
+        store: Of the host's records.
+        clock: The host's.
+    """
+
+    def __init__(self, connect: ConnectInner, store: InstanceStore, clock: Clock) -> None:
+        self._connect = connect
+        self._store = store
+        self._clock = clock
+        self._connection: InnerInstances | None = None
+        self._connecting = asyncio.Lock()
+        self._creating: dict[InstanceId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self, life: InstanceLife, declared: Sequence[str], params: dict[str, Any]
+    ) -> bytes:
+        """Return the JSON of an inner instance's answer.
+
+        Args:
+            life: The outer instance.
+            declared: ``deployConfig.environments`` of its project.
+            params: As `EnvironmentRequest`.
+
+        Raises:
+            ConfigError: The request is malformed, or the project does not declare the environment.
+            PolicyRefused: It would exceed a limit of nesting.
+            AenvError: The inner instance cannot be created, or its call failed.
+        """
+        try:
+            request = EnvironmentRequest.model_validate(params)
+        except ValidationError as exc:
+            problem = exc.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise ConfigError(f"malformed request: {where}: {problem['msg']}") from None
+        if request.method == RELEASE:
+            await self._release(life, request)
+            return b"{}"
+        if request.method not in CALLS:
+            raise ConfigError(f"code of an environment cannot call {request.method!r} of another")
+        check_declared(request.environment, declared, life.record.spec.reference)
+        check_nesting(request.environment, life.record.spec)
+        inner_id = await self._inner(life, request)
+        meta = {CALL_ID: request.call_id, TIMEOUT_S: request.timeout_s}
+        call = JsonCall(inner_id, request.method, request.params, meta)
+        calls = (await self._inner_instances()).calls
+        try:
+            return await calls.call(call, Disconnect(), request.call_id)
+        except asyncio.CancelledError:
+            # A call with an id continues when its caller goes away.
+            self._in_background(calls.cancel(inner_id, request.call_id), "cancelling a call")
+            raise
+
+    async def _inner_instances(self) -> InnerInstances:
+        async with self._connecting:
+            if self._connection is None:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _inner(self, life: InstanceLife, request: EnvironmentRequest) -> InstanceId:
+        """Return the inner instance of a name; create it if there is none."""
+        known = life.record.inner.get(request.name)
+        if known is None:
+            if len(life.record.inner) >= MAX_INNER:
+                raise PolicyRefused(
+                    f"{life.record.id} has {MAX_INNER} inner instances, the most it may have",
+                    hint="release those that it no longer needs",
+                )
+            name, _ = ids.split_reference(request.environment)
+            known = ids.new_instance_id(name)
+            self._note(life, {**life.record.inner, request.name: known})
+            creating = asyncio.create_task(self._create(life, request, known))
+            self._creating[known] = creating
+        creating_now = self._creating.get(known)
+        if creating_now is not None:
+            # Other calls wait for it too, and a cancelled one does not end it.
+            await asyncio.shield(creating_now)
+        return known
+
+    async def _create(
+        self, life: InstanceLife, request: EnvironmentRequest, inner_id: InstanceId
+    ) -> None:
+        record = life.record
+        try:
+            ttl_s = max(_LEAST_TTL_S, record.deadline - self._clock.now())
+            async with asyncio.timeout(request.timeout_s):
+                inner = await self._inner_instances()
+                await inner.create(request.environment, inner_id, record.spec, ttl_s)
+            logger.info("%s created %s, owner %s", record.id, inner_id, record.spec.owner)
+        except BaseException as exc:
+            left = {n: i for n, i in life.record.inner.items() if i != inner_id}
+            self._note(life, left)
+            if isinstance(exc, TimeoutError) and not isinstance(exc, AenvError):
+                raise PolicyRefused(
+                    f"{request.environment} did not start within the {request.timeout_s:g} s of "
+                    "the call",
+                    hint="give the call a longer timeout",
+                ) from None
+            raise
+        finally:
+            del self._creating[inner_id]
+        if life.ended is not None:
+            await inner.release([inner_id])
+
+    def _note(self, life: InstanceLife, inner: dict[str, InstanceId]) -> None:
+        life.record = life.record.model_copy(update={"inner": inner})
+        if life.ended is None:
+            self._store.put([life.record])
+
+    async def _release(self, life: InstanceLife, request: EnvironmentRequest) -> None:
+        inner = life.record.inner
+        ending = {n: i for n, i in inner.items() if n == request.name or not request.environment}
+        if ending:
+            await (await self._inner_instances()).release(list(ending.values()))
+            left = {n: i for n, i in life.record.inner.items() if n not in ending}
+            self._note(life, left)
+
+    def renew(self, life: InstanceLife, ttl_s: float) -> None:
+        """Extend the lives of the inner instances of an instance that was renewed."""
+        if life.record.inner:
+            inner = list(life.record.inner.values())
+            self._in_background(self._renew(inner, ttl_s), f"renewing those of {life.record.id}")
+
+    async def _renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+        await (await self._inner_instances()).renew(instance_ids, ttl_s)
+
+    def end(self, life: InstanceLife) -> None:
+        """End the inner instances of an instance that has ended."""
+        if life.record.inner:
+            self._in_background(
+                self._end(list(life.record.inner.values())), f"ending those of {life.record.id}"
+            )
+
+    async def _end(self, instance_ids: Sequence[InstanceId]) -> None:
+        await (await self._inner_instances()).release(instance_ids)
+
+    def _in_background(self, work: Awaitable[None], what: str) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except AenvError as exc:  # they end at their deadlines
+                logger.warning("inner instances: %s: %s", what, exc)
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def check_declared(reference: str, declared: Sequence[str], outer: str) -> None:
+    """Check that a project says that it calls an environment.
+
+    Raises:
+        ConfigError: It does not; the hint says how.
+    """
+    name, _ = ids.split_reference(reference)
+    if reference not in declared and name not in declared:
+        raise ConfigError(
+            f"{outer} may not call {reference} (declared: {', '.join(declared) or 'none'})",
+            hint=f'add "{reference}" to deployConfig.environments in its config.json',
+        )
+
+
+def check_nesting(reference: str, outer: InstanceSpec) -> None:
+    """Check that an instance may have an inner one of an environment.
+
+    Raises:
+        PolicyRefused: It would be too deep, or its environment is among the outer ones.
+    """
+    chain = [*outer.outer, outer.reference]
+    name, _ = ids.split_reference(reference)
+    path = " calls ".join([*chain, reference])
+    if name in {ids.split_reference(one)[0] for one in chain}:
+        raise PolicyRefused(
+            f"environments may not call themselves in a loop: {path}",
+            hint="call an environment that calls none of the outer ones",
+        )
+    if len(chain) >= MAX_DEPTH:
+        raise PolicyRefused(
+            f"environments may be nested {MAX_DEPTH} deep: {path}",
+            hint="call the innermost environment from an outer one",
+        )

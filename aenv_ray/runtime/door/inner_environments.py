@@ -1,0 +1,222 @@
+"""Other environments, which the code of an environment calls.
+
+In a tool, reward or function: ``current_call().env("other@1.0.0").call_tool("name", {…})``; in
+async code ``await current_call().env("other@1.0.0").aio.call_tool(…)``. The instance's host creates
+the inner instance at the first call, for the owner of this instance, and ends it with this one.
+Only environments in ``deployConfig.environments`` of the project may be called.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, HOST
+from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
+from aenv_ray.runtime.faults import Fault
+
+RELEASE: Final = "aenv/release"
+CALLS: Final = frozenset({"tools/call", "tools/list", "aenv/function", "aenv/reward", "aenv/reset"})
+"""What may be called in an inner instance."""
+RELEASE_S: Final = 60.0
+_GRACE_S: Final = 5.0
+"""How much longer than the timeout, which the inner instance enforces, this side waits."""
+
+
+class InnerEnvironment:
+    """One inner instance of an environment, as the code of an outer one calls it.
+
+    Args:
+        reference: ``name`` or ``name@version``, as in ``deployConfig.environments``.
+        key: Each key has its own inner instance.
+        remaining_s: Time that the calling call has left; infinity outside of a call.
+
+    All methods raise:
+        RuntimeError: The outer instance is not up: its code is being imported.
+        Fault: The environment may not be called, or the call has no result. The caller of the outer
+            tool gets this error. If the infrastructure failed, the outer instance is lost, too.
+
+    No inner call lasts longer than the call that makes it, and stopping that stops this.
+    """
+
+    def __init__(self, reference: str, key: str, remaining_s: float) -> None:
+        self._reference = reference
+        self._key = key
+        self._remaining_s = remaining_s
+        self.aio: Final = _AsyncCalls(self)
+        """The same methods as coroutines."""
+
+    def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """Return what a tool returns, as JSON data, or else its text.
+
+        Raises:
+            InnerToolFailed: The tool raised.
+        """
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return _value(self.ask("tools/call", params, timeout_s))
+
+    def call_function(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """Return what a function returns."""
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return self.ask("aenv/function", params, timeout_s)["data"]
+
+    def call_reward(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """Return a reward; the default one if `name` is None."""
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return self.ask("aenv/reward", params, timeout_s)["data"]
+
+    def list_tools(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
+        """Return the tools, as MCP describes them."""
+        return list(self.ask("tools/list", {}, timeout_s)["tools"])
+
+    def release(self) -> None:
+        """End the inner instance; the next call starts another one. Idempotent."""
+        self.ask(RELEASE, {}, RELEASE_S)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def ask(self, method: str, params: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the JSON data of an answer; blocks."""
+        request, timeout_s = self._request(method, params, timeout_s)
+        answer = ask_host(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S)
+        return self._answer(answer, method, timeout_s)
+
+    async def ask_async(
+        self, method: str, params: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """Return the JSON data of an answer."""
+        request, timeout_s = self._request(method, params, timeout_s)
+        answer = await ask_host_async(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S)
+        return self._answer(answer, method, timeout_s)
+
+    def _request(
+        self, method: str, params: dict[str, Any], timeout_s: float
+    ) -> tuple[dict[str, Any], float]:
+        if not HOST.was_open:
+            raise RuntimeError(
+                f"{self._reference} cannot be called while the code is imported: call it in a "
+                "tool, a reward, a function or a reset"
+            )
+        timeout_s = min(timeout_s, self._remaining_s)
+        if timeout_s <= 0:
+            raise Fault("tool_timeout", f"no time is left to call {self._reference}")
+        request = {
+            "environment": self._reference,
+            "key": self._key,
+            "method": method,
+            "params": params,
+            "timeout_s": timeout_s,
+            "call_id": f"inner-{uuid.uuid4().hex}",
+        }
+        return request, timeout_s
+
+    def _answer(
+        self, answer: dict[str, Any] | None, method: str, timeout_s: float
+    ) -> dict[str, Any]:
+        if answer is None:
+            raise Fault(
+                "call_outcome_unknown",
+                f"{self._reference} did not answer {method} within {timeout_s:g} s",
+                "it may have run, and was not sent again",
+            )
+        error = answer.get("error")
+        if error is None:
+            return dict(answer["result"])
+        data = error.get("data") or {}
+        raise Fault(
+            str(data.get("code", "internal_error")), str(error["message"]), data.get("hint")
+        )
+
+
+class InnerToolFailed(RuntimeError):
+    """A tool of an inner instance raised; the text is its message."""
+
+
+class _AsyncCalls:
+    """The methods of an `InnerEnvironment` as coroutines."""
+
+    def __init__(self, environment: InnerEnvironment) -> None:
+        self._ask = environment.ask_async
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """See `InnerEnvironment.call_tool`."""
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return _value(await self._ask("tools/call", params, timeout_s))
+
+    async def call_function(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """See `InnerEnvironment.call_function`."""
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return (await self._ask("aenv/function", params, timeout_s))["data"]
+
+    async def call_reward(
+        self,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """See `InnerEnvironment.call_reward`."""
+        params = {"name": name, "arguments": dict(arguments or {})}
+        return (await self._ask("aenv/reward", params, timeout_s))["data"]
+
+    async def list_tools(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
+        """See `InnerEnvironment.list_tools`."""
+        return list((await self._ask("tools/list", {}, timeout_s))["tools"])
+
+    async def release(self) -> None:
+        """See `InnerEnvironment.release`."""
+        await self._ask(RELEASE, {}, RELEASE_S)
+
+
+def release_all() -> None:
+    """End all inner instances: the next episode starts without them.
+
+    Raises:
+        Fault: The host did not answer, or could not end them.
+    """
+    if HOST.has_sent(ENVIRONMENT_METHOD):
+        InnerEnvironment("", "", RELEASE_S).ask(RELEASE, {}, RELEASE_S)
+
+
+def _value(result: dict[str, Any]) -> Any:
+    """Return the value of an MCP ``CallToolResult``."""
+    texts = [part["text"] for part in result.get("content") or [] if part.get("type") == "text"]
+    if result.get("isError"):
+        raise InnerToolFailed("\n".join(texts))
+    structured = result.get("structuredContent")
+    if structured is None:
+        return "\n".join(texts)
+    is_wrapped = (result.get("_meta") or {}).get("aenv/wrapped")
+    return structured["result"] if is_wrapped else structured

@@ -1,0 +1,247 @@
+"""What environments may call, how deep, and that inner instances end with the outer one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.calls.call_batching import Reports
+from aenv_ray.actors.calls.json_calls import JsonCall
+from aenv_ray.actors.host.environment_relay import MAX_DEPTH, MAX_INNER, EnvironmentRelay
+from aenv_ray.actors.host.instance import EndReason, InstanceLife
+from aenv_ray.clock import SystemClock
+from aenv_ray.engines.base import EndCause
+from aenv_ray.errors import AenvError, CapacityExceeded, ConfigError, PolicyRefused
+from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec, Isolation
+from aenv_ray.runtime.door.async_calls import Disconnect
+from tests.contract.hub.memory_store import MemoryInstanceStore
+
+DECLARED = ("other@1.0", "third")
+
+
+class FakeInstances:
+    """Inner instances that note what is done with them, and are their own calls."""
+
+    def __init__(self) -> None:
+        self.alive: list[InstanceId] = []
+        self.renewed: list[float] = []
+        self.cancelled: list[str] = []
+        self.called: list[JsonCall] = []
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.is_full = False
+        self.changed = asyncio.Event()
+
+    @property
+    def calls(self) -> FakeInstances:
+        return self
+
+    async def create(
+        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+    ) -> None:
+        assert outer.owner == "ann"
+        assert 50.0 < ttl_s <= 60.0
+        self.changed.set()
+        await self.may_start.wait()
+        if self.is_full:
+            raise CapacityExceeded("full")
+        self.alive.append(instance_id)
+
+    async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+        self.renewed += [ttl_s for _ in instance_ids]
+        self.changed.set()
+
+    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        self.alive = [one for one in self.alive if one not in instance_ids]
+        self.changed.set()
+
+    async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
+        self.called.append(call)
+        self.changed.set()
+        await self.may_answer.wait()
+        return b'{"data":1}'
+
+    def follow(
+        self, call: JsonCall, name: str, disconnect: Disconnect
+    ) -> AsyncGenerator[Reports | bytes]:
+        raise NotImplementedError
+
+    async def cancel(self, target: str, name: str) -> None:
+        self.cancelled.append(name)
+        self.changed.set()
+
+    async def until_changed(self) -> None:
+        async with asyncio.timeout(10):
+            await self.changed.wait()
+        self.changed.clear()
+
+
+@pytest.fixture
+def inner() -> FakeInstances:
+    return FakeInstances()
+
+
+@pytest.fixture
+def store() -> MemoryInstanceStore:
+    return MemoryInstanceStore()
+
+
+@pytest.fixture
+def relay(inner: FakeInstances, store: MemoryInstanceStore) -> EnvironmentRelay:
+    async def connect() -> FakeInstances:
+        return inner
+
+    return EnvironmentRelay(connect, store, SystemClock())
+
+
+def an_outer(outer: tuple[str, ...] = ()) -> InstanceLife:
+    now = SystemClock().now()
+    spec = InstanceSpec(
+        instance_id=InstanceId("one-aaaaaaaa"), reference="one@1.0.0", digest="d", ttl_s=60.0,
+        owner="ann", outer=outer,
+    )  # fmt: skip
+    record = InstanceRecord(
+        spec=spec, host_id=HostId("h"), node_id="n", density=ActorDensity.SHARED, created_at=now,
+        deadline=now + 60.0, isolation=Isolation(kind="none"), start_mode="template",
+    )  # fmt: skip
+    return InstanceLife(record, now)
+
+
+def params(environment: str = "other@1.0", **fields: Any) -> dict[str, Any]:
+    usual = {
+        "environment": environment, "key": "", "method": "aenv/function", "params": {"name": "f"},
+        "timeout_s": 5.0, "call_id": "c1",
+    }  # fmt: skip
+    return {**usual, **fields}
+
+
+async def test_calls_of_one_name_reach_one_inner_instance_and_each_key_has_its_own(
+    relay: EnvironmentRelay, inner: FakeInstances, store: MemoryInstanceStore
+) -> None:
+    outer = an_outer()
+    inner.may_start.clear()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(relay.answer(outer, DECLARED, params()))
+        await inner.until_changed()
+        (recorded,) = store.list()
+        assert list(recorded.inner) == ["other@1.0 "], "recorded before it is created"
+        inner.may_start.set()
+    assert len(inner.alive) == 1
+    assert {call.target for call in inner.called} == set(inner.alive)
+    assert await relay.answer(outer, DECLARED, params(key="b")) == b'{"data":1}'
+    assert await relay.answer(outer, DECLARED, params("third@2.0")) == b'{"data":1}'
+    assert len(inner.alive) == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "outer", "error", "words"),
+    [
+        ("unknown@1.0", (), ConfigError, r"may not call unknown@1.0 \(declared: other@1.0, third"),
+        ("other@2.0", (), ConfigError, "may not call other@2.0"),
+        ("third", ("third@1.0.0",), PolicyRefused, "loop: third@1.0.0 calls one@1.0.0 calls third"),
+        ("third", ("a@1", "b@1", "c@1"), PolicyRefused, f"nested {MAX_DEPTH} deep: a@1 calls b@1"),
+    ],
+)
+async def test_what_is_not_declared_loops_or_is_too_deep_is_refused(
+    relay: EnvironmentRelay,
+    inner: FakeInstances,
+    environment: str,
+    outer: tuple[str, ...],
+    error: type[AenvError],
+    words: str,
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        await relay.answer(an_outer(outer), DECLARED, params(environment))
+    assert raised.value.hint
+    assert inner.called == []
+
+
+async def test_an_instance_has_a_limit_of_inner_ones(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    for number in range(MAX_INNER):
+        await relay.answer(outer, DECLARED, params(key=str(number)))
+    with pytest.raises(PolicyRefused, match=f"has {MAX_INNER} inner instances"):
+        await relay.answer(outer, DECLARED, params(key="more"))
+    await relay.answer(outer, DECLARED, params(key="0", method="aenv/release"))
+    await relay.answer(outer, DECLARED, params(key="more"))
+    await relay.answer(outer, DECLARED, params("", method="aenv/release"))
+    assert inner.alive == []
+    assert outer.record.inner == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"method": "aenv/exec"}, {"timeout_s": -1}, {"more": 1}, {"call_id": None}]
+)
+async def test_a_malformed_request_is_refused(
+    relay: EnvironmentRelay, inner: FakeInstances, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        await relay.answer(an_outer(), DECLARED, params(**wrong))
+    assert inner.alive == []
+
+
+async def test_an_inner_instance_that_does_not_start_is_tried_again(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    inner.is_full = True
+    with pytest.raises(CapacityExceeded):
+        await relay.answer(outer, DECLARED, params())
+    inner.is_full = False
+    await relay.answer(outer, DECLARED, params())
+    assert list(outer.record.inner.values()) == inner.alive
+
+
+async def test_an_inner_call_is_cancelled_with_the_outer_one(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 11."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.may_answer.clear()
+    inner.changed.clear()
+    asked = asyncio.create_task(relay.answer(outer, DECLARED, params(call_id="c2")))
+    await inner.until_changed()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await inner.until_changed()
+    assert inner.cancelled == ["c2"]
+
+
+async def test_inner_instances_are_renewed_and_end_with_the_outer_one(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.changed.clear()
+    relay.renew(outer, 90.0)
+    await inner.until_changed()
+    assert inner.renewed == [90.0]
+    outer.end(EndReason.LOST, EndCause("killed"), 0.0)
+    relay.end(outer)
+    await inner.until_changed()
+    assert inner.alive == []
+
+
+async def test_one_that_still_starts_when_the_outer_one_ends_is_released(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    inner.may_start.clear()
+    asked = asyncio.create_task(relay.answer(outer, DECLARED, params()))
+    await inner.until_changed()
+    outer.end(EndReason.RELEASED, EndCause("released"), 0.0)
+    asked.cancel()
+    inner.may_start.set()
+    await inner.until_changed()
+    assert inner.alive == []
