@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
 
@@ -48,6 +48,36 @@ def inlined(schema: Mapping[str, Any], tool: str) -> JsonSchema:
     top = {key: value for key, value in schema.items() if key not in {"$defs", "definitions"}}
     found = expanded(top, ())
     return {"type": "object", "properties": {}, **found}
+
+
+_STRUCTURE: Final = frozenset({"oneOf", "allOf", "anyOf", "not", "if", "prefixItems", "const"})
+"""Keywords without which a model would not know what values are valid; others may be dropped."""
+
+
+def check_keywords(schema: Mapping[str, Any], tool: str, *, allowed: Collection[str]) -> None:
+    """Check that a framework keeps the structure of a schema.
+
+    Args:
+        schema: Of a tool's arguments, or a part of it.
+        tool: Named in the error.
+        allowed: Keywords that the framework keeps; it drops the others.
+
+    Raises:
+        ConfigError: It drops one that the model needs.
+    """
+    for keyword in schema.keys() & _STRUCTURE - frozenset(allowed):
+        raise ConfigError(
+            f"tool {tool!r}: its schema uses {keyword!r}, which this framework cannot express",
+            hint="declare the argument with one type, or leave the tool out with only=…",
+        )
+    for name in ("properties", "patternProperties"):
+        for part in schema.get(name, {}).values():
+            check_keywords(part, tool, allowed=allowed)
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), Mapping):
+            check_keywords(schema[name], tool, allowed=allowed)
+    for part in schema.get("anyOf", ()):
+        check_keywords(part, tool, allowed=allowed)
 
 
 def simple_type(schema: Mapping[str, Any]) -> str:
