@@ -13,27 +13,37 @@ from tests.conftest import require
 from tests.fixtures.package_environments import package_environment
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests" / "fixtures" / "agent_frameworks"
-FRAMEWORKS = ("openai-agents", "langchain", "pydantic-ai", "smolagents", "google-adk", "autogen")
-"""Extras of ours."""
-BESIDE = ("anthropic", "langgraph", "pytest", "pytest-asyncio", "pytest-timeout")
-
+TESTS = ROOT / "tests" / "fixtures"
+BESIDE = ("pytest", "pytest-asyncio", "pytest-timeout")
 PYTEST = ("-m", "pytest", "-q", "--rootdir", ".", "--confcutdir", ".")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.namespaces
-def test_adapters_work_with_real_frameworks() -> None:
+@pytest.mark.parametrize(
+    ("tests", "extras", "beside"),
+    [
+        (
+            "agent_frameworks",
+            ("openai-agents", "langchain", "pydantic-ai", "smolagents", "google-adk", "autogen"),
+            ("anthropic", "langgraph", *BESIDE),
+        ),
+        ("rollout_frameworks", ("inspect",), BESIDE),
+    ],
+)
+def test_adapters_work_with_real_frameworks(
+    tests: str, extras: tuple[str, ...], beside: tuple[str, ...]
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = [r for r in project["dependencies"] if not r.startswith("pytest")]
-    extras = [r for name in FRAMEWORKS for r in project["optional-dependencies"][name]]
-    environment, refusal = package_environment("frameworks", (*ours, *extras, *BESIDE))
+    theirs = [r for name in extras for r in project["optional-dependencies"][name]]
+    environment, refusal = package_environment(tests, (*ours, *theirs, *beside))
     require("frameworks", environment is not None, refusal)
     assert environment is not None
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
         [str(environment / "bin" / "python"), *PYTEST],
-        cwd=TESTS, env={**variables, "PYTHONPATH": str(ROOT)},
+        cwd=TESTS / tests, env={**variables, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False, timeout=560,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
