@@ -1,0 +1,159 @@
+"""Grading in the container of a task: what an agent leaves there earns nothing.
+
+The grader runs as in the environment, with the node's Python in the task's container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.engines.images import node_python, runtime_kit
+from aenv_ray.project import project
+from aenv_ray.runtime.container import sidecar
+from aenv_ray.runtime.container.process_one import HOME
+from aenv_ray.sampling.tasks.archives import archive
+from tests.contract.docker.docker_node import ADDRESS, data_dir, docker
+from tests.contract.docker.task_images import HARBOR_TEST, TEST_OUTPUTS, task_image
+from tests.unit.envs.source_modules import source_modules
+
+pytestmark = pytest.mark.docker
+
+LOADER = """
+import sys, types
+for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, name + ".py", "exec"), module.__dict__)
+sys.modules[sys.argv[-2]].main()
+"""
+REAPER = "import signal, time; signal.signal(17, signal.SIG_IGN); time.sleep(300)"
+PASS = "#!/bin/sh\\nmkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt\\n"
+SITE = "/usr/local/lib/python3.11/dist-packages"
+
+
+class Container:
+    """A task's container."""
+
+    def __init__(self, name: str, tests: str) -> None:
+        self._name = name
+        self._tests = tests
+        root = project.builtins()["terminal-bench"] / "programs"
+        self._sources = {path.stem: path.read_text() for path in root.glob("*.py")}
+        self._fingerprints: Any = None
+
+    def _run(self, **request: Any) -> dict[str, Any]:
+        given = [
+            part for name in ("fingerprints", "grader") for part in (name, self._sources[name])
+        ]
+        done = subprocess.run(
+            ["docker", "--host", ADDRESS, "exec", "-i", self._name, *sidecar.PYTHON, "-c", LOADER,
+             *given],
+            input=json.dumps(request), capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def begin(self) -> None:
+        """Prepare it for the agent."""
+        found = self._run(do="prepare", command=[], variables={}, directory="/app")
+        self._fingerprints = found["fingerprints"]
+
+    def act(self, command: str) -> None:
+        """Run a command of the agent."""
+        docker("exec", self._name, "bash", "-c", command)
+
+    def verdict(self) -> dict[str, Any]:
+        """End the agent and grade the task."""
+        self._run(do="end_others")
+        outcome = self._run(
+            do="grade", tests=self._tests, script="test.sh", timeout_s=30.0, variables={},
+            directory="/app", fingerprints=self._fingerprints,
+            plugin=self._sources["report_plugin"],
+        )  # fmt: skip
+        with source_modules("terminal-bench", "verdict") as (verdict,):
+            return dict(verdict.verdict("file", outcome))
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    (tmp_path / "test.sh").write_text(HARBOR_TEST)
+    (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
+    kit = asyncio.run(runtime_kit.carried(data_dir() / "kits"))
+    name = docker(
+        "run", "--detach", "--rm", "--network", "none",
+        "--volume", f"{kit}/python:{HOME}/python:ro",
+        task_image(), "python3", "-c", REAPER,
+    )  # fmt: skip
+    found = Container(name, archive([str(tmp_path)]))
+    try:
+        found.begin()
+        yield found
+    finally:
+        docker("rm", "--force", name)
+
+
+RELIED_ON = {
+    f"{SITE}/_pytest/main.py": "echo 'raise SystemExit(0)' >{path}",
+    "/usr/lib/python3.11/argparse.py": "echo 'raise SystemExit(0)' >{path}",
+    "/usr/bin/python3": "ln -sf /bin/true {path}",
+    "/usr/local/bin/pytest": "echo '#!/bin/true' >{path}",
+    "/e/libc.so.6": "mkdir /e; cp /lib/*/libc.so.6 /e; echo /e >/etc/ld.so.conf.d/0.conf; ldconfig",
+    "/usr/bin/bash": f"printf '{PASS}' >/tmp/x; chmod 755 /tmp/x; mv /tmp/x {{path}}",
+}
+ATTACKS = {
+    "tests-prepared": "mkdir -p /tests /logs/verifier; echo 'def test_a(): pass' >"
+    "/tests/test_outputs.py; echo 1 >/logs/verifier/reward.txt; chmod -R a-w /tests /logs",
+    "links": "mkdir -p /app/v /app/t; echo 1 >/app/v/reward.txt; ln -s /app/t /tests; mkdir /logs; "
+    "ln -s /app/v /logs/verifier",
+    "start-of-python": f"echo 'import os; os._exit(0)' >{SITE}/a.pth; "
+    f"echo 'import os; os._exit(0)' >{SITE}/sitecustomize.py",
+    "settings": "printf 'def pytest_sessionfinish(session):\\n session.exitstatus = 0\\n' "
+    ">/conftest.py; printf '[pytest]\\naddopts = --collect-only\\n' >/pytest.ini",
+    "plugin": f"mkdir {SITE}/e-1.dist-info; cd {SITE}; printf '[pytest11]\\ne = e\\n' "
+    ">e-1.dist-info/entry_points.txt; printf 'Name: e\\nVersion: 1\\n' >e-1.dist-info/METADATA; "
+    "printf 'def pytest_sessionfinish(session):\\n session.exitstatus = 0\\n' >e.py",
+    "waiting": "setsid bash -c 'while :; do mkdir -p /logs/verifier; "
+    "echo 1 >/logs/verifier/reward.txt; done' >/dev/null 2>&1 </dev/null &",
+    # Run by a test: it writes the reward, prints a report, and ends pytest and the script.
+    "run-by-a-test": "printf 'echo PASSED test_outputs.py::test_sum; echo 1 passed\\n"
+    "(sleep 0.2; echo 1 >/logs/verifier/reward.txt) &\\nkill -9 $PPID\\n' >/app/run.sh",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_earns_nothing(attack: str, container: Container) -> None:
+    """D19: what the agent prepared decides nothing."""
+    container.act(ATTACKS[attack])
+    found = container.verdict()
+    assert found["score"] == 0.0, found
+
+
+def test_what_tests_rely_on_may_not_change(container: Container) -> None:
+    """D19: programs, modules and libraries of the tests are compared, each of them."""
+    container.act("; ".join(command.format(path=path) for path, command in RELIED_ON.items()))
+    found = container.verdict()
+    assert found["score"] == 0.0, found
+    assert [path for path in RELIED_ON if path not in found["reason"]] == [], found
+
+
+def test_work_earns_the_reward_though_it_changed_the_container(container: Container) -> None:
+    """Packages, programs and modules that the tests do not use are the agent's to change."""
+    container.act(
+        f"echo 4 >/app/sum; mkdir {SITE}/mine; echo >{SITE}/mine/__init__.py; touch /usr/bin/tool; "
+        f"python3 -c 'import argparse, json.tool'; echo /app >{SITE}/path.pth; "
+        "setsid sleep 300 >/dev/null 2>&1 </dev/null &"
+    )
+    found = container.verdict()
+    assert (found["score"], found["set_aside"]) == (1.0, []), found
+    assert set(found["tests"].values()) == {"passed"}
+
+
+def test_a_sidecar_has_the_python_that_is_named() -> None:
+    assert list(sidecar.PYTHON) == node_python.command(f"{HOME}/python")
