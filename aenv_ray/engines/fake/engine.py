@@ -39,6 +39,7 @@ from aenv_ray.engines.base import (
     start_failed,
 )
 from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.fake.idle import polled_connections
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, InsideCause, SandboxStartFailed
 from aenv_ray.files import FileLock
@@ -207,6 +208,7 @@ class _FakeRuntime:
         """The engine's end of the first connection."""
         self.is_cancelled = threading.Event()
         self.work_dir = Path(tempfile.mkdtemp(dir=base_dir()))
+        self._directory = str(self.work_dir)
         self._project_dir = spec.project_dir
         self._variables = spec.environment_variables
         self._dispatcher: Dispatcher | None = None
@@ -246,8 +248,17 @@ class _FakeRuntime:
         assert self._dispatcher is not None
         ours, theirs = socket.socketpair()
         self._peers = [peer for peer in self._peers if peer.fileno() >= 0] + [theirs]
-        Connection(theirs, self._dispatcher, self._enter_directory).start()
+        idle = self if polled_connections() else None
+        Connection(theirs, self._dispatcher, self._enter_directory, idle).start()
         return ours
+
+    def watch(self, connection: Connection, fileno: int) -> None:
+        """See `IdleConnections.watch`; the thread that serves it next has this one's directory."""
+        with contextlib.suppress(FileNotFoundError):  # the sandbox has ended
+            self._directory = os.getcwd()
+        polled = polled_connections()
+        assert polled is not None
+        polled.watch(connection, fileno)
 
     def run_inside(self, function: Callable[[], None]) -> None:
         """Run `function` in a thread that has this sandbox's working directory."""
@@ -265,7 +276,7 @@ class _FakeRuntime:
         if has_own_directories():
             linux.unshare(linux.CLONE_FS)
             with contextlib.suppress(FileNotFoundError):  # the sandbox has ended
-                os.chdir(self.work_dir)
+                os.chdir(self._directory)
 
     def end(self, cause: EndCause) -> None:
         """Break every connection and stop every call; only the first cause counts."""

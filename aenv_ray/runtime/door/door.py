@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pydantic_core
 
@@ -63,6 +63,17 @@ _TEMPORARY_ERRORS: Final = {
 _ACCEPT_RETRY_S: Final = 0.05
 
 
+class IdleConnections(Protocol):
+    """Watches connections that have no thread, for processes with thousands of connections."""
+
+    def watch(self, connection: Connection, fileno: int) -> None:
+        """Have a thread call `Connection.serve` once the socket `fileno` can be read.
+
+        Raises:
+            OSError: It cannot be watched.
+        """
+
+
 class Connection:
     """One peer of the fast door; its calls run concurrently and are answered as they finish.
 
@@ -70,6 +81,8 @@ class Connection:
         sock: Connected stream socket; the connection closes it.
         dispatcher: Runs the calls.
         begin_thread: Called first in each thread of the connection, whichever thread started it.
+        idle: Watches the socket while there is no request, so that no thread waits for one. None: a
+            thread waits.
     """
 
     def __init__(
@@ -77,8 +90,12 @@ class Connection:
         sock: socket.socket,
         dispatcher: Dispatcher,
         begin_thread: Callable[[], None] | None = None,
+        idle: IdleConnections | None = None,
     ) -> None:
         self._begin_thread = begin_thread
+        self._idle = idle
+        self._is_idle = False
+        """Whether `idle` watches it, so that it needs no leader."""
         self._sock = sock
         self._dispatcher = dispatcher
         self._role: DoorRole | None = None
@@ -115,7 +132,7 @@ class Connection:
 
     def start(self) -> None:
         """Answer requests in background threads until the peer closes the connection."""
-        if not self._add_thread():
+        if not self._become_idle() and not self._add_thread():
             text = f"it cannot start a thread to serve this connection ({process_limits()})"
             # With the id last, since the peer takes a line that begins with an id for a result.
             error = {"jsonrpc": "2.0", "error": {"code": SERVER_ERROR, "message": text}, "id": None}
@@ -133,6 +150,30 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether the peer is gone."""
         return self._closed
+
+    def serve(self) -> None:
+        """Read and run requests in this thread, after `IdleConnections.watch`."""
+        with self._lock:
+            self._is_idle = False
+            self._threads += 1
+        self._work()
+
+    def _become_idle(self) -> bool:
+        """Give up the lead until there is something to read; False if this thread has to wait."""
+        if self._idle is None or has_children():
+            return False
+        with self._changed:
+            if self._closed or self._backlog:
+                return False
+            before, self._leader, self._is_idle = self._leader, None, True
+            self._changed.notify_all()
+        try:
+            self._idle.watch(self, self._sock.fileno())
+        except (OSError, ValueError):  # out of memory for it, or it was closed meanwhile
+            with self._lock:
+                self._leader, self._is_idle = before, False
+            return False
+        return True
 
     # --- threads and the lead -----------------------------------------------------------------
 
@@ -173,14 +214,22 @@ class Connection:
             if self._followers >= _IDLE_THREADS and not has_children():
                 return False
             self._followers += 1
-            while self._leader is not None and not self._backlog and not self._closed:
+            while self._may_wait():
                 self._changed.wait()
             self._followers -= 1
-            if self._closed:
+            if self._closed or self._is_idle:
                 return False
             if self._leader is None:
                 self._leader = me
             return True
+
+    def _may_wait(self) -> bool:
+        """Whether there is nothing to do, and this thread is to stay."""
+        if self._backlog or self._closed:
+            return False
+        if self._is_idle:
+            return has_children()
+        return self._leader is not None
 
     def _from_backlog(self) -> Callable[[], None] | None:
         with self._lock:
@@ -232,7 +281,7 @@ class Connection:
     def _lead(self, me: int) -> dict[str, Any] | None:
         """Read, and run quick calls; return a slow call, to be run after the lead was given up.
 
-        None means that the lead was lost, or that the connection has ended.
+        None means that the lead was lost or given up, or that the connection has ended.
         """
         self._flush_outbox()  # answers of a leader that was replaced, maybe by the monitor
         while True:
@@ -241,7 +290,8 @@ class Connection:
                 self._flush_outbox()
                 message = self._read()
             if message is None:
-                self._close()
+                if self._leader == me:
+                    self._close()
                 return None
             kind = _kind(message)
             if self._is_quick.get(kind, True):
@@ -291,10 +341,16 @@ class Connection:
                 return message
 
     def _read(self) -> dict[str, Any] | None:
-        """Wait for the next request; None at the end of the connection."""
+        """Wait for the next request; None at the end of the connection, or when it became idle."""
+        may_be_idle = self._idle is not None
         while self._scanned <= MAX_MESSAGE_BYTES:
             try:
-                data = self._sock.recv(_READ_BYTES)
+                data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT if may_be_idle else 0)
+            except BlockingIOError:
+                if self._become_idle():
+                    return None
+                may_be_idle = False
+                continue
             except OSError:
                 return None
             if not data:
