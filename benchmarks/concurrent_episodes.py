@@ -1,7 +1,8 @@
 """``python -m benchmarks concurrent-episodes``: thousands of episodes that run at the same time.
 
-Sandboxes are threads of the fake engine, so what is measured is the fabric: a runner, a host, the
-local doors and the driver. No episode ends before all have made a call.
+Sandboxes are those of the fake engine, so what is measured is the fabric: a runner, a host, the
+local doors and the driver. No episode ends before all have made a call. Records are written to a
+directory, as in long runs, so that the driver does not keep them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +24,8 @@ from aenv_ray.sampling import Task
 
 PROJECT: Final = Path(__file__).parent / "episode_environment"
 LIMIT_S: Final = 1800.0
+_FILES: Final = 5
+"""Open files of the host for each sandbox."""
 
 
 class Together:
@@ -70,15 +75,16 @@ def _resident_mib() -> float:
 
 def measure(count: int) -> dict[str, float]:
     """Play `count` episodes at the same time; return what that took."""
-    tasks = [
+    tasks = (
         {"id": f"t{n}", "setup": {"function": "prepare"}, "together": count} for n in range(count)
-    ]
+    )
     memory, started, cpu_s = _Memory(), time.perf_counter(), time.process_time()
     try:
-        sampling = aenv_ray.sample(
-            PROJECT, Together, tasks, concurrency=count, runners="nodes", ttl="2h"
-        )
-        summary = sampling.run()
+        with tempfile.TemporaryDirectory(prefix="aenv-benchmark-") as out:
+            sampling = aenv_ray.sample(
+                PROJECT, Together, tasks, concurrency=count, runners="nodes", ttl="2h", out=out
+            )
+            summary = sampling.run()
     finally:
         growth_mib = memory.growth_mib()
     assert summary.succeeded == count, summary
@@ -91,21 +97,35 @@ def measure(count: int) -> dict[str, float]:
     }
 
 
+def _allow_files(count: int) -> None:
+    """Allow this process and its children so many open files; raising the hard limit needs root."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, count), max(hard, count)))
+
+
 def main(arguments: list[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks concurrent-episodes")
-    parser.add_argument("--count", type=int, default=10_000, help="episodes at the same time")
+    parser.add_argument(
+        "--count", type=int, nargs="+", default=[1_000, 4_000, 10_000],
+        help="episodes at the same time; several counts are measured in order",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    most = max(options.count)
+    try:
+        _allow_files(_FILES * most + 4096)
+    except (ValueError, OSError) as exc:
+        parser.error(f"{most} sandboxes need {_FILES * most + 4096} open files: {exc}")
     os.environ["AENV_ENGINE"] = "fake"
     ray.init(
-        resources={"env_slot": options.count + 64},
+        resources={"env_slot": most + 64},
         include_dashboard=False,
         logging_level="warning",
     )
     aenv_ray.init()
     try:
         measure(16)  # the runner and the host start
-        for count in (options.count // 10, options.count):
+        for count in options.count:
             figures = measure(count)
             print(f"{count} episodes at the same time")
             for name, value in figures.items():

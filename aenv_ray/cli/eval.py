@@ -165,12 +165,12 @@ class _Evaluation:
             error = f"{exc.code}: {exc.message}"
         finally:
             self._add(benchmark, run, error)
-        return not (run.is_draining and len(run.episodes) != run.total)
+        return not (run.is_draining and run.finished != run.total)
 
     def _add(self, benchmark: Benchmark, run: Sampling, error: str | None) -> None:
         from aenv_ray.sampling.suites import result_of
 
-        is_complete = len(run.episodes) == run.total
+        is_complete = run.finished == run.total
         wall_s = run.summary().wall_s
         self.results.append(
             result_of(benchmark, run.episodes, wall_s, is_complete=is_complete, error=error)

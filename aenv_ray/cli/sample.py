@@ -215,7 +215,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     if run.output_failure is not None:
         raise run.output_failure
     console.say(f"episodes written to {out}")
-    if run.is_draining and len(run.episodes) != run.total:
+    if run.is_draining and run.finished != run.total:
         console.say("the run was stopped early; continue with --resume")
         raise typer.Exit(130)
     if finished.infra_failed:

@@ -32,10 +32,10 @@ from aenv_ray.sampling.runners.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks
 from aenv_ray.sampling.tasks.feed import TaskFeed, TaskSource
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.reading import finished_episodes
+from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Attachment, Episode
 from aenv_ray.trajectories.shards import open_output
-from aenv_ray.trajectories.statistics import Summary, summarize
+from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")
@@ -92,7 +92,14 @@ class Sampling:
         self.output_failure: ConfigError | None = None
         """Why episodes are missing in the output file; raised at the end. None if none are."""
         self._kept = kept
-        self._episodes = list(kept)
+        """Until they are in the output."""
+        self._kept_count = len(kept)
+        self._summary = RunningSummary(tasks.samples)
+        for episode in kept:
+            self._summary.add(episode, is_new=False)
+        self._held: list[Episode] = []
+        """Finished episodes that are in no output."""
+        self._has_output = False
         self._attachments: dict[str, Any] = {}
         """References to contents that are in no file, by digest."""
         self._is_draining = False
@@ -109,16 +116,33 @@ class Sampling:
     @property
     def kept(self) -> int:
         """The number of episodes that an earlier run finished; they are not yielded."""
-        return len(self._kept)
+        return self._kept_count
+
+    @property
+    def finished(self) -> int:
+        """The number of episodes finished so far, with those of an earlier run."""
+        return self._summary.rollouts
 
     @property
     def episodes(self) -> list[Episode]:
-        """The episodes finished so far, in that order, after those of an earlier run."""
-        return list(self._episodes)
+        """The episodes finished so far, with those of an earlier run.
+
+        Without `out`, in the order in which they finished. With it, this process does not keep
+        them: they are read from the output, in order of their index, each time.
+
+        Raises:
+            ConfigError: The output cannot be read any more.
+        """
+        if not self._has_output:
+            return self._kept + self._held
+        assert self._out is not None
+        written = {one.index: one for one in read(self._out)} if self._out.exists() else {}
+        written |= {one.index: one for one in self._held}
+        return [written[index] for index in sorted(written)]
 
     def summary(self) -> Summary:
         """Return the summary of the episodes finished so far."""
-        return summarize(self._episodes, self._wall_s, kept=len(self._kept))
+        return self._summary.summary(self._wall_s)
 
     def attachment(self, attachment: Attachment | str) -> bytes:
         """Return the content of an attachment of a step, or of its digest.
@@ -247,7 +271,12 @@ class Sampling:
                 raise failure
 
     async def _run_all(self, tasks: GroupFeed, finished: asyncio.Queue[Episode | None]) -> None:
-        output = open_output(self._out, self._kept) if self._out else None
+        output = None
+        if self._out is not None:
+            output = open_output(self._out, self._kept)
+            self._has_output = self._out.is_dir() or self._out.is_file()  # and not a pipe
+        if self._has_output:
+            self._kept = []
 
         metrics = SamplingMetrics(self._environment)
 
@@ -257,7 +286,9 @@ class Sampling:
             if output is None or output.failure is not None:
                 self._keep_attachments(episode)
             episode.contents.clear()
-            self._episodes.append(episode)
+            if not self._has_output or (output is not None and output.failure is not None):
+                self._held.append(episode)
+            self._summary.add(episode)
             metrics.add(episode)
             self._wall_s = time.perf_counter() - self._started
             finished.put_nowait(episode)

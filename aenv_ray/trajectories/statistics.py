@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
+from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -48,16 +51,23 @@ def pass_at_k(episodes: Iterable[Episode]) -> tuple[PassAtK, ...]:
     for episode in episodes:
         if episode.group is not None and episode.reward is not None:
             groups.setdefault(episode.group, []).append(is_success(episode))
-    counts = [(len(samples), sum(samples)) for samples in groups.values()]
+    return _pass_at_k(Counter((len(samples), sum(samples)) for samples in groups.values()))
+
+
+def _pass_at_k(counts: Counter[tuple[int, int]]) -> tuple[PassAtK, ...]:
+    """Return the estimates for numbers of tasks by their samples and successes."""
     most = max((n for n, _ in counts), default=0)
     if most < 2:
         return ()
     powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
     found = []
     for k in (*powers, most):
-        enough = [(n, c) for n, c in counts if n >= k]
-        estimates = [1.0 - math.comb(n - c, k) / math.comb(n, k) for n, c in enough]
-        found.append(PassAtK(k=k, estimate=statistics.fmean(estimates), tasks=len(enough)))
+        enough = {(n, c): tasks for (n, c), tasks in counts.items() if n >= k}
+        tasks = sum(enough.values())
+        missed = math.fsum(
+            times * math.comb(n - c, k) / math.comb(n, k) for (n, c), times in enough.items()
+        )
+        found.append(PassAtK(k=k, estimate=1.0 - missed / tasks, tasks=tasks))
     return tuple(found)
 
 
@@ -99,6 +109,17 @@ def _wilson(share: float, count: float) -> tuple[float, float]:
     return max(0.0, centre - margin), min(1.0, centre + margin)
 
 
+class WorstTask(BaseModel):
+    """A task with a low mean reward."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task_id: str
+    reward_mean: float
+    samples: int
+    """Episodes with a reward."""
+
+
 class Summary(BaseModel):
     """The summary of a sampling; a time is None if it was never measured."""
 
@@ -125,6 +146,12 @@ class Summary(BaseModel):
     wall_s: float
     pass_at_k: tuple[PassAtK, ...] = ()
     """Of samplings with several samples of each task."""
+    causes: dict[str, int] = {}
+    """Numbers of episodes by the code of their error, the most frequent first."""
+    phases_mean_ms: dict[str, float] = {}
+    """Mean time in each phase of an episode over those that had it, the slowest first."""
+    worst_tasks: tuple[WorstTask, ...] = ()
+    """Up to `WORST_TASKS` tasks without success, the lowest mean reward first."""
 
 
 def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> Summary:
@@ -135,31 +162,193 @@ def summarize(episodes: Iterable[Episode], wall_s: float, *, kept: int = 0) -> S
         wall_s: Duration of the run, without the first `kept` episodes.
         kept: Number of episodes of an earlier run.
     """
-    found = list(episodes)
-    new_calls = sum(len(e.steps) for e in found[kept:])
-    rewards = [e.reward for e in found if e.reward is not None]
-    calls = [step.duration_s for e in found for step in e.steps]
-    creates = [e.create_s for e in found if e.create_s is not None]
-    count = {status: sum(e.status is status for e in found) for status in EpisodeStatus}
-    return Summary(
-        rollouts=len(found),
-        succeeded=sum(is_success(e) for e in found),
-        died_inside=count[EpisodeStatus.DIED_INSIDE],
-        infra_failed=count[EpisodeStatus.INFRA_FAILED],
-        policy_failed=count[EpisodeStatus.POLICY_FAILED],
-        timed_out=count[EpisodeStatus.TIMED_OUT],
-        reward_failed=count[EpisodeStatus.REWARD_FAILED],
-        refused=count[EpisodeStatus.REFUSED],
-        reward_mean=sum(rewards) / len(rewards) if rewards else None,
-        tool_calls=len(calls),
-        calls_per_s=new_calls / wall_s if wall_s > 0 else 0.0,
-        create_p50_ms=quantile_ms(creates, 0.5),
-        create_p99_ms=quantile_ms(creates, 0.99),
-        call_p50_ms=quantile_ms(calls, 0.5),
-        call_p99_ms=quantile_ms(calls, 0.99),
-        wall_s=wall_s,
-        pass_at_k=pass_at_k(found),
-    )
+    running = RunningSummary()
+    for number, episode in enumerate(episodes):
+        running.add(episode, is_new=number >= kept)
+    return running.summary(wall_s)
+
+
+WORST_TASKS: Final = 5
+_MOST_CAUSES: Final = 100
+
+
+class RunningSummary:
+    """A summary that is kept up to date; it holds no episodes.
+
+    Args:
+        samples: Episodes of each task, after which its figures are dropped. None: unknown, so its
+            size grows with the number of tasks.
+    """
+
+    def __init__(self, samples: int | None = None) -> None:
+        self._samples = samples
+        self._statuses: Counter[EpisodeStatus] = Counter()
+        self._succeeded = self._rewarded = self._new_calls = 0
+        self._reward_sum = 0.0
+        self._calls, self._creates = Quantiles(), Quantiles()
+        self._causes: Counter[str] = Counter()
+        self._phases: dict[str, tuple[int, float]] = {}
+        self._open: dict[str, _TaskFigures] = {}
+        """Tasks some of whose samples may be missing."""
+        self._closed: Counter[tuple[int, int]] = Counter()
+        """Numbers of finished groups by their samples with a reward and their successes."""
+        self._worst: list[tuple[float, str, int]] = []
+        """A heap of negated means, so that the best of the worst tasks is the first."""
+
+    @property
+    def rollouts(self) -> int:
+        """Number of episodes."""
+        return self._statuses.total()
+
+    def add(self, episode: Episode, *, is_new: bool = True) -> None:
+        """Count an episode.
+
+        Args:
+            episode: A finished one.
+            is_new: Whether it is of this run, and not of an earlier one that this run continues.
+        """
+        self._statuses[episode.status] += 1
+        self._succeeded += is_success(episode)
+        if is_new:
+            self._new_calls += len(episode.steps)
+        for step in episode.steps:
+            self._calls.add(step.duration_s)
+        if episode.create_s is not None:
+            self._creates.add(episode.create_s)
+        if episode.error is not None:
+            cause = episode.error.partition(":")[0]
+            if cause in self._causes or len(self._causes) < _MOST_CAUSES:
+                self._causes[cause] += 1
+        for phase, seconds in episode.phases.items():
+            count, total = self._phases.get(phase, (0, 0.0))
+            self._phases[phase] = count + 1, total + seconds
+        if episode.reward is not None:
+            self._rewarded += 1
+            self._reward_sum += episode.reward
+        self._note_task(episode)
+
+    def _note_task(self, episode: Episode) -> None:
+        key = episode.task_id if episode.group is None else episode.group
+        figures = self._open.get(key)
+        if figures is None:
+            figures = self._open[key] = _TaskFigures(episode.task_id, episode.group is not None)
+        figures.add(episode)
+        if figures.finished == self._samples:
+            del self._open[key]
+            self._closed.update(figures.for_pass_at_k())
+            _keep_worst(self._worst, figures)
+
+    def summary(self, wall_s: float) -> Summary:
+        """Return the summary so far.
+
+        Args:
+            wall_s: Duration of the run.
+        """
+        groups, worst = self._closed.copy(), list(self._worst)
+        for figures in self._open.values():
+            groups.update(figures.for_pass_at_k())
+            _keep_worst(worst, figures)
+        count = self._statuses
+        phases = {name: 1000 * total / times for name, (times, total) in self._phases.items()}
+        return Summary(
+            rollouts=self.rollouts,
+            succeeded=self._succeeded,
+            died_inside=count[EpisodeStatus.DIED_INSIDE],
+            infra_failed=count[EpisodeStatus.INFRA_FAILED],
+            policy_failed=count[EpisodeStatus.POLICY_FAILED],
+            timed_out=count[EpisodeStatus.TIMED_OUT],
+            reward_failed=count[EpisodeStatus.REWARD_FAILED],
+            refused=count[EpisodeStatus.REFUSED],
+            reward_mean=self._reward_sum / self._rewarded if self._rewarded else None,
+            tool_calls=self._calls.count,
+            calls_per_s=self._new_calls / wall_s if wall_s > 0 else 0.0,
+            create_p50_ms=self._creates.ms(0.5),
+            create_p99_ms=self._creates.ms(0.99),
+            call_p50_ms=self._calls.ms(0.5),
+            call_p99_ms=self._calls.ms(0.99),
+            wall_s=wall_s,
+            pass_at_k=_pass_at_k(groups),
+            causes=dict(self._causes.most_common()),
+            phases_mean_ms=dict(sorted(phases.items(), key=lambda one: -one[1])),
+            worst_tasks=tuple(
+                WorstTask(task_id=task_id, reward_mean=-negated, samples=samples)
+                for negated, task_id, samples in sorted(worst, reverse=True)
+            ),
+        )
+
+
+class _TaskFigures:
+    """What the episodes of one task have earned so far."""
+
+    def __init__(self, task_id: str, is_group: bool) -> None:
+        self.task_id = task_id
+        self.finished = 0
+        self.rewarded = 0
+        self.succeeded = 0
+        self.reward_sum = 0.0
+        self._is_group = is_group
+
+    def add(self, episode: Episode) -> None:
+        self.finished += 1
+        if episode.reward is not None:
+            self.rewarded += 1
+            self.reward_sum += episode.reward
+            self.succeeded += is_success(episode)
+
+    def for_pass_at_k(self) -> dict[tuple[int, int], int]:
+        if not self._is_group or not self.rewarded:
+            return {}
+        return {(self.rewarded, self.succeeded): 1}
+
+
+def _keep_worst(worst: list[tuple[float, str, int]], figures: _TaskFigures) -> None:
+    if not figures.rewarded or figures.succeeded:
+        return
+    one = (-figures.reward_sum / figures.rewarded, figures.task_id, figures.rewarded)
+    if len(worst) < WORST_TASKS:
+        heapq.heappush(worst, one)
+    else:
+        heapq.heappushpop(worst, one)
+
+
+class Quantiles:
+    """Quantiles of durations in bounded memory: exact of up to `EXACT` values, then within 1 %."""
+
+    EXACT: Final = 10_000
+    _GROWTH: Final = 1.02
+    """Ratio of the bounds of a bucket; its middle is at most 1 % away from them."""
+    _LEAST_S: Final = 1e-6
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._exact = array("d")
+        self._buckets: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.count += 1
+        if self.count <= self.EXACT:
+            self._exact.append(seconds)
+            return
+        if self._exact:
+            self._buckets.update(map(self._bucket, self._exact))
+            self._exact = array("d")
+        self._buckets[self._bucket(seconds)] += 1
+
+    def _bucket(self, seconds: float) -> int:
+        return math.floor(math.log(max(seconds, self._LEAST_S), self._GROWTH))
+
+    def ms(self, share: float) -> float | None:
+        """Return the nearest-rank quantile in milliseconds; None of no values."""
+        if not self._buckets:
+            return quantile_ms(self._exact, share)
+        rank = min(self.count - 1, int(share * self.count))
+        for bucket in sorted(self._buckets):
+            rank -= self._buckets[bucket]
+            if rank < 0:
+                break
+        middle_s: float = self._GROWTH ** (bucket + 0.5)
+        return 1000 * middle_s
 
 
 def quantile_ms(seconds: Collection[float], share: float) -> float | None:

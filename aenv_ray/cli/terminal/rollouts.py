@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from aenv_ray.trajectories.statistics import PassAtK
 
 _SETTLE_S: Final = 10.0
+_PHASES_SHOWN: Final = 3
+_CAUSES_SHOWN: Final = 5
 _ERRORS_SHOWN: Final = 3
 
 
@@ -180,6 +182,15 @@ def table(summary: Summary, left: int | None = None) -> str:
         ("call p50 / p99", f"{ms(summary.call_p50_ms)} / {ms(summary.call_p99_ms)}"),
         ("wall time", f"{summary.wall_s:.1f} s"),
     ]
+    slowest = list(summary.phases_mean_ms.items())[:_PHASES_SHOWN]
+    if slowest:
+        rows.append(("slowest phases", ", ".join(f"{one} {ms(value)}" for one, value in slowest)))
+    if summary.causes:
+        causes = list(summary.causes.items())[:_CAUSES_SHOWN]
+        rows.append(("causes", ", ".join(f"{cause}: {count}" for cause, count in causes)))
+    if summary.worst_tasks:
+        worst = (f"{printable(one.task_id)} {one.reward_mean:.3f}" for one in summary.worst_tasks)
+        rows.append(("worst tasks", ", ".join(worst)))
     if left is not None:
         rows.append(("instances left", f"{left}"))
     return pairs(dict(rows))

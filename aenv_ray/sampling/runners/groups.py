@@ -20,20 +20,21 @@ class GroupFeed:
 
     def __init__(self, tasks: TaskFeed, samples: int, extra: int) -> None:
         self._tasks = tasks
-        self._samples = samples
+        self.samples = samples
+        """Episodes of each task."""
         self._extra = extra
         self._kept: set[int] = set()
 
     @property
     def total(self) -> int | None:
         """The number of episodes; None if the tasks have no length."""
-        return None if self._tasks.total is None else self._tasks.total * self._samples
+        return None if self._tasks.total is None else self._tasks.total * self.samples
 
     @property
     def known(self) -> list[Task] | None:
         """The task of each episode; None if the tasks are not known yet."""
         known = self._tasks.known
-        return None if known is None else [task for task in known for _ in range(self._samples)]
+        return None if known is None else [task for task in known for _ in range(self.samples)]
 
     async def skip(self, kept: Iterable[Episode], where: str) -> None:
         """Skip episodes that an earlier run finished; a group may lack some of its samples.
@@ -44,13 +45,13 @@ class GroupFeed:
         numbers: dict[int, str] = {}
         for episode in kept:
             self._kept.add(episode.index)
-            numbers[episode.index // self._samples] = episode.task_id
+            numbers[episode.index // self.samples] = episode.task_id
         partly = {number for number in numbers if self._missing(number)}
         await self._tasks.skip(numbers, where, partly)
 
     def _missing(self, number: int) -> list[int]:
-        first = number * self._samples
-        return [n for n in range(first, first + self._samples) if n not in self._kept]
+        first = number * self.samples
+        return [n for n in range(first, first + self.samples) if n not in self._kept]
 
     async def take(self) -> Group | None:
         """Return the next group; None if there are no more, or the source of tasks failed."""
@@ -58,9 +59,9 @@ class GroupFeed:
         if taken is None:
             return None
         number, task = taken
-        if self._samples == 1:
+        if self.samples == 1:
             return Group((Assignment(number, task),), self._extra)
-        first = number * self._samples
+        first = number * self.samples
         members = [
             Assignment(index, task, group=str(number), sample=index - first)
             for index in self._missing(number)

@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv_ray.sampling import Episode, EpisodeStatus, Step, summarize
-from aenv_ray.trajectories.statistics import confidence_interval, pass_at_k
+from aenv_ray.trajectories.statistics import (
+    Quantiles,
+    RunningSummary,
+    confidence_interval,
+    pass_at_k,
+)
 
 COUNTED = {EpisodeStatus.COMPLETED, EpisodeStatus.DIED_INSIDE}
 VOID = [status for status in EpisodeStatus if status not in COUNTED]
@@ -145,3 +150,33 @@ def test_interval_of_other_rewards_is_of_standard_errors() -> None:
     found = confidence_interval(sampled({"a": [-5.0], "b": [15.0], "c": [None]}))
     assert found == pytest.approx((5 - 19.6, 5 + 19.6), abs=0.01)
     assert confidence_interval(sampled({"a": [1.0, 0.0]})) is None
+
+
+def test_quantiles_of_many_values_are_within_a_percent_in_bounded_memory() -> None:
+    quantiles = Quantiles()
+    for n in range(40_000):
+        quantiles.add((n * 7919 % 40_000 + 1) / 1000)
+    for share in (0.01, 0.5, 0.99):
+        assert quantiles.ms(share) == pytest.approx(share * 40_000, rel=0.011)
+    assert quantiles.count == 40_000
+    assert len(quantiles._exact) + len(quantiles._buckets) < 1_500
+
+
+def test_a_summary_that_knows_the_samples_holds_no_finished_task() -> None:
+    episodes = sampled({f"t{n}": [float(n % 3 == 0), 0.25 * (n % 2), None] for n in range(30)})
+    running = RunningSummary(samples=3)
+    for one in episodes:
+        running.add(one)
+    assert running._open == {}
+    assert running.summary(1.0) == summarize(episodes, 1.0)
+    assert running.summary(1.0).pass_at_k == pass_at_k(episodes)
+
+
+def test_a_summary_names_the_worst_tasks_the_causes_and_the_slowest_phases() -> None:
+    failed = episode(None, "infra_failed", error="sandbox_lost: gone")
+    slow = episode(1.0, phases={"policy": 0.5, "setup": 2.0})
+    tasks: dict[str, list[float | None]] = {f"t{n}": [n / 10] for n in range(11)}
+    summary = summarize([failed, failed, slow, *sampled(tasks)], 1.0)
+    assert summary.causes == {"sandbox_lost": 2}
+    assert list(summary.phases_mean_ms.items()) == [("setup", 2000.0), ("policy", 500.0)]
+    assert [one.task_id for one in summary.worst_tasks] == ["t0", "t1", "t2", "t3", "t4"]
