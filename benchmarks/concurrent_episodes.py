@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
-import resource
 import tempfile
 import threading
 import time
@@ -18,14 +18,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray.cluster_utils import Cluster
 
 import aenv_ray
 from aenv_ray.sampling import Task
 
 PROJECT: Final = Path(__file__).parent / "episode_environment"
 LIMIT_S: Final = 1800.0
-_FILES: Final = 5
-"""Open files of the host for each sandbox."""
+PER_NODE: Final = 2_500
+"""Sandboxes on each node, as a host has four open files for each; all nodes are on this machine."""
+
+
+@ray.remote(num_cpus=0)
+class Meeting:
+    """Knows how many episodes act, on all runners."""
+
+    def __init__(self) -> None:
+        self._acting: dict[str, int] = {}
+
+    def report(self, runner: str, acting: int) -> int:
+        """Note how many episodes of a runner act; return how many do on all of them."""
+        self._acting[runner] = acting
+        return sum(self._acting.values())
 
 
 class Together:
@@ -34,17 +48,26 @@ class Together:
     def __init__(self) -> None:
         self._acting = 0
         self._all_act = asyncio.Event()
+        self._reports: asyncio.Task[None] | None = None
 
     async def __call__(self, env: Any, task: Task) -> int:
         """Make a call, wait for all other episodes, and make another call."""
         await env.call_tool("echo", {"text": "hi"})
         self._acting += 1
-        if self._acting == (task.model_extra or {})["together"]:
-            self._all_act.set()
+        if self._reports is None:
+            count = (task.model_extra or {})["together"]
+            self._reports = asyncio.create_task(self._report(count))
         async with asyncio.timeout(LIMIT_S):
             await self._all_act.wait()
         await env.call_tool("echo", {"text": "hi"})
         return self._acting
+
+    async def _report(self, count: int) -> None:
+        meeting = ray.get_actor(f"meeting-{count}")
+        runner = ray.get_runtime_context().get_actor_id()
+        while await meeting.report.remote(runner, self._acting) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)  # the others are on other runners
+        self._all_act.set()
 
 
 class _Memory:
@@ -78,6 +101,7 @@ def measure(count: int) -> dict[str, float]:
     tasks = (
         {"id": f"t{n}", "setup": {"function": "prepare"}, "together": count} for n in range(count)
     )
+    meeting = Meeting.options(name=f"meeting-{count}").remote()
     memory, started, cpu_s = _Memory(), time.perf_counter(), time.process_time()
     try:
         with tempfile.TemporaryDirectory(prefix="aenv-benchmark-") as out:
@@ -87,6 +111,7 @@ def measure(count: int) -> dict[str, float]:
             summary = sampling.run()
     finally:
         growth_mib = memory.growth_mib()
+        ray.kill(meeting)
     assert summary.succeeded == count, summary
     return {
         "wall_s": time.perf_counter() - started,
@@ -97,12 +122,6 @@ def measure(count: int) -> dict[str, float]:
     }
 
 
-def _allow_files(count: int) -> None:
-    """Allow this process and its children so many open files; raising the hard limit needs root."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, count), max(hard, count)))
-
-
 def main(arguments: list[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks concurrent-episodes")
@@ -111,25 +130,22 @@ def main(arguments: list[str]) -> None:
         help="episodes at the same time; several counts are measured in order",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    most = max(options.count)
-    try:
-        _allow_files(_FILES * most + 4096)
-    except (ValueError, OSError) as exc:
-        parser.error(f"{most} sandboxes need {_FILES * most + 4096} open files: {exc}")
     os.environ["AENV_ENGINE"] = "fake"
-    ray.init(
-        resources={"env_slot": most + 64},
-        include_dashboard=False,
-        logging_level="warning",
-    )
-    aenv_ray.init()
+    nodes = math.ceil(max(options.count) / PER_NODE)
+    head = {"resources": {"env_slot": PER_NODE + 64}, "include_dashboard": False, "num_cpus": 2}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        measure(16)  # the runner and the host start
+        for _ in range(nodes - 1):
+            cluster.add_node(resources=head["resources"], num_cpus=2)
+        ray.init(cluster.address, logging_level="warning")
+        aenv_ray.init()
+        measure(16)  # runners and hosts start
         for count in options.count:
             figures = measure(count)
-            print(f"{count} episodes at the same time")
+            print(f"{count} episodes at the same time, {nodes} nodes")
             for name, value in figures.items():
                 print(f"  {name:<32} {value:>10.2f}", flush=True)
     finally:
         aenv_ray.shutdown()
         ray.shutdown()
+        cluster.shutdown()

@@ -50,6 +50,10 @@ RUNNERS_FROM: Final = 256
 """A run of fewer episodes is played in the driver: it would end while runners start."""
 
 
+_UNREAD: Final = 1024
+"""Finished episodes that wait for their reader; with more, no further ones are collected."""
+
+
 class Where(StrEnum):
     """Where episodes are played."""
 
@@ -194,9 +198,9 @@ class Sampling:
     # --- iterating ------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Episode]:
-        finished: asyncio.Queue[Episode | None] = asyncio.Queue()
+        finished = _Unread()
         runner = asyncio.create_task(self._run(finished))
-        runner.add_done_callback(lambda _: finished.put_nowait(None))
+        runner.add_done_callback(lambda _: finished.put(None))
         try:
             while (episode := await finished.get()) is not None:
                 yield episode
@@ -208,12 +212,16 @@ class Sampling:
     def __iter__(self) -> Iterator[Episode]:
         results: SimpleQueue[Episode | BaseException | None] = SimpleQueue()
         loop = asyncio.new_event_loop()
-        stop = asyncio.Event()
+        stop, has_room = asyncio.Event(), asyncio.Event()
 
         async def pump() -> None:
             async def forward() -> None:
                 async for episode in self:
                     results.put(episode)
+                    if results.qsize() >= _UNREAD:
+                        has_room.clear()
+                        if results.qsize() >= _UNREAD:  # else it was read meanwhile
+                            await has_room.wait()
 
             task = asyncio.create_task(forward())
             stopper = asyncio.create_task(stop.wait())
@@ -232,6 +240,8 @@ class Sampling:
         thread.start()
         try:
             while (item := results.get()) is not None:
+                if results.qsize() == _UNREAD - 1:
+                    loop.call_soon_threadsafe(has_room.set)
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -256,7 +266,7 @@ class Sampling:
 
     # --- running --------------------------------------------------------------------------------
 
-    async def _run(self, finished: asyncio.Queue[Episode | None]) -> None:
+    async def _run(self, finished: _Unread) -> None:
         if self._started:
             raise ConfigError("a sampling can be iterated once", hint="call sample() again")
         self._started = time.perf_counter()
@@ -270,7 +280,7 @@ class Sampling:
             if failure is not None:
                 raise failure
 
-    async def _run_all(self, tasks: GroupFeed, finished: asyncio.Queue[Episode | None]) -> None:
+    async def _run_all(self, tasks: GroupFeed, finished: _Unread) -> None:
         output = None
         if self._out is not None:
             output = open_output(self._out, self._kept)
@@ -291,13 +301,14 @@ class Sampling:
             self._summary.add(episode)
             metrics.add(episode)
             self._wall_s = time.perf_counter() - self._started
-            finished.put_nowait(episode)
+            finished.put(episode)
 
         try:
             pool = RunnerPool(
                 await self._runners(),
                 tasks.take,
                 report,
+                finished.room,
                 concurrency=self._concurrency,
                 most_attempts=self._rules.infra_retries + 1,
                 may_read_ahead=tasks.known is not None,
@@ -359,6 +370,30 @@ class Sampling:
         variables = variables_for_runners()
         setup = RunnerSetup(policy, self._rules, self._options, project.digest, variables)
         return NodeRunners(fabric, project, setup)
+
+
+class _Unread:
+    """Finished episodes that wait for their reader, and None at the end."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Episode | None] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def put(self, episode: Episode | None) -> None:
+        self._queue.put_nowait(episode)
+        if self._queue.qsize() >= _UNREAD:
+            self._has_room.clear()
+
+    async def get(self) -> Episode | None:
+        episode = await self._queue.get()
+        if self._queue.qsize() < _UNREAD:
+            self._has_room.set()
+        return episode
+
+    async def room(self) -> None:
+        """Wait until the reader has read enough of them."""
+        await self._has_room.wait()
 
 
 def _has_ended(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> bool:

@@ -103,6 +103,7 @@ class RunnerPool:
         runners: Where they come from.
         take: Returns the next group of tasks; None if there are no more.
         report: Receives each finished episode, once.
+        room: Waits until further episodes may be reported.
         concurrency: Most episodes at once, divided among the runners.
         most_attempts: Of a task whose runners are lost.
         may_read_ahead: Whether a task may be taken before an episode can start.
@@ -113,6 +114,7 @@ class RunnerPool:
         runners: Runners,
         take: Callable[[], Awaitable[Group | None]],
         report: Callable[[Episode], None],
+        room: Callable[[], Awaitable[None]],
         *,
         concurrency: int,
         most_attempts: int,
@@ -121,6 +123,7 @@ class RunnerPool:
         self._runners = runners
         self._take = take
         self._report = report
+        self._await_room = room
         self._concurrency = concurrency
         self._may_read_ahead = may_read_ahead
         self._assignments = Assignments(most_attempts)
@@ -207,6 +210,7 @@ class RunnerPool:
         """Collect the episodes of a runner until it is lost."""
         try:
             while True:
+                await self._await_room()
                 episodes = await member.link.finished()
                 member.note(len(episodes))
                 for episode in episodes:

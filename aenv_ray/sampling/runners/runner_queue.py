@@ -7,10 +7,14 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
 from aenv_ray.sampling.runners.instance_source import GroupStart
 from aenv_ray.trajectories.schema import Episode
+
+MOST_AT_ONCE: Final = 512
+"""Episodes that are reported together: an answer of this size takes the driver a moment."""
 
 Play = Callable[[Assignment, GroupStart], Awaitable[Episode]]
 
@@ -103,7 +107,7 @@ class RunnerQueue:
     async def finished(
         self, *, linger_s: float = 0.0, wait_s: float | None = None
     ) -> list[Episode]:
-        """Return finished episodes, each once.
+        """Return finished episodes, each once; at most `MOST_AT_ONCE`.
 
         Args:
             linger_s: How long to wait for further episodes, unless the runner runs out of tasks.
@@ -117,14 +121,16 @@ class RunnerQueue:
                 await self._news.wait()
         except TimeoutError:
             return []
-        if linger_s:
+        if linger_s and len(self._episodes) < MOST_AT_ONCE:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(linger_s):
                     await self._starved.wait()
         self._news.clear()
         if self._failure is not None:
             raise self._failure
-        episodes, self._episodes = self._episodes, []
+        episodes, self._episodes = self._episodes[:MOST_AT_ONCE], self._episodes[MOST_AT_ONCE:]
+        if self._episodes:
+            self._news.set()
         return episodes
 
     async def close(self) -> None:

@@ -100,11 +100,16 @@ async def _played(
         runners,
         _tasks(count),
         episodes.append,
+        _always,
         concurrency=concurrency,
         most_attempts=most_attempts,
     )
     await pool.play()
     return episodes
+
+
+async def _always() -> None:
+    """There is always room."""
 
 
 async def _at_once(one: Assignment, start: GroupStart) -> Episode:
@@ -291,7 +296,7 @@ async def test_draining_finishes_what_runners_have() -> None:
 
     episodes: list[Episode] = []
     runners = _FakeRunners(_FakeRunner("a", play))
-    pool = RunnerPool(runners, take, episodes.append, concurrency=4, most_attempts=1)
+    pool = RunnerPool(runners, take, episodes.append, _always, concurrency=4, most_attempts=1)
     await pool.play()
     assert [one.index for one in episodes] == [0]
 
@@ -315,3 +320,23 @@ async def test_a_run_goes_on_while_new_runners_cannot_be_looked_for(
         return _episode(one)
 
     assert len(await _played(Unreachable(_FakeRunner("a", play)), 2)) == 2
+
+
+async def test_episodes_are_not_collected_while_nobody_reads_them() -> None:
+    episodes: list[Episode] = []
+    has_room, is_full = asyncio.Event(), asyncio.Event()
+
+    async def room() -> None:
+        if len(episodes) >= 8:
+            is_full.set()
+            await has_room.wait()
+
+    runners = _FakeRunners(_FakeRunner("a", _at_once))
+    pool = RunnerPool(runners, _tasks(40), episodes.append, room, concurrency=4, most_attempts=1)
+    async with asyncio.timeout(30.0):
+        run = asyncio.create_task(pool.play())
+        await is_full.wait()
+        assert len(episodes) <= 8 + 4
+        has_room.set()
+        await run
+    assert len(episodes) == 40
