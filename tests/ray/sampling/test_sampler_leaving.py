@@ -35,11 +35,14 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
 
     async def collect() -> list[Episode]:
         found = []
-        async for episode in aenv_ray.sample(PROBE, act, probe_tasks(2), concurrency=2, out=out):
+        sampling = aenv_ray.sample(PROBE, act, probe_tasks(2), concurrency=2, out=out)
+        async for episode in sampling:
             found.append(episode)
             lines = out.read_text().splitlines()
             assert [json.loads(line)["task_id"] for line in lines] == [e.task_id for e in found]
             quick_is_through.set()
+        assert sampling.episodes == found[::-1]  # read from the file, in order of their index
+        assert sampling._held == []
         return found
 
     episodes = asyncio.run(collect())
