@@ -416,6 +416,19 @@ class EpisodePool:
         core, loop = self._connected()
         loop.wait(core.reserve(count))
 
+    def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tools of the environment: ``name, description, inputSchema``; blocks.
+
+        Raises:
+            AenvError: No instance can be started.
+        """
+        core, loop = self._connected()
+        return loop.wait(core.list_tools())
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, run on the event loop of the pool; blocks."""
+        return self._connected()[1].wait(call)
+
     # --- life -----------------------------------------------------------------------------------
 
     def _connected(self) -> tuple[_Core, LoopThread]:
@@ -452,6 +465,11 @@ class EpisodePool:
             loop.wait(core.close())
         finally:
             loop.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
 
     def __enter__(self) -> Self:
         return self
@@ -494,6 +512,14 @@ class _Core:
     def _resize(self) -> None:
         self._source.resize(max(1, self._reserved, len(self._lives)))
         self._source.start_ahead()
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """See `EpisodePool.list_tools`."""
+        instance = await self._source.acquire()
+        try:
+            return await instance.env.list_tools()
+        finally:
+            self._source.give_back(instance)
 
     async def begin(self, task: Task, count: int) -> list[LiveEpisode]:
         """See `EpisodePool.begin_group`."""

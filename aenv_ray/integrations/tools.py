@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import keyword
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
 
@@ -54,6 +54,42 @@ def identifier(name: str, taken: Mapping[str, str]) -> str:
     return openai_name(legal, taken).replace("-", "_")
 
 
+def framework_tools(
+    listed: Sequence[Mapping[str, Any]],
+    env_name: str,
+    *,
+    only: Collection[str] | None = None,
+    naming: Naming = openai_name,
+) -> list[FrameworkTool]:
+    """Return the tools of a listing as a framework sees them.
+
+    Args:
+        listed: As `Environment.list_tools` returns them.
+        env_name: Of the environment.
+        only: Names of the tools to offer. None: all.
+        naming: Makes a name legal for the framework, different from those it has made.
+
+    Raises:
+        ConfigError: `only` names a tool that is not listed, or a schema contains itself.
+    """
+    by_name = {tool["name"].removeprefix(f"{env_name}/"): tool for tool in listed}
+    if only is not None and (missing := set(only) - by_name.keys()):
+        raise ConfigError(
+            f"{env_name} has no tool {sorted(missing)[0]!r}",
+            hint=f"tools: {', '.join(sorted(by_name)) or 'none'}",
+        )
+    own: dict[str, str] = {}
+    tools = []
+    for name, tool in by_name.items():
+        if only is not None and name not in only:
+            continue
+        legal = naming(name, own)
+        own[legal] = name
+        parameters = inlined(tool["inputSchema"], name)
+        tools.append(FrameworkTool(legal, name, tool.get("description") or "", parameters))
+    return tools
+
+
 class EnvironmentTools:
     """Lists and calls the tools of one environment.
 
@@ -90,31 +126,19 @@ class EnvironmentTools:
             AenvError: The environment cannot be reached.
         """
         if _is_async(self.environment):
-            return self._tools(await self.environment.list_tools())
-        return self._tools(await asyncio.to_thread(self._sync().list_tools))
+            return self.offered(await self.environment.list_tools())
+        return self.offered(await asyncio.to_thread(self._sync().list_tools))
 
     def load_blocking(self) -> list[FrameworkTool]:
         """Do the same as `load`; needs a `SyncEnvironment`."""
-        return self._tools(self._sync().list_tools())
+        return self.offered(self._sync().list_tools())
 
-    def _tools(self, listed: list[dict[str, Any]]) -> list[FrameworkTool]:
-        prefix = f"{self.environment.env_name}/"
-        by_name = {tool["name"].removeprefix(prefix): tool for tool in listed}
-        if self._only is not None and (missing := self._only - by_name.keys()):
-            raise ConfigError(
-                f"{self.environment.env_name} has no tool {sorted(missing)[0]!r}",
-                hint=f"tools: {', '.join(sorted(by_name)) or 'none'}",
-            )
-        own: dict[str, str] = {}
-        tools = []
-        for name, tool in by_name.items():
-            if self._only is not None and name not in self._only:
-                continue
-            legal = self._naming(name, own)
-            own[legal] = name
-            parameters = inlined(tool["inputSchema"], name)
-            tools.append(FrameworkTool(legal, name, tool.get("description") or "", parameters))
-        self._own = own
+    def offered(self, listed: Sequence[Mapping[str, Any]]) -> list[FrameworkTool]:
+        """Do the same as `load` with a list of the tools that the caller has."""
+        tools = framework_tools(
+            listed, self.environment.env_name, only=self._only, naming=self._naming
+        )
+        self._own = {tool.name: tool.own_name for tool in tools}
         return tools
 
     async def call(self, name: str, arguments: str | Mapping[str, Any] | None) -> ToolResult:

@@ -244,6 +244,10 @@ class InstanceSource:
         """Release an instance after its episode; its place is counted until it is gone."""
         self._release(instance.created)
 
+    def give_back(self, instance: Instance) -> None:
+        """Return an instance in which nothing has been done."""
+        self._hand_out(instance)
+
     def reuse(self, instance: Instance) -> bool:
         """Keep an instance for another episode, which resets it; False if it has to be released."""
         is_old = self._clock() - instance.since > REUSED_SHARE * instance.created.spec.ttl_s

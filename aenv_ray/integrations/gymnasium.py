@@ -1,0 +1,382 @@
+"""Environments as `gymnasium.Env` and `gymnasium.vector.VectorEnv`.
+
+    env = ToolEnv(EpisodePool("gymnasium"), {"env": "CartPole-v1"}, observations, actions)
+
+A step calls a tool, which answers with what the built-in environment ``gymnasium`` does: a mapping
+with ``observation``, ``reward``, ``terminated``, ``truncated`` and ``info``. For other tools,
+override `ToolGame`. If steps have no ``reward``, the last one has that of the environment.
+
+If the sandbox is lost, the step is the last of its episode: it repeats the observation, its reward
+is 0.0, ``truncated`` is set, and ``info["void"]`` is true. A trainer that bootstraps truncated
+episodes learns no return from it; one with a mask leaves out the steps with ``void``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
+from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.requirement import require
+from aenv_ray.models import ToolResult
+
+require("gymnasium", "gymnasium", "1.0", "2")
+
+import gymnasium  # noqa: E402
+import numpy as np  # noqa: E402
+from gymnasium import spaces  # noqa: E402
+
+STEP_TOOL: Final = "step"
+OBSERVE_TOOL: Final = "get_observation"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What a step did."""
+
+    observation: Any
+    """JSON data."""
+    reward: float | None = None
+    """None: the environment's reward, after the last step."""
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ToolGame:
+    """How actions become tool calls, and their results transitions.
+
+    Args:
+        task: Of the episodes, as in `aenv_ray.sample`; or a function that is given the seed and the
+            options of a reset and returns it.
+        step: The tool of a step.
+        observe: The tool that returns the first observation.
+        timeout_s: Of a call. None: 60.
+    """
+
+    def __init__(
+        self,
+        task: Mapping[str, Any] | Callable[[int | None, Mapping[str, Any]], Mapping[str, Any]],
+        *,
+        step: str = STEP_TOOL,
+        observe: str = OBSERVE_TOOL,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._task = task
+        self._step = step
+        self._observe = observe
+        self._timeout_s = timeout_s
+
+    def task(self, seed: int | None, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the task of an episode."""
+        if callable(self._task):
+            return self._task(seed, options)
+        return {**self._task, **options, **({} if seed is None else {"seed": seed})}
+
+    async def observe(self, episode: LiveEpisode) -> Transition:
+        """Return the first observation."""
+        return self.transition(await episode.call_tool(self._observe, {}, self._timeout_s))
+
+    async def step(self, episode: LiveEpisode, action: Any) -> Transition:
+        """Take a step.
+
+        Args:
+            episode: That is played.
+            action: JSON data.
+        """
+        given = {"action": action}
+        return self.transition(await episode.call_tool(self._step, given, self._timeout_s))
+
+    def transition(self, result: ToolResult) -> Transition:
+        """Return what a result says.
+
+        Raises:
+            ConfigError: It has no observation.
+        """
+        if result.is_error:
+            raise ConfigError(f"a step failed: {result.text()[:300]}")
+        data = result.data[0] if isinstance(result.data, list) and result.data else result.data
+        if not isinstance(data, Mapping) or "observation" not in data:
+            raise ConfigError(
+                f"a step returned {str(result.data)[:200]!r}, which has no observation",
+                hint="override ToolGame.transition",
+            )
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        given = {name: data[name] for name in names if data.get(name) is not None}
+        return Transition(**given)
+
+
+class _Seat:
+    """One environment of a trainer, on the event loop of the pool."""
+
+    def __init__(self, pool: EpisodePool, game: ToolGame, observations: Any, actions: Any) -> None:
+        self._pool = pool
+        self._game = game
+        self._observations = observations
+        self._actions = actions
+        self._episode: LiveEpisode | None = None
+        self._last: Any = None
+
+    async def reset(
+        self, seed: int | None, options: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, after the end of the one that runs.
+
+        Raises:
+            SandboxStartFailed: No instance was started, or the task cannot be set up.
+            AenvError: As `EpisodePool.begin`.
+        """
+        await self.close()
+        self._episode = await self._pool.begin(self._game.task(seed, options))
+        try:
+            first = await self._game.observe(self._episode)
+        except AenvError as exc:
+            outcome = await self._finished()
+            raise SandboxStartFailed(
+                f"an episode of {self._pool.env_name} cannot begin: {outcome.episode.error or exc}",
+            ) from exc
+        self._last = in_space(self._observations, first.observation)
+        return self._last, dict(first.info)
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step; if the sandbox is lost, the last one of a void episode.
+
+        Raises:
+            ConfigError: There was no reset, or the result is not a step's.
+        """
+        if self._episode is None:
+            raise ConfigError("the episode has ended, or has not begun", hint="call reset()")
+        try:
+            done = await self._game.step(self._episode, as_json(self._actions, action))
+        except AenvError as exc:
+            if not is_infrastructure(exc) and isinstance(exc, ConfigError):
+                raise
+            outcome = await self._finished()
+            info = self._end(outcome)
+            return self._last, outcome.reward or 0.0, not outcome.is_void, outcome.is_void, info
+        self._last = in_space(self._observations, done.observation)
+        reward, info = done.reward, dict(done.info)
+        if done.terminated or done.truncated:
+            outcome = await self._finished()
+            info |= self._end(outcome)
+            reward = outcome.reward if reward is None else reward
+        return self._last, float(reward or 0.0), done.terminated, done.truncated, info
+
+    def _end(self, outcome: Outcome) -> dict[str, Any]:
+        return {"void": outcome.is_void, "episode_record": outcome.episode}
+
+    async def _finished(self) -> Outcome:
+        assert self._episode is not None
+        episode, self._episode = self._episode, None
+        return await episode.finish()
+
+    async def close(self) -> None:
+        """End the episode that runs, with its reward, so that it is recorded."""
+        if self._episode is not None:
+            await self._finished()
+
+
+class ToolEnv(gymnasium.Env):
+    """One instance as an environment of Gymnasium.
+
+    Args:
+        pool: Plays the episodes; several environments may share one.
+        game: A `ToolGame`, or the task of one.
+        observation_space: What observations are, as JSON data: numbers, lists, text, mappings.
+        action_space: What actions are.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(
+        self,
+        pool: EpisodePool,
+        game: ToolGame | Mapping[str, Any],
+        observation_space: Any,
+        action_space: Any,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._pool = pool
+        self._seat = _Seat(pool, _game(game), observation_space, action_space)
+        pool.reserve()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; see `ToolGame.task`.
+
+        Raises:
+            AenvError: It cannot begin.
+        """
+        super().reset(seed=seed)
+        return self._pool.run(self._seat.reset(seed, options or {}))
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step; ``info`` of the last one has ``void`` and ``episode_record``."""
+        return self._pool.run(self._seat.step(action))
+
+    def close(self) -> None:
+        """Give the place back; the pool remains open."""
+        if not self._pool.is_closed:
+            self._pool.run(self._seat.close())
+            self._pool.reserve(-1)
+
+
+class VectorToolEnv(gymnasium.vector.VectorEnv):
+    """Instances that are stepped at once; one that has ended is reset by its next step.
+
+    Args:
+        pool: Plays the episodes.
+        game: A `ToolGame`, or the task of one.
+        num_envs: Number of instances.
+        observation_space: Of one instance.
+        action_space: Of one instance.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP,
+        "render_modes": [],
+    }
+
+    def __init__(
+        self,
+        pool: EpisodePool,
+        game: ToolGame | Mapping[str, Any],
+        num_envs: int,
+        observation_space: Any,
+        action_space: Any,
+    ) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = observation_space
+        self.single_action_space = action_space
+        batch = gymnasium.vector.utils.batch_space
+        self.observation_space = batch(observation_space, num_envs)
+        self.action_space = batch(action_space, num_envs)
+        self._pool = pool
+        self._has_ended = [False] * num_envs
+        self._seats = [
+            _Seat(pool, _game(game), observation_space, action_space) for _ in range(num_envs)
+        ]
+        pool.reserve(num_envs)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode of each instance, all at once.
+
+        Raises:
+            AenvError: One cannot begin.
+        """
+        if isinstance(seed, int):
+            seed = [seed + place for place in range(self.num_envs)]
+        seeds = [None] * self.num_envs if seed is None else list(seed)
+        found = self._pool.run(self._reset(seeds, options or {}))
+        self._has_ended = [False] * self.num_envs
+        infos: dict[str, Any] = {}
+        for place, (_, info) in enumerate(found):
+            infos = self._add_info(infos, info, place)
+        return self._batched([observation for observation, _ in found]), infos
+
+    async def _reset(
+        self, seeds: Sequence[int | None], options: Mapping[str, Any]
+    ) -> list[tuple[Any, dict[str, Any]]]:
+        async with asyncio.TaskGroup() as group:
+            begun = [
+                group.create_task(seat.reset(seed, options))
+                for seat, seed in zip(self._seats, seeds, strict=True)
+            ]
+        return [task.result() for task in begun]
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Take a step in each instance, all at once.
+
+        Returns:
+            As Gymnasium documents; ``infos["void"]`` says which episodes ended without a result.
+        """
+        each = list(gymnasium.vector.utils.iterate(self.action_space, actions))
+        found = self._pool.run(self._step(each))
+        observations, rewards, terminated, truncated, one_by_one = zip(*found, strict=True)
+        self._has_ended = [a or b for a, b in zip(terminated, truncated, strict=True)]
+        infos: dict[str, Any] = {}
+        for place, info in enumerate(one_by_one):
+            infos = self._add_info(infos, info, place)
+        flags = np.array(terminated, dtype=np.bool_), np.array(truncated, dtype=np.bool_)
+        return self._batched(observations), np.array(rewards, dtype=np.float64), *flags, infos
+
+    async def _step(
+        self, actions: Sequence[Any]
+    ) -> list[tuple[Any, float, bool, bool, dict[str, Any]]]:
+        async with asyncio.TaskGroup() as group:
+            taken = [
+                group.create_task(self._step_one(place, action))
+                for place, action in enumerate(actions)
+            ]
+        return [task.result() for task in taken]
+
+    async def _step_one(
+        self, place: int, action: Any
+    ) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self._has_ended[place]:
+            return await self._seats[place].step(action)
+        observation, info = await self._seats[place].reset(None, {})
+        return observation, 0.0, False, False, info
+
+    def _batched(self, observations: Sequence[Any]) -> Any:
+        utils = gymnasium.vector.utils
+        empty = utils.create_empty_array(self.single_observation_space, n=self.num_envs)
+        return utils.concatenate(self.single_observation_space, observations, empty)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Give the places back; the pool remains open."""
+        del kwargs
+        if not self._pool.is_closed:
+            self._pool.run(self._close())
+            self._pool.reserve(-self.num_envs)
+
+    async def _close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for seat in self._seats:
+                group.create_task(seat.close())
+
+
+def _game(game: ToolGame | Mapping[str, Any]) -> ToolGame:
+    return game if isinstance(game, ToolGame) else ToolGame(game)
+
+
+def in_space(space: Any, data: Any) -> Any:
+    """Return JSON data as an element of a space.
+
+    Raises:
+        ConfigError: It has another shape, or lacks a part.
+    """
+    try:
+        if isinstance(space, spaces.Dict):
+            return {name: in_space(part, data[name]) for name, part in space.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(in_space(part, one) for part, one in zip(space, data, strict=True))
+        if isinstance(space, spaces.Text):
+            return str(data)
+        if isinstance(space, spaces.Discrete):
+            return space.dtype.type(data)
+        return np.asarray(data, dtype=space.dtype).reshape(space.shape)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"an observation is not in {space}: {type(exc).__name__}: {exc}",
+            hint="correct the observation space, or override ToolGame.transition",
+        ) from exc
+
+
+def as_json(space: Any, element: Any) -> Any:
+    """Return an element of a space as JSON data."""
+    if isinstance(space, spaces.Dict):
+        return {name: as_json(part, element[name]) for name, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return [as_json(part, one) for part, one in zip(space, element, strict=True)]
+    return element if isinstance(element, str) else np.asarray(element).tolist()

@@ -1,0 +1,18 @@
+"""A pool of episodes of a small game, for trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.integrations.episodes import EpisodePool
+
+CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[EpisodePool]:
+    with EpisodePool(CORRIDOR, out=tmp_path / "episodes.jsonl") as made:
+        yield made
