@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +146,8 @@ def test_a_lost_sandbox_is_masked_and_the_step_goes_on(
 
 
 @pytest.fixture
-def made(pool: EpisodePool) -> Iterator[Any]:
-    yield Environments(pool, observe="get_observation")()
+def made(pool: EpisodePool) -> Any:
+    return Environments(pool, observe="get_observation")()
 
 
 def test_tools_have_schemas_under_names_that_trl_leaves_free(made: Any) -> None:
