@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import json
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -476,6 +477,24 @@ class EpisodePool:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+_shared: dict[str, EpisodePool] = {}
+_sharing = threading.Lock()
+
+
+def shared_pool(environment: str | Path, **options: Any) -> EpisodePool:
+    """Return the pool of this process for an environment and options; the first call makes it.
+
+    For trainers that make each environment from a name and arguments. It is closed when the process
+    exits; after a `close`, the next call makes another.
+    """
+    key = json.dumps([str(environment), options], sort_keys=True, default=repr)
+    with _sharing:
+        found = _shared.get(key)
+        if found is None or found.is_closed:
+            found = _shared[key] = EpisodePool(environment, **options)
+        return found
 
 
 class _Core:

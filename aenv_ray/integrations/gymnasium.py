@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
@@ -31,6 +31,9 @@ from gymnasium import spaces  # noqa: E402
 
 STEP_TOOL: Final = "step"
 OBSERVE_TOOL: Final = "get_observation"
+
+Step: TypeAlias = tuple[Any, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, info."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class ToolGame:
         return Transition(**given)
 
 
-class _Seat:
+class Seat:
     """One environment of a trainer, on the event loop of the pool."""
 
     def __init__(self, pool: EpisodePool, game: ToolGame, observations: Any, actions: Any) -> None:
@@ -141,7 +144,7 @@ class _Seat:
         self._last = in_space(self._observations, first.observation)
         return self._last, dict(first.info)
 
-    async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    async def step(self, action: Any) -> Step:
         """Take a step; if the sandbox is lost, the last one of a void episode.
 
         Raises:
@@ -173,6 +176,11 @@ class _Seat:
         episode, self._episode = self._episode, None
         return await episode.finish()
 
+    @property
+    def instance_id(self) -> str | None:
+        """Of the instance of the episode that runs; None if none does."""
+        return None if self._episode is None else self._episode.instance_id
+
     async def close(self) -> None:
         """End the episode that runs, with its reward, so that it is recorded."""
         if self._episode is not None:
@@ -187,6 +195,9 @@ class ToolEnv(gymnasium.Env):
         game: A `ToolGame`, or the task of one.
         observation_space: What observations are, as JSON data: numbers, lists, text, mappings.
         action_space: What actions are.
+
+    Attributes:
+        seat: Its episodes, on the event loop of the pool.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -201,7 +212,7 @@ class ToolEnv(gymnasium.Env):
         self.observation_space = observation_space
         self.action_space = action_space
         self._pool = pool
-        self._seat = _Seat(pool, _game(game), observation_space, action_space)
+        self.seat = Seat(pool, _game(game), observation_space, action_space)
         pool.reserve()
 
     def reset(
@@ -213,16 +224,16 @@ class ToolEnv(gymnasium.Env):
             AenvError: It cannot begin.
         """
         super().reset(seed=seed)
-        return self._pool.run(self._seat.reset(seed, options or {}))
+        return self._pool.run(self.seat.reset(seed, options or {}))
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         """Take a step; ``info`` of the last one has ``void`` and ``episode_record``."""
-        return self._pool.run(self._seat.step(action))
+        return self._pool.run(self.seat.step(action))
 
     def close(self) -> None:
         """Give the place back; the pool remains open."""
         if not self._pool.is_closed:
-            self._pool.run(self._seat.close())
+            self._pool.run(self.seat.close())
             self._pool.reserve(-1)
 
 
@@ -235,6 +246,9 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         num_envs: Number of instances.
         observation_space: Of one instance.
         action_space: Of one instance.
+
+    Attributes:
+        seats: The episodes of each instance, on the event loop of the pool.
     """
 
     metadata: ClassVar[dict[str, Any]] = {
@@ -258,8 +272,8 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         self.action_space = batch(action_space, num_envs)
         self._pool = pool
         self._has_ended = [False] * num_envs
-        self._seats = [
-            _Seat(pool, _game(game), observation_space, action_space) for _ in range(num_envs)
+        self.seats = [
+            Seat(pool, _game(game), observation_space, action_space) for _ in range(num_envs)
         ]
         pool.reserve(num_envs)
 
@@ -290,7 +304,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         async with asyncio.TaskGroup() as group:
             begun = [
                 group.create_task(seat.reset(seed, options))
-                for seat, seed in zip(self._seats, seeds, strict=True)
+                for seat, seed in zip(self.seats, seeds, strict=True)
             ]
         return [task.result() for task in begun]
 
@@ -310,9 +324,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         flags = np.array(terminated, dtype=np.bool_), np.array(truncated, dtype=np.bool_)
         return self._batched(observations), np.array(rewards, dtype=np.float64), *flags, infos
 
-    async def _step(
-        self, actions: Sequence[Any]
-    ) -> list[tuple[Any, float, bool, bool, dict[str, Any]]]:
+    async def _step(self, actions: Sequence[Any]) -> list[Step]:
         async with asyncio.TaskGroup() as group:
             taken = [
                 group.create_task(self._step_one(place, action))
@@ -320,12 +332,10 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
             ]
         return [task.result() for task in taken]
 
-    async def _step_one(
-        self, place: int, action: Any
-    ) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    async def _step_one(self, place: int, action: Any) -> Step:
         if not self._has_ended[place]:
-            return await self._seats[place].step(action)
-        observation, info = await self._seats[place].reset(None, {})
+            return await self.seats[place].step(action)
+        observation, info = await self.seats[place].reset(None, {})
         return observation, 0.0, False, False, info
 
     def _batched(self, observations: Sequence[Any]) -> Any:
@@ -342,7 +352,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
 
     async def _close(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for seat in self._seats:
+            for seat in self.seats:
                 group.create_task(seat.close())
 
 

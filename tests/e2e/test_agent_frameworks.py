@@ -28,7 +28,7 @@ PYTEST = ("-m", "pytest", "-q", "--rootdir", ".", "--confcutdir", ".")
             ("openai-agents", "langchain", "pydantic-ai", "smolagents", "google-adk", "autogen"),
             ("anthropic", "langgraph", *BESIDE),
         ),
-        ("rollout_frameworks", ("inspect",), BESIDE),
+        ("rollout_frameworks", ("inspect", "gymnasium", "skyrl-gym"), BESIDE),
     ],
 )
 def test_adapters_work_with_real_frameworks(

@@ -17,7 +17,7 @@ from typing import Final
 from tests.fixtures.package_environments import package_environment
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TRAINERS: Final = ("trl", "gymnasium", "stable-baselines3", "rllib")
+TRAINERS: Final = ("trl", "gymnasium", "stable-baselines3", "rllib", "gem")
 """Extras of ours."""
 BESIDE: Final = ("torch==2.13.0", "pytest", "pytest-asyncio", "pytest-timeout")
 LIMIT_S: Final = 1200

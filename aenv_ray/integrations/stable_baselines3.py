@@ -1,0 +1,73 @@
+"""Environments for Stable-Baselines3, stepped at once.
+
+    env = ToolVecEnv(EpisodePool("gymnasium"), {"env": "CartPole-v1"}, 8, observations, actions)
+    PPO("MlpPolicy", VecMonitor(env)).learn(10_000)
+
+A void episode ends as one of a time limit, with ``info["void"]``: its value is bootstrapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.gymnasium import Step, ToolEnv, ToolGame
+from aenv_ray.integrations.requirement import require
+
+require("stable-baselines3", "stable-baselines3", "2.7", "3")
+
+from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
+
+
+class ToolVecEnv(DummyVecEnv):
+    """Instances of one environment.
+
+    Args:
+        pool: Plays the episodes.
+        game: A `ToolGame`, or the task of one.
+        num_envs: Number of instances.
+        observation_space: Of one instance.
+        action_space: Of one instance.
+    """
+
+    def __init__(
+        self,
+        pool: EpisodePool,
+        game: ToolGame | Mapping[str, Any],
+        num_envs: int,
+        observation_space: Any,
+        action_space: Any,
+    ) -> None:
+        self._pool = pool
+        make = [lambda: ToolEnv(pool, game, observation_space, action_space)] * num_envs
+        super().__init__(make)
+
+    def step_wait(self) -> Any:
+        """Take the steps of `step_async`, all at once; begin the next episode of those that end."""
+        for place, (step, begun) in enumerate(self._pool.run(self._steps())):
+            observation, reward, terminated, truncated, info = step
+            self.buf_infos[place] = {**info, "TimeLimit.truncated": truncated and not terminated}
+            if begun is not None:
+                self.buf_infos[place]["terminal_observation"] = observation
+                observation, self.reset_infos[place] = begun
+            self.buf_rews[place] = reward
+            self.buf_dones[place] = begun is not None
+            self._save_obs(place, observation)
+        infos = [dict(info) for info in self.buf_infos]
+        return self._obs_from_buf(), self.buf_rews.copy(), self.buf_dones.copy(), infos
+
+    async def _steps(self) -> list[tuple[Step, tuple[Any, dict[str, Any]] | None]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_step(env, action))
+                for env, action in zip(self.envs, self.actions, strict=True)
+            ]
+        return [task.result() for task in tasks]
+
+
+async def _step(env: ToolEnv, action: Any) -> tuple[Step, tuple[Any, dict[str, Any]] | None]:
+    """Take a step; return it, and the first observation and info if another episode begins."""
+    done = await env.seat.step(action)
+    return done, await env.seat.reset(None, {}) if done[2] or done[3] else None
