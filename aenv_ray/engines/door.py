@@ -15,14 +15,19 @@ from aenv_ray import errors
 from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
-from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD
+from aenv_ray.runtime.door.host_link import (
+    END_PROCESSES_METHOD,
+    ENVIRONMENT_METHOD,
+    SIDECAR_METHOD,
+)
 from aenv_ray.runtime.door.roles import HELLO, DoorRole
 
 CAUSE_WAIT_S: Final = 2.0
 """How long to wait for the cause of a broken connection; a launcher reports it in milliseconds."""
-SIDECAR_METHOD: Final = "aenv/second"
-SIDECAR_METHODS: Final = frozenset({"aenv/exec", "aenv/read_file", "aenv/write_file"})
-"""What environment code may request of its sidecar container."""
+SIDECAR_METHODS: Final = frozenset(
+    {"aenv/exec", "aenv/read_file", "aenv/write_file", END_PROCESSES_METHOD}
+)
+"""What the runtime may request of its sidecar container."""
 _SIDECAR_GRACE_S: Final = 5.0
 _MAX_SIDECAR_S: Final = 86_400.0
 _WATCH_S: Final = 0.5

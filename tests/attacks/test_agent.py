@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import FunctionFailed, InsideCause, SandboxDiedInside, SandboxExhausted
-from aenv_ray.testing.contract_bench import Bench, call, request, value_of
+from aenv_ray.testing.contract_bench import Bench, call, eventually, request, value_of
+from tests.contract.docker.docker_node import shell_image
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
 
@@ -157,6 +159,55 @@ async def test_processes_of_a_container_do_not_keep_a_reward_from_running(docker
     sandbox = await dockered.start(dockered.project({"tools.py": _GRADED}))
     await call(sandbox, "run", {"command": "while :; do sleep 600 & done"})
     assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
+    assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 0
+
+
+_BESIDE = """
+from aenv_ray.runtime import register_function, register_reward, register_tool, sidecar
+
+
+@register_tool
+def run(command: str) -> int:
+    return sidecar.exec(command).exit_code
+
+
+@register_function
+def serve() -> int:
+    return sidecar.exec("sleep 777 >/dev/null 2>&1 &").exit_code
+
+
+@register_reward
+def running() -> dict:
+    found = sidecar.exec("cat /proc/[0-9]*/cmdline").text()
+    return {"score": 0.25, "server": found.count("777"), "agent": found.count("600")}
+
+
+@register_reward(name="watching", keep_processes=True)
+def watching() -> dict:
+    return running()
+"""
+
+
+@pytest.mark.docker
+async def test_processes_in_the_second_container_end_before_a_reward(dockered: Bench) -> None:
+    """Invariant 14: they could change what a reward reads there, or keep it from running."""
+    deploy = {"podTemplate": "DualContainer", "network": "none", "container": {"pids": 64}}
+    project = dockered.project({"tools.py": _BESIDE}, {"deployConfig": deploy})
+    sandbox = await dockered.start(project, datasource=shell_image())
+    await request(sandbox, "aenv/function", {"name": "serve"})
+    loop = "(while sleep 600 & do :; done) >/dev/null 2>&1"
+    await call(sandbox, "run", {"command": f"setsid sh -c '{loop}; sleep 600' >/dev/null 2>&1 &"})
+    await eventually(lambda: _fills(sandbox), "the agent has filled the container")
+    graded = await request(sandbox, "aenv/reward", {})
+    assert graded == {"score": 0.25, "server": 1, "agent": 0}
+
+
+async def _fills(sandbox: Sandbox) -> bool:
+    """Whether no more programs can be started beside the sandbox."""
+    try:
+        return bool((await request(sandbox, "aenv/reward", {"name": "watching"}))["agent"] > 50)
+    except FunctionFailed:
+        return True
 
 
 async def test_memory_that_a_tool_took_does_not_keep_a_reward_from_running(walled: Bench) -> None:

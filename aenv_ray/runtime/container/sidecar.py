@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
-from aenv_ray.runtime.door.host_link import HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.host_link import AFTER_TOOLS, HOST, SIDECAR_METHOD
 from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
@@ -179,7 +179,11 @@ def _params(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[st
             "the sidecar is not available while the code is imported: call it in a tool, a reward "
             "or a function"
         )
-    meta = {"aenv/call_id": f"second-{uuid.uuid4().hex}", "aenv/timeout_s": timeout_s}
+    meta = {
+        "aenv/call_id": f"second-{uuid.uuid4().hex}",
+        "aenv/timeout_s": timeout_s,
+        AFTER_TOOLS: HOST.agent_has_acted,
+    }
     return {"method": method, "params": {"arguments": arguments, "_meta": meta}}
 
 

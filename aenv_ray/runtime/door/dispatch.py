@@ -33,6 +33,8 @@ from aenv_ray.runtime.door.answers import (
 )
 from aenv_ray.runtime.door.call_gate import CallGate
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, CallInterrupted, RunningCall, Watchdog
+from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
+from aenv_ray.runtime.door.host_requests import end_sidecar_processes
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
@@ -96,7 +98,11 @@ class Dispatcher:
         self._last_active = time.time()
         self._builtins = {
             method: Registered(name=method, function=function, kind="builtin")
-            for method, function in {**workspace.METHODS, **ports.METHODS}.items()
+            for method, function in {
+                **workspace.METHODS,
+                **ports.METHODS,
+                END_PROCESSES_METHOD: self._end_agent_processes,
+            }.items()
         }
 
     def begin(
@@ -236,12 +242,12 @@ class Dispatcher:
                     "release it and create another",
                 )
             if method == "aenv/call_tools":
-                self._prepare(method, None)
+                self._prepare(method, None, meta)
                 self._run_batch(key, params, meta)
                 return
             done = functools.partial(self._outcomes.finish, key)
             entry = self._entry(method, params)
-            self._prepare(method, entry)
+            self._prepare(method, entry, meta)
             timeout_s = _timeout_of(meta)
             self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline)
         except Fault as fault:
@@ -250,17 +256,30 @@ class Dispatcher:
             text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(key, fault_outcome(Fault("function_failed", text)))
 
-    def _prepare(self, method: str, entry: Registered | None) -> None:
-        """Keep a tool from standing in the way of a reward: its processes end, its room is used."""
+    def _prepare(self, method: str, entry: Registered | None, meta: Mapping[str, Any]) -> None:
+        """Keep a tool from standing in the way of a reward: its processes end, its room is used.
+
+        Raises:
+            Fault: The processes in the sidecar could not be ended.
+        """
         if self._agent is None:
             return
         if method in _TOOL_METHODS:
+            HOST.agent_has_acted = True
+            self._agent.expect()
+        elif meta.get(AFTER_TOOLS):  # this is the sidecar
             self._agent.expect()
         elif method == "aenv/reward" and entry is not None and not entry.keeps_processes:
             for key in list(self._calls):
                 if key.partition(" ")[0] in _TOOL_METHODS:
                     self.cancel(key, "a reward ends what tools have started")
             self._agent.end()
+            end_sidecar_processes()
+
+    def _end_agent_processes(self) -> dict[str, Any]:
+        if self._agent is not None:
+            self._agent.end()
+        return {}
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
         """Stop a call by its `key_of`; False when no such call is under way."""

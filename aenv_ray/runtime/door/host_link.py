@@ -15,6 +15,10 @@ from aenv_ray.runtime.api.results import to_json
 
 SIDECAR_METHOD: Final = "aenv/second"
 ENVIRONMENT_METHOD: Final = "aenv/environment"
+END_PROCESSES_METHOD: Final = "aenv/end_processes"
+"""Of a sidecar: ends the processes that tools have started there."""
+AFTER_TOOLS: Final = "aenv/after_tools"
+"""In ``_meta`` of a request for the sidecar: what it starts may be the agent's."""
 OnAnswer = Callable[[dict[str, Any]], object]
 """Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 
@@ -36,6 +40,8 @@ class HostLink:
         self._peer: HostConnection | None = None
         self._was_open = False
         self._sent: set[str] = set()
+        self.agent_has_acted = False
+        """Whether a tool was ever called."""
 
     def has_sent(self, method: str) -> bool:
         """Whether a request with this method was ever sent."""

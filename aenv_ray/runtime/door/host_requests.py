@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host_link import END_PROCESSES_METHOD, HOST, SIDECAR_METHOD
+from aenv_ray.runtime.faults import Fault
+
+_END_PROCESSES_S: Final = 30.0
 
 
 def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
@@ -52,3 +56,24 @@ async def ask_host_async(
     finally:
         HOST.cancel(request_id)
     return future.result() if future.done() else None
+
+
+def end_sidecar_processes() -> None:
+    """End the processes that tools have started in the sidecar, if there are any.
+
+    Raises:
+        Fault: The sidecar did not answer, or has ended.
+    """
+    if not (HOST.has_sent(SIDECAR_METHOD) and HOST.agent_has_acted):
+        return
+    meta = {"aenv/call_id": f"second-{os.urandom(16).hex()}", "aenv/timeout_s": _END_PROCESSES_S}
+    request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
+    answer = ask_host(SIDECAR_METHOD, request, 2 * _END_PROCESSES_S)
+    error = {"message": "it did not answer"} if answer is None else answer.get("error")
+    if error is not None:
+        data = error.get("data") or {}
+        raise Fault(
+            str(data.get("code", "call_outcome_unknown")),
+            f"the processes of the agent in the sidecar were not ended: {error.get('message')}",
+            data.get("hint"),
+        )

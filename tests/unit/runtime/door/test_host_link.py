@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aenv_ray.runtime.door.host_link import HostLink
+import pytest
+
+from aenv_ray.runtime.door import host_requests
+from aenv_ray.runtime.door.host_link import SIDECAR_METHOD, HostLink
+from aenv_ray.runtime.faults import Fault
 
 
 class Host:
@@ -78,3 +82,38 @@ def test_there_is_no_host_while_code_is_loaded() -> None:
     link.attach(host)
     link.detach(host)
     assert link.was_open
+
+
+class Refusing(Host):
+    """A host whose sidecar has ended."""
+
+    def __init__(self, link: HostLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def send(self, line: bytes) -> None:
+        super().send(line)
+        data = {"code": "sandbox_lost", "hint": "create another"}
+        error = {"message": "it ended", "data": data}
+        self._link.on_answer({"id": self.got[-1]["id"], "error": error})
+
+
+def test_a_reward_does_not_run_beside_what_could_not_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 14; without tools, or without a sidecar, the host is not asked."""
+    link = HostLink()
+    monkeypatch.setattr(host_requests, "HOST", link)
+    host = Refusing(link)
+    link.attach(host)
+    link.agent_has_acted = True
+    host_requests.end_sidecar_processes()
+    assert host.got == []
+    ask_id = link.new_id()
+    link.ask(ask_id, SIDECAR_METHOD, {}, lambda _: None)
+    with pytest.raises(Fault, match="in the sidecar were not ended: it ended"):
+        host_requests.end_sidecar_processes()
+    assert host.got[-1]["params"]["method"] == "aenv/end_processes"
+    link.agent_has_acted = False
+    host_requests.end_sidecar_processes()
+    assert len(host.got) == 2
