@@ -13,6 +13,7 @@ import pytest
 
 from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import CallOutcomeUnknown, InsideCause, SandboxLost
+from aenv_ray.runtime.fork import jail, jail_spec
 from aenv_ray.testing.contract_bench import Bench, evaluate, execute, value_of
 from tests.contract.process.node import Node
 
@@ -238,6 +239,32 @@ async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard
     assert cause.inside is InsideCause.MEMORY
     assert "128 MiB (deployConfig.memory)" in cause.text
     assert (await execute(neighbour, "echo fine")).stdout == b"fine\n"
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_every_sandbox_is_below_the_limit_of_all(walled: Bench, walled_node: Node) -> None:
+    """Invariant 7: the kernel counts the processes of a namespace for whoever created it, too."""
+    await walled.start()
+    (launcher,) = walled_node.launcher_pids()
+    most = int(jail_spec.SANDBOXES_SHARE * jail.node_process_ids())
+    for pid in walled_node.sandbox_pids():
+        between = []
+        while (pid := _parent(pid)) != launcher:
+            between.append(pid)
+        assert between, "a jailer isolated it"
+        assert {_most_processes(one) for one in between} <= {most, jail_spec.MAX_PROCESSES}
+        assert _most_processes(between[-1]) == most
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _most_processes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("Max processes")]
+    return int(line.split()[2])
 
 
 FULL = """
