@@ -209,6 +209,16 @@ HOARDS = {
         "for number in range(300):\n"
         "    with open(f'/dev/shm/{number}', 'wb') as file: file.write(bytes(1 << 20))\n"
     ),
+    "unread data in sockets": (
+        "builtins.kept = []\n"
+        "for _ in range(1500):\n"
+        "    sender, receiver = socket.socketpair()\n"
+        "    sender.setblocking(False)\n"
+        "    builtins.kept.append(receiver)\n"
+        "    try:\n"
+        "        while sender.send(bytes(1 << 16)): pass\n"
+        "    except BlockingIOError: sender.close()\n"
+    ),
 }
 
 
@@ -227,7 +237,7 @@ async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard
     attacker = await walled.start(walled.contract_project(limits))
     ended: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
     attacker.on_end(ended.set_result)
-    script = f"import builtins, mmap, os, signal, subprocess, sys\nresult = None\n{hoard}"
+    script = f"import builtins, mmap, os, signal, socket, subprocess, sys\nresult = None\n{hoard}"
     with contextlib.suppress(SandboxLost, CallOutcomeUnknown):
         await execute(
             attacker,

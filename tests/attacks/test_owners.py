@@ -323,8 +323,54 @@ async def test_an_upload_that_is_cut_off_is_collected(cast: Cast, tmp_path: Path
 
 
 async def test_an_upload_is_no_larger_than_a_project(cast: Cast) -> None:
+    """Invariant 7: and nothing of a larger one is kept."""
     assert GatewaySettings().max_artifact_bytes == 256 << 20
-    del cast
+    deps = cast.bench.gateway.deps
+    smaller = deps.settings.model_copy(update={"max_artifact_bytes": 1000})
+    object.__setattr__(deps, "settings", smaller)
+    data = bytes(1001)
+    digest = hashlib.sha256(data).hexdigest()
+    assert (await cast.bob.put(f"/artifacts/{digest}", content=data)).status_code == 413
+    assert not await deps.artifacts.exists(digest)
+    assert await cast.bench.hub.artifacts_of("bob") == {}
+
+
+async def test_a_refused_publish_deletes_nothing_that_others_need(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Invariant 15: two owners may have the same archive, and a version outlives its grant."""
+    data = (await cast.alice.get(f"/artifacts/{cast.archive}")).content
+    assert (await push(cast.bob, data)).status_code == 403
+    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert (await cast.alice.get(f"/artifacts/{cast.archive}")).content == data
+    await cast.alice.put("/names/helper/grants/bob", json={"right": "publish"})
+    second = archived(tmp_path, "helper", "2.0.0")
+    assert (await push(cast.bob, second)).status_code == 200
+    await cast.alice.delete("/names/helper/grants/bob")
+    assert (await push(cast.bob, second)).status_code == 403
+    kept = await cast.alice.get(f"/artifacts/{hashlib.sha256(second).hexdigest()}")
+    assert kept.content == second
+
+
+async def test_an_owner_publishes_its_own_upload_and_not_that_of_another(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Invariant 15: AEnvironment's client uploads first, and then names a version."""
+    uploads = {}
+    for owner, http in (("alice", cast.alice), ("bob", cast.bob)):
+        signed = (await http.post("/env/mine/1.0.0/sign?style=write")).json()["data"]
+        uploads[owner] = archived(tmp_path / owner, "mine", ttl="1h" if owner == "bob" else "2h")
+        path = httpx.URL(signed).raw_path.decode()
+        async with cast.bench.client("") as nobody:
+            assert (await nobody.put(path, content=uploads[owner])).status_code == 200
+            forged = path.replace(f"owner={owner}", "owner=root")
+            assert forged != path
+            assert (await nobody.put(forged, content=b"x")).status_code == 403
+            assert (await nobody.put(path.partition("?")[0], content=b"x")).status_code >= 400
+    mine = {"name": "mine", "version": "1.0.0"}
+    assert (await cast.alice.post("/env", json=mine)).status_code == 200
+    published = await cast.bench.hub.environment("mine", "1.0.0")
+    assert published.archive == hashlib.sha256(uploads["alice"]).hexdigest()
 
 
 async def test_publishes_take_turns(

@@ -22,12 +22,15 @@ from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
 from aenv_ray.findings import Finding, Verdict
 from aenv_ray.policy import ANY, STRICT, Policy, policy_of
+from aenv_ray.runtime.fork.jail_spec import MAX_FILES
 
 if TYPE_CHECKING:
     from aenv_ray.local_fabric import LocalFabric
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _CONTROLLERS: Final = "cgroup.controllers"
+_LARGEST_QUEUE: Final = Path("/proc/sys/net/core/wmem_max")
+_USUAL_QUEUE_BYTES: Final = 212_992
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
 _PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel")
@@ -87,7 +90,7 @@ def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
         verdict = Verdict.WARNING if policy.isolation == "required" else Verdict.FAILED
         return [Finding(name, verdict, node_checks.line(exc), node_checks.NAMESPACES_HINT)]
     limits = "; ".join(f"{key}: {value}" for key, value in isolation.limits.items())
-    rows = [Finding("process limits", Verdict.OK, limits)]
+    rows = [Finding("process limits", Verdict.OK, limits), kernel_memory(isolation.limits)]
     missing = "; ".join(isolation.missing)
     if isolation.kind == "none" and policy.isolation == "required":
         found = f"refused, because this machine cannot isolate them: {missing}"
@@ -100,6 +103,25 @@ def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
         f"; missing: {missing}" if missing else ""
     )
     return [Finding(name, Verdict.WARNING if missing else Verdict.OK, found), *rows]
+
+
+def kernel_memory(limits: Mapping[str, str], largest: Path = _LARGEST_QUEUE) -> Finding:
+    """Report how much memory of the kernel process sandboxes can hold that no limit counts.
+
+    The kernel allows as many sockets in transit for a user as a process may have open.
+    """
+    name = "process kernel memory"
+    if "cgroup" in limits.get("memory", ""):
+        return Finding(name, Verdict.OK, "counted by the control group of each sandbox")
+    try:
+        queue_bytes = 2 * int(largest.read_text())
+    except OSError:  # hidden in a container
+        queue_bytes = 2 * _USUAL_QUEUE_BYTES
+    found = (
+        f"up to {MAX_FILES * queue_bytes >> 20} MiB of all sandboxes together are not counted: "
+        "unread data in sockets that are in transit"
+    )
+    return Finding(name, Verdict.WARNING, found, "set AENV_CGROUP, or lower net.core.wmem_max")
 
 
 def docker_engine(settings: Settings, policy: Policy) -> list[Finding]:

@@ -8,7 +8,7 @@ the node as a whole. So the launcher looks, and ends offenders:
 - A look costs two short reads while the node's memory hardly changes. Otherwise, and now and then,
   it reads one line for each process of the node, for at most `MOST_CPU` of one core.
 - A sandbox is measured exactly only if its processes may exceed its limit, and only if they ran
-  since the last time: what it stores in memory files appears in no process.
+  since the last time: what it stores in memory files, pipes and sockets appears in no process.
 
 The standard library and `aenv_ray.errors` alone, because the launcher imports it.
 """
@@ -16,11 +16,17 @@ The standard library and `aenv_ray.errors` alone, because the launcher imports i
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import os
+import socket
+import struct
+import sys
+import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,6 +49,10 @@ FAIR_PROCESSES: Final = 256
 """A sandbox with fewer processes and threads is not ended for the node's want of ids."""
 _HIDDEN: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
 """Names of shared memory that is not a file of the sandbox's own tmpfs."""
+_PIDFD_GETFD: Final = 438
+_SO_MEMINFO: Final = 55
+_MEMINFO: Final = struct.Struct("6I")
+"""Of a socket: received, its limit, being sent, its limit, reserved, queued to be sent."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MOST_BYTES: Final = 16_384
 """More than any of the files that are read whole."""
@@ -90,6 +100,8 @@ class Node(NamedTuple):
     ids: int
     """Processes and threads."""
     most_ids: int
+    kernel_bytes: int = 0
+    """What belongs to no process and no file: buffers of pipes and sockets, among others."""
 
     @property
     def is_short_of_ids(self) -> bool:
@@ -151,6 +163,7 @@ class ResourceWatch:
         self._due_at = 0.0
         self._measured: dict[str, tuple[int, int]] = {}
         """Processor time of a sandbox when it was last measured exactly, and its bytes."""
+        self._least_kernel_bytes: int | None = None
 
     def look(self) -> list[Offence]:
         """Return which sandboxes must end; call it a few times a second."""
@@ -177,13 +190,16 @@ class ResourceWatch:
 
     def _usages(self, watched: Sequence[Watched], node: Node) -> list[SandboxUsage]:
         table = _Table()
+        least = min(node.kernel_bytes, self._least_kernel_bytes or node.kernel_bytes)
+        self._least_kernel_bytes = least
+        in_no_process = node.shared_bytes + node.kernel_bytes - least
         measured: dict[str, tuple[int, int]] = {}
         usages = []
         for one in watched:
             rows = table.below(one.pid)
             limit = one.limit_bytes or int(DEFAULT_SHARE * node.total_bytes)
             used = sum(row.resident_bytes for row in rows)
-            if used + node.shared_bytes > min(limit, node.available_bytes):
+            if used + in_no_process > min(limit, node.available_bytes):
                 ticks = sum(row.ticks for row in rows)
                 before = self._measured.get(one.id)
                 if before is None or before[0] != ticks:
@@ -198,6 +214,9 @@ class ResourceWatch:
 
 # --- the node -------------------------------------------------------------------------------------
 
+_NOT_KERNEL: Final = (b"MemFree", b"Buffers", b"Cached", b"AnonPages", b"SReclaimable")
+"""Of ``/proc/meminfo``: what is free, or belongs to processes and files."""
+
 
 def read_node() -> Node | None:
     """Return the state of the node; None on a system without ``/proc``."""
@@ -206,13 +225,15 @@ def read_node() -> Node | None:
             rows = dict(line.split(b":") for line in file.read().splitlines())
         memory = {
             name: int(rows[name].split()[0]) << 10
-            for name in (b"MemTotal", b"MemAvailable", b"Shmem")
+            for name in (b"MemTotal", b"MemAvailable", b"Shmem", *_NOT_KERNEL)
         }
         ids = int(_text("/proc/loadavg").split()[3].split("/")[1])
         most = min(int(_text(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
     except (OSError, KeyError, IndexError, ValueError):
         return None
-    node = Node(memory[b"MemTotal"], memory[b"MemAvailable"], memory[b"Shmem"], ids, most)
+    total = memory[b"MemTotal"]
+    kernel = total - sum(memory[name] for name in _NOT_KERNEL)
+    node = Node(total, memory[b"MemAvailable"], memory[b"Shmem"], ids, most, kernel)
     return _of_container(node)
 
 
@@ -302,7 +323,7 @@ def _read(path: str) -> bytes:
 
 
 def measure(pids: Sequence[int], watched: Watched) -> int:
-    """Return the bytes that a sandbox uses: memory, swap, shared memory, memory files, tmpfs.
+    """Return the bytes that a sandbox uses: memory, swap, memory files, tmpfs, pipes, sockets.
 
     Pages that several processes share count for each of them in part. Processes that this user may
     not look into (process 1 of a sandbox, if the launcher is not root) count with what they do not
@@ -310,6 +331,7 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
     """
     total = 0
     hidden: dict[tuple[int, int], int] = {}
+    queues = _Queues()
     for pid in pids:
         _raise_oom_score(pid)
         rollup = _sizes(f"/proc/{pid}/smaps_rollup")
@@ -317,13 +339,14 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
             total += _private_bytes(pid)
             continue
         total += rollup["Pss_Anon"] + rollup["SwapPss"]
-        files = _open_memory_files(pid)
+        files = _open_memory_files(pid, queues)
         hidden |= files
         if rollup["Pss_Shmem"]:
             for key, size in _mapped_memory_files(pid).items():
                 if key not in files:
                     hidden[key] = hidden.get(key, 0) + size
-    return total + sum(hidden.values()) + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
+    total += sum(hidden.values()) + queues.bytes
+    return total + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
 
 
 def _raise_oom_score(pid: int) -> None:
@@ -350,16 +373,78 @@ def _private_bytes(pid: int) -> int:
     return private + own["VmSwap"] + own["RssShmem"]
 
 
-def _open_memory_files(pid: int) -> dict[tuple[int, int], int]:
-    """Return the memory files that a process has open, with their allocated bytes."""
+@dataclass
+class _Queues:
+    """What the kernel holds in the pipes and sockets of a sandbox."""
+
+    pipes: int = 0
+    received: int = 0
+    sent: int = 0
+    """Of Unix sockets, what the other end has not read yet."""
+    unread: int = 0
+    """The same by the receiving ends: a sender may be closed."""
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def bytes(self) -> int:
+        """All of it; up to half of what closed Unix sockets have sent may be missing."""
+        return self.pipes + self.received + max(self.sent, self.unread)
+
+    def add(self, pid: int, fd: int, name: str) -> None:
+        """Add a descriptor's pipe or socket, unless it was added before.
+
+        Raises:
+            OSError: This user may not look into the process, or it has ended.
+        """
+        if name in self._seen:
+            return
+        process = os.pidfd_open(pid)
+        try:
+            own = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, fd, 0)
+        finally:
+            os.close(process)
+        if own < 0:
+            return
+        self._seen.add(name)
+        if name.startswith("socket:"):
+            with socket.socket(fileno=own) as sock:
+                self._add_socket(sock)
+            return
+        try:
+            self.pipes += fcntl.fcntl(own, fcntl.F_GETPIPE_SZ) if _unread(own) else 0
+        finally:
+            os.close(own)
+
+    def _add_socket(self, sock: socket.socket) -> None:
+        data = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+        received, _, sent, _, _, queued = _MEMINFO.unpack(data)
+        self.received += received
+        self.sent += max(sent, queued)
+        if sock.family == socket.AF_UNIX:
+            self.unread += _unread(sock.fileno())
+
+
+def _unread(fd: int) -> int:
+    """Return how many bytes can be read from a pipe or socket now."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _open_memory_files(pid: int, queues: _Queues) -> dict[tuple[int, int], int]:
+    """Return the memory files that a process has open, with their allocated bytes.
+
+    Its pipes and sockets are added to `queues`.
+    """
     found: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{fd}"
             with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(_HIDDEN):
+                name = os.readlink(path)
+                if name.startswith(_HIDDEN):
                     status = os.stat(path)
                     found[status.st_dev, status.st_ino] = status.st_blocks * 512
+                elif name.startswith(("pipe:", "socket:")):
+                    queues.add(pid, int(fd), name)
     return found
 
 

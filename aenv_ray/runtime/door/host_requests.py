@@ -69,7 +69,8 @@ def end_sidecar_processes() -> None:
     meta = {"aenv/call_id": f"second-{os.urandom(16).hex()}", "aenv/timeout_s": _END_PROCESSES_S}
     request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
     answer = ask_host(SIDECAR_METHOD, request, 2 * _END_PROCESSES_S)
-    error = {"message": "it did not answer"} if answer is None else answer.get("error")
+    silent = {"error": {"message": "it did not answer"}}
+    error: dict[str, Any] | None = (answer or silent).get("error")
     if error is not None:
         data = error.get("data") or {}
         raise Fault(

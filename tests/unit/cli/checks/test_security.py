@@ -96,6 +96,16 @@ def test_cgroups_are_reported(controllers: str | None, found: str, tmp_path: Pat
     assert found in security.cgroups(tmp_path / "cgroup", own).found
 
 
+def test_kernel_memory_that_no_limit_counts_is_reported(tmp_path: Path) -> None:
+    largest = tmp_path / "wmem_max"
+    largest.write_text("212992\n")
+    measured = security.kernel_memory({"memory": "64 MiB in total (the launcher looks)"}, largest)
+    assert (measured.verdict, "1664 MiB" in measured.found) == (Verdict.WARNING, True)
+    assert security.kernel_memory({}, tmp_path / "hidden").found == measured.found
+    counted = security.kernel_memory({"memory": "64 MiB in total (cgroup)"}, largest)
+    assert counted.verdict is Verdict.OK
+
+
 def test_the_policy_is_compared_with_the_strict_default() -> None:
     verdicts = [
         security.policy_findings(policy)[0].verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 
@@ -81,3 +82,51 @@ def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
         os.close(kept)
         os.close(again)
     assert read_node() is not None
+
+
+def test_unread_data_counts_once_whether_its_sender_is_open_or_not() -> None:
+    """Invariant 7: the kernel keeps it, and it appears in no process."""
+    own = Watched("a", os.getpid(), None, is_isolated=False)
+    before = measure([os.getpid()], own)
+    reader, writer = os.pipe()
+    pairs = [socket.socketpair() for _ in range(40)]
+    try:
+        os.write(writer, b"x")
+        for sender, _ in pairs:
+            sender.setblocking(False)
+            while _sends(sender):
+                pass
+        unread = len(pairs) * 150_000
+        both_open = measure([os.getpid()], own) - before
+        for sender, _ in pairs:
+            sender.close()
+        half_open = measure([os.getpid()], own) - before
+    finally:
+        os.close(reader)
+        os.close(writer)
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+    assert unread < half_open <= both_open + (1 << 20)
+    assert both_open < 3 * unread
+
+
+def _sends(sender: socket.socket) -> bool:
+    try:
+        return sender.send(bytes(65_536)) > 0
+    except BlockingIOError:
+        return False
+
+
+def test_memory_in_no_process_has_sandboxes_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: measuring is dear, so it takes a reason."""
+    watched = [Watched("a", os.getpid(), GIB, is_isolated=False)]
+    nodes = [CALM._replace(kernel_bytes=GIB), CALM._replace(kernel_bytes=3 * GIB)]
+    monkeypatch.setattr(resource_watch, "read_node", lambda: nodes[0])
+    monkeypatch.setattr(resource_watch, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(resource_watch, "MOST_CPU", 1e9)
+    monkeypatch.setattr(resource_watch, "measure", lambda pids, one: 2 * GIB)
+    watch = ResourceWatch(lambda: watched)
+    assert watch.look() == []
+    nodes.pop(0)
+    assert [offence.id for offence in watch.look()] == ["a"]
