@@ -173,7 +173,7 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; - for stdout.")],
     output: Output = None,
 ) -> None:
-    """Write what the hub stores to a file, also while the hub is in use.
+    """Write what the hub stores to a file, even while it is in use.
 
     The file shows one moment: versions with their archives, grants, quotas,
     services, tokens and the audit log. It holds hashes of tokens and the variables
