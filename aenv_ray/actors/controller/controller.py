@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+import aenv_ray
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.host_queries import (
@@ -77,8 +78,8 @@ class Controller:
         self._watcher = asyncio.get_running_loop().create_task(self._watch_for_ever())
 
     async def ping(self) -> str:
-        """Answer: the fabric is up."""
-        return ray_api.CONTROLLER_NAME
+        """Return the version of aenv-ray that runs on the head: the fabric is up."""
+        return aenv_ray.__version__
 
     # --- creating ---------------------------------------------------------------------------
 

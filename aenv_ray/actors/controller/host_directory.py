@@ -17,6 +17,7 @@ from aenv_ray.actors.host.host_actor import host_actor
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.actors.ray_shell.versions import check_version
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.models import ActorDensity
@@ -123,7 +124,12 @@ class HostDirectory:
         try:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):
-                    await actor.ready.remote()
+                    version = await actor.ready.remote()
+            check_version(
+                version,
+                f"the worker on node {node[:8]}",
+                "replace the worker by one of this version",
+            )
         except Exception as exc:
             if not isinstance(exc, FabricUnavailable):
                 ray_api.kill(actor)  # it will never be ready; the next attempt creates a new actor

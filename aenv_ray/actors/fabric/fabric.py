@@ -36,6 +36,7 @@ class Fabric:
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
         from aenv_ray.actors.ray_shell import ray_api
+        from aenv_ray.actors.ray_shell.versions import check_version
 
         self.ray = ray_api
         self.gate = ShutdownGate()
@@ -44,7 +45,10 @@ class Fabric:
         self._notice_after_s = NOTICE_AFTER_S
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), WaitNotices())
         self._quotas = QuotaClient()
-        self.wait(self.controller.ping.remote(), "the controller", 120.0)
+        version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
+        check_version(
+            version, "the cluster's head", "install the version of the cluster here, or upgrade it"
+        )
 
     @gated
     def wait(

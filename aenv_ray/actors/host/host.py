@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import aenv_ray
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
@@ -180,9 +181,9 @@ class Host:
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def ready(self) -> str:
-        """Return the id of the host, once it has adopted the instances of an earlier host."""
+        """Return this node's aenv-ray version, once an earlier host's instances are adopted."""
         await self._adopted.wait()
-        return self._id
+        return aenv_ray.__version__
 
     def claim(self, instance_id: InstanceId) -> None:
         """Keep this spare host for an instance; idempotent.
