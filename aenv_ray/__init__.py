@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aenv_ray.client import Environment, SyncEnvironment
     from aenv_ray.client.vector import vector
     from aenv_ray.errors import AenvError
+    from aenv_ray.integrations.agents import agent_env
     from aenv_ray.models import ToolResult
     from aenv_ray.sampling import sample
 
@@ -39,6 +40,7 @@ _HOMES = {
     "Environment": "aenv_ray.client",
     "SyncEnvironment": "aenv_ray.client",
     "ToolResult": "aenv_ray.models",
+    "agent_env": "aenv_ray.integrations.agents",
     "create": "aenv_ray.actors.fabric.driver_api",
     "create_many": "aenv_ray.actors.fabric.driver_api",
     "get": "aenv_ray.actors.fabric.driver_api",
@@ -57,6 +59,7 @@ __all__ = [
     "Environment",
     "SyncEnvironment",
     "ToolResult",
+    "agent_env",
     "create",
     "create_many",
     "get",

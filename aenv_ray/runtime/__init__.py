@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     )
     from aenv_ray.runtime.api.registry import Registry, get_registry
     from aenv_ray.runtime.api.results import Image
+    from aenv_ray.runtime.door.agent import ChatEndpoint, serve_agent
     from aenv_ray.runtime.door.calls import current_call
 
 _HOMES = {
+    "ChatEndpoint": "door.agent",
     "Image": "api.results",
     "Registry": "api.registry",
     "current_call": "door.calls",
@@ -34,9 +36,11 @@ _HOMES = {
     "register_reward": "api.decorators",
     "register_tasks": "api.decorators",
     "register_tool": "api.decorators",
+    "serve_agent": "door.agent",
 }
 
 __all__ = [
+    "ChatEndpoint",
     "Image",
     "Registry",
     "current_call",
@@ -47,6 +51,7 @@ __all__ = [
     "register_reward",
     "register_tasks",
     "register_tool",
+    "serve_agent",
 ]
 
 

@@ -25,7 +25,15 @@ PYTEST = ("-m", "pytest", "-q", "--rootdir", ".", "--confcutdir", ".")
     [
         (
             "agent_frameworks",
-            ("openai-agents", "langchain", "pydantic-ai", "smolagents", "google-adk", "autogen"),
+            (
+                "openai-agents",
+                "langchain",
+                "pydantic-ai",
+                "smolagents",
+                "google-adk",
+                "autogen",
+                "a2a",
+            ),
             ("anthropic", "langgraph", *BESIDE),
         ),
         ("rollout_frameworks", ("inspect", "gymnasium", "skyrl-gym"), BESIDE),

@@ -14,6 +14,7 @@ from tests.ray.cluster import Cluster
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
     "handles.py": ["lines [1, 2, 3, 4]", "left 0"],
+    "negotiation.py": ["agreed at 55: seller 0.3, buyer 0.7", "left 0"],
     "rollouts.py": ["reward mean 1.0 over 12, void 0"],
     "vector.py": ["lines ['0', '1', '2', '3', '4', '5', '6', '7']", "received 8", "left 0"],
 }

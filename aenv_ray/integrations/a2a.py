@@ -1,0 +1,160 @@
+"""Agent environments as A2A agents: an ASGI application over an instance with a tool `chat`.
+
+    env = aenv_ray.create(agent_env(helper, name="helper"))
+    uvicorn.run(application(env, url="http://agents.example:9000"), port=9000)
+
+It serves the agent card, and A2A's JSON-RPC methods: send, stream, get and cancel. A context of
+A2A is a conversation of the agent, and its tasks are messages in it. Tasks are kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.applications import Starlette
+
+from aenv_ray import Environment
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError
+from aenv_ray.integrations.requirement import require
+from aenv_ray.models import ToolResult
+from aenv_ray.runtime.door.agent import CHAT_S
+
+require("a2a-sdk", "a2a", "1.0", "2")
+
+from a2a.helpers.proto_helpers import new_task, new_text_message, new_text_part  # noqa: E402
+from a2a.server.agent_execution import AgentExecutor, RequestContext  # noqa: E402
+from a2a.server.events import EventQueue  # noqa: E402
+from a2a.server.request_handlers import DefaultRequestHandler  # noqa: E402
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes  # noqa: E402
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater  # noqa: E402
+from a2a.types import (  # noqa: E402
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    TaskState,
+)
+
+_TEXT: Final = "text/plain"
+_ANSWER: Final = "answer"
+
+
+def application(
+    environment: EnvHandle | Environment,
+    *,
+    url: str,
+    name: str = "",
+    version: str = "1.0.0",
+    description: str = "An agent that answers messages",
+) -> Starlette:
+    """Return an ASGI application that answers A2A for an agent.
+
+    Args:
+        environment: An instance of `aenv_ray.agent_env`, or of another environment whose tool
+            ``chat`` takes ``message`` and ``conversation``. Pieces of an answer are streamed from a
+            handle; an `Environment` has the whole answer as one piece.
+        url: Where clients reach the application.
+        name: Of the agent. "": that of the environment.
+        version: Of the agent.
+        description: For the agent card.
+
+    Raises:
+        ConfigError: The A2A SDK is missing, or of another version.
+    """
+    own = environment.reference if isinstance(environment, EnvHandle) else environment.env_name
+    card = AgentCard(
+        name=name or own,
+        description=description,
+        version=version,
+        supported_interfaces=[
+            AgentInterface(url=url, protocol_binding="JSONRPC", protocol_version="1.0")
+        ],
+        capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+        default_input_modes=[_TEXT],
+        default_output_modes=[_TEXT],
+        skills=[AgentSkill(id="chat", name="chat", description=description, tags=["chat"])],
+    )
+    handler = DefaultRequestHandler(
+        agent_executor=_Executor(environment), task_store=InMemoryTaskStore(), agent_card=card
+    )
+    routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/")]
+    return Starlette(routes=routes)
+
+
+class _Executor(AgentExecutor):
+    """Answers a message by a call of `chat`; cancelling a task cancels the call."""
+
+    def __init__(self, environment: EnvHandle | Environment) -> None:
+        self._environment = environment
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        task_id, context_id = str(context.task_id), str(context.context_id)
+        if context.current_task is None:
+            submitted = TaskState.TASK_STATE_SUBMITTED
+            await event_queue.enqueue_event(new_task(task_id, context_id, submitted))
+        updater = TaskUpdater(event_queue, task_id, context_id)
+        await updater.start_work()
+        text = context.get_user_input()
+        if not text:
+            await updater.reject(new_text_message("the message has no text"))
+            return
+        pieces = 0
+        try:
+            async with aclosing(_pieces(self._environment, text, context_id)) as found:
+                async for piece in found:
+                    await updater.add_artifact(
+                        [new_text_part(piece)], artifact_id=_ANSWER, append=pieces > 0
+                    )
+                    pieces += 1
+        except AenvError as exc:
+            await updater.failed(new_text_message(exc.message))
+            return
+        except _Raised as exc:
+            await updater.failed(new_text_message(str(exc)))
+            return
+        await updater.complete()
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        # The SDK has cancelled `execute` before.
+        await TaskUpdater(event_queue, str(context.task_id), str(context.context_id)).cancel()
+
+
+class _Raised(Exception):
+    """The agent raised; the text is its message."""
+
+
+async def _pieces(
+    environment: EnvHandle | Environment, message: str, conversation: str
+) -> AsyncGenerator[str, None]:
+    """Yield the pieces of an agent's answer.
+
+    Raises:
+        AenvError: The call failed.
+        _Raised: The agent raised.
+    """
+    arguments = {"message": message, "conversation": conversation}
+    streamed = ""
+    if isinstance(environment, EnvHandle):
+        references = environment.stream_tool.remote("chat", arguments, CHAT_S)
+        result: Any = None
+        try:
+            async for reference in references:
+                with ray_api.translated("chat", instance_id=environment.instance_id):
+                    result = await reference
+                if not isinstance(result, ToolResult):
+                    _, _, piece = result
+                    streamed += piece
+                    yield piece
+        finally:
+            ray_api.cancel(references)
+    else:
+        result = await environment.call_tool("chat", arguments, CHAT_S)
+    if result.is_error:
+        raise _Raised(result.text())
+    answer = result.text()
+    if answer != streamed:  # a slow reader misses the oldest pieces
+        yield answer if not streamed else f"\n{answer}"
