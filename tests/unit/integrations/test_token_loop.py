@@ -1,0 +1,297 @@
+"""Token by token: what a trainer gets from turns of a model, and what SLIME gets of it."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aenv_ray.errors import ConfigError, SandboxLost, ToolNotFound
+from aenv_ray.integrations import slime
+from aenv_ray.integrations.episodes import Outcome
+from aenv_ray.integrations.token_loop import Turn, played, turns
+from aenv_ray.models import ToolResult
+from aenv_ray.sampling import EpisodeStatus
+from aenv_ray.trajectories.schema import Episode, Generation
+
+END = "$"
+ADD = {"name": "add", "description": "Add.", "inputSchema": {"type": "object", "properties": {}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+class LetterTokenizer:
+    """A token for each letter; messages end with `END`."""
+
+    eos_token_id = ord(END)
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> list[int]:
+        text = "".join(f"{m['role'][0]}:{m['content']}{END}\n" for m in conversation)
+        prompt = "a:" if options.get("add_generation_prompt") else ""
+        return [ord(letter) for letter in text + prompt]
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        del options
+        return "".join(map(chr, token_ids))
+
+
+class FakeEpisode:
+    """An episode with one tool, whose sandbox may be lost."""
+
+    env_name = "fake"
+
+    def __init__(self, *, is_lost: bool = False, has_begun: bool = True) -> None:
+        self.is_lost = is_lost
+        self.has_begun = has_begun
+        self.generation: Generation | None = None
+        self.is_abandoned = False
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        if not self.has_begun:
+            raise SandboxLost("it did not start")
+        return [ADD]
+
+    async def call_tool(self, name: str, arguments: Any, timeout: float | None = None) -> Any:
+        del arguments, timeout
+        if self.is_lost:
+            raise SandboxLost("the node is gone")
+        if name != "add":
+            raise ToolNotFound(name)
+        return ToolResult([{"type": "text", "text": "2"}])
+
+    async def finish(self, generation: Generation | None = None) -> Outcome:
+        self.generation = generation
+        is_void = self.is_lost or not self.has_begun
+        return Outcome(
+            Episode(
+                index=0, task_id="t", reward=None if is_void else 0.5,
+                status=EpisodeStatus.INFRA_FAILED if is_void else EpisodeStatus.COMPLETED,
+            )
+        )  # fmt: skip
+
+    async def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+class FakePool:
+    """Begins the given episodes, one after the other."""
+
+    def __init__(self, *episodes: FakeEpisode) -> None:
+        self.left = list(episodes)
+        self.policy_version: int | None = None
+
+    async def begin(self, task: Any) -> FakeEpisode:
+        del task
+        return self.left.pop(0)
+
+
+def model(*texts: str, version: int = 3) -> Callable[[list[int], int], Any]:
+    said = iter(texts)
+
+    async def generate(ids: list[int], left: int) -> Turn:
+        del ids
+        written = [ord(letter) for letter in next(said)][:left]
+        versions = [version] * len(written)
+        return Turn(written, [-0.5] * len(written), versions, is_truncated=len(written) == left)
+
+    return generate
+
+
+def acting(*texts: str, max_tokens: int = 1000) -> Any:
+    prompt = [{"role": "user", "content": "Go"}]
+    return lambda episode: turns(
+        episode, LetterTokenizer(), prompt, model(*texts), max_tokens=max_tokens
+    )
+
+
+async def test_the_models_own_tokens_are_kept_and_the_environments_are_masked() -> None:
+    pool = FakePool(episode := FakeEpisode())
+    outcome, tokens = await played(pool, {}, acting(CALL + END, "done" + END))  # type: ignore[arg-type]
+    assert tokens is not None
+    assert (outcome.reward, pool.policy_version) == (0.5, 3)
+    text = LetterTokenizer().decode(tokens.response_ids)
+    assert text == f"{CALL}{END}\nt:2{END}\na:done{END}"
+    written = [chr(i) for i, mask in zip(tokens.response_ids, tokens.mask, strict=True) if mask]
+    assert "".join(written) == f"{CALL}{END}done{END}"
+    assert {p for p, mask in zip(tokens.logprobs, tokens.mask, strict=True) if mask} == {-0.5}
+    assert {v for v, mask in zip(tokens.versions, tokens.mask, strict=True) if not mask} == {-1}
+    assert episode.generation == tokens.generation()
+
+
+async def test_an_end_that_the_model_did_not_write_is_added_to_the_context() -> None:
+    _, tokens = await played(FakePool(FakeEpisode()), {}, acting(CALL, "done" + END))  # type: ignore[arg-type]
+    assert tokens is not None
+    assert LetterTokenizer().decode(tokens.response_ids).startswith(f"{CALL}{END}\nt:2")
+    assert tokens.mask[len(CALL)] == 0
+
+
+async def test_a_call_that_is_no_json_is_answered_with_an_error() -> None:
+    bad = "<tool_call>{oops</tool_call>" + END
+    _, tokens = await played(FakePool(FakeEpisode()), {}, acting(bad, "done" + END))  # type: ignore[arg-type]
+    assert tokens is not None
+    assert "there is no tool ''" in LetterTokenizer().decode(tokens.response_ids)
+
+
+async def test_a_limit_of_tokens_ends_the_turns() -> None:
+    _, tokens = await played(
+        FakePool(FakeEpisode()),
+        {},
+        acting(CALL + END, "x", max_tokens=len(CALL) + 3),  # type: ignore[arg-type]
+    )
+    assert tokens is not None
+    assert tokens.is_truncated
+    assert len(tokens.response_ids) <= len(CALL) + 3
+
+
+async def test_a_void_episode_is_played_again_and_its_tokens_are_kept() -> None:
+    pool = FakePool(FakeEpisode(is_lost=True), FakeEpisode(has_begun=False), FakeEpisode())
+    act = acting(CALL + END, CALL + END, "done" + END)
+    outcome, tokens = await played(pool, {}, act, void_retries=2)  # type: ignore[arg-type]
+    assert not outcome.is_void
+    assert tokens is not None
+    lost, tokens = await played(FakePool(FakeEpisode(is_lost=True)), {}, acting(CALL + END))  # type: ignore[arg-type]
+    assert lost.is_void
+    assert tokens is not None
+    assert tokens.turn_count == 1
+
+
+async def test_a_cancelled_trainer_leaves_no_episode() -> None:
+    started = asyncio.Event()
+
+    async def act(episode: Any) -> Any:
+        del episode
+        started.set()
+        await asyncio.Event().wait()
+
+    pool = FakePool(episode := FakeEpisode())
+    playing = asyncio.create_task(played(pool, {}, act))  # type: ignore[arg-type]
+    await started.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert episode.is_abandoned
+
+
+async def test_a_template_that_changes_earlier_messages_is_refused() -> None:
+    class Rewriting(LetterTokenizer):
+        def apply_chat_template(
+            self, conversation: list[dict[str, Any]], **options: Any
+        ) -> list[int]:
+            return [len(conversation), *super().apply_chat_template(conversation, **options)]
+
+    with pytest.raises(ConfigError, match="changes earlier messages"):
+        await turns(
+            FakeEpisode(), Rewriting(), [{"role": "user", "content": "Go"}], model(CALL + END),  # type: ignore[arg-type]
+            max_tokens=500,
+        )  # fmt: skip
+
+
+# --- SLIME: a double of `Sample` and of the two functions that are called, August 2026 ----------
+
+
+@dataclass
+class Sample:
+    """The fields of ``slime.utils.types.Sample`` that are read or set."""
+
+    class Status(Enum):
+        PENDING = "pending"
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        FAILED = "failed"
+
+    prompt: Any = "Go"
+    group_index: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    response: str = ""
+    response_length: int = 0
+    reward: float | None = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = field(default_factory=list)
+    rollout_log_probs: list[float] | None = None
+    remove_sample: bool = False
+    status: Status = Status.PENDING
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def get_reward_value(self, args: Any) -> float:
+        del args
+        assert self.reward is not None
+        return self.reward
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Install doubles of SLIME's modules; return the requests to the model server."""
+    requests: list[dict[str, Any]] = []
+    texts = [CALL + END, "done" + END]
+
+    async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        assert url == "http://router:1/generate"
+        requests.append(payload)
+        logprobs = [(-0.5, ord(letter), None) for letter in texts[(len(requests) - 1) % 2]]
+        meta = {
+            "output_token_logprobs": logprobs, "finish_reason": {"type": "stop"},
+            "weight_version": "4",
+        }  # fmt: skip
+        return {"text": "", "meta_info": meta}
+
+    rollout, http = ModuleType("slime.rollout.sglang_rollout"), ModuleType("slime.utils.http_utils")
+    rollout.GenerateState = lambda args: SimpleNamespace(tokenizer=LetterTokenizer())  # type: ignore[attr-defined]
+    http.post = post  # type: ignore[attr-defined]
+    for name in ("slime", "slime.rollout", "slime.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, rollout.__name__, rollout)
+    monkeypatch.setitem(sys.modules, http.__name__, http)
+    return requests
+
+
+ARGS = SimpleNamespace(
+    sglang_router_ip="router", sglang_router_port=1, advantage_estimator="grpo",
+    rewards_normalization=True, grpo_std_normalization=False,
+)  # fmt: skip
+
+
+async def generated(monkeypatch: pytest.MonkeyPatch, *episodes: FakeEpisode) -> Any:
+    monkeypatch.setattr(slime, "EpisodePool", lambda *_, **__: FakePool(*episodes))
+    custom_generate = slime.rollouts("fake", void_retries=0)
+    return await custom_generate(ARGS, Sample(), {"max_new_tokens": 900, "temperature": 1.0})
+
+
+async def test_slimes_sample_is_filled(
+    sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = await generated(monkeypatch, FakeEpisode())
+    assert sample.status is Sample.Status.COMPLETED
+    assert sample.reward == 0.5
+    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+    assert sample.weight_versions == ["4", "4"]
+    assert sglang[1]["input_ids"] == sample.tokens[: len(sglang[1]["input_ids"])]
+    assert sglang[1]["return_logprob"]
+
+
+async def test_a_void_sample_is_removed_and_in_no_baseline(
+    sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del sglang
+    void = await generated(monkeypatch, FakeEpisode(is_lost=True))
+    unstarted = await generated(monkeypatch, FakeEpisode(has_begun=False))
+    for sample in (void, unstarted):
+        assert sample.remove_sample
+        assert sample.status is Sample.Status.FAILED
+        assert len(sample.loss_mask) == sample.response_length > 0
+        sample.group_index = 0
+    scored = [Sample(reward=1.0, group_index=0), Sample(reward=0.0, group_index=0)]
+    raw, normalized = slime.post_process_rewards(ARGS, [void, *scored, unstarted])
+    assert raw == [0.5, 1.0, 0.0, 0.5]
+    assert normalized == [0.0, 0.5, -0.5, 0.0]
+
+
+def test_the_example_has_a_function_for_slime() -> None:
+    example = Path(__file__).parents[3] / "examples/integrations/trainers/slime_rollouts.py"
+    assert asyncio.iscoroutinefunction(runpy.run_path(str(example))["custom_generate"])
