@@ -2,6 +2,7 @@
 
 ``python -m benchmarks soak`` looks for growth over many cycles and calls: `benchmarks.soak`.
 ``python -m benchmarks concurrent-episodes`` plays thousands of episodes at the same time.
+``python -m benchmarks peers`` does the same work with other libraries.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from benchmarks import (
 )
 from benchmarks.floor import bare_actor
 from benchmarks.measure import p50_s, paired, per_s
+from benchmarks.peers import compare
 from benchmarks.pools import pools
+from benchmarks.readme import machine, replace_section
 
 ECHO = Path(__file__).parent / "echo_environment"
 ARGUMENTS = {"text": "hi"}
@@ -206,9 +209,13 @@ def main() -> None:
     if sys.argv[1:2] == ["concurrent-episodes"]:
         concurrent_episodes.main(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["peers"]:
+        compare.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, about 3 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--readme", action="store_true", help="write them to benchmarks/README.md")
     parser.add_argument(
         "--image", default=settings().docker_image, help="for containers; or AENV_DOCKER_IMAGE"
     )
@@ -242,6 +249,12 @@ def main() -> None:
     rounded = {name: round(value, 3) for name, value in figures.items()}
     if options.json:
         options.json.write_text(json.dumps(rounded, indent=2) + "\n", encoding="utf-8")
+    if options.readme:
+        rows = [
+            f"| `{key}` | {value:g} | {BUDGET.get(key, '')} |" for key, value in rounded.items()
+        ]
+        head = "| figure | value | budget |\n|---|--:|---|"
+        replace_section("budget", "\n".join([machine(), "", head, *rows]))
     width = max(map(len, rounded))
     for name, value in rounded.items():
         print(f"{name:<{width}}  {value:>10g}  {BUDGET.get(name, '')}".rstrip())

@@ -26,7 +26,7 @@ def echo(text: str) -> str:
 class AEnvironment(Peer):
     """See `Peer`."""
 
-    async def open(self) -> None:
+    def __init__(self) -> None:
         self._root = tempfile.TemporaryDirectory()
         self._source = Path(self._root.name, "echo")
         self._source.mkdir()
