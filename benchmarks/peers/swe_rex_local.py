@@ -19,7 +19,7 @@ class SweRex(Peer):
     async def create(self) -> Any:
         deployment = LocalDeployment()
         await deployment.start()
-        await deployment.runtime.create_session(CreateBashSessionRequest())
+        await deployment.runtime.create_session(CreateBashSessionRequest(startup_timeout=30.0))
         return deployment, asyncio.Lock()
 
     async def call(self, env: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
@@ -88,7 +88,7 @@ class Assignments:
         self._given: dict[str, dict[int, Assignment]] = {}
         self._groups: dict[int, Group] = {}
         self.returned: deque[Group] = deque()
-        """Groups of lost runners, to be handed out before others."""
+        """Groups of lost and slow runners, to be handed out before others."""
 
     def give(self, runner: str, group: Group) -> None:
         """Note that a runner plays a group."""
@@ -112,6 +112,20 @@ class Assignments:
         if found is not None:
             del self._groups[index]
         return found is not None
+
+    def take_back(self, runner: str, indices: Iterable[int]) -> None:
+        """Note that a runner has returned tasks that it had not begun.
+
+        Args:
+            runner: Its name. Tasks that were taken from it meanwhile are ignored.
+            indices: Of all tasks of each group.
+        """
+        given = self._given.get(runner, {})
+        groups = {id(self._groups[n]): self._groups[n] for n in indices if n in given}
+        for group in groups.values():
+            for one in group.members:
+                del given[one.index], self._groups[one.index]
+            self.returned.append(group)
 
     def lose(self, runner: str) -> Sequence[Assignment]:
         """Take back the tasks of a lost runner; return those that were lost too often."""

@@ -83,6 +83,10 @@ class LocalRunner:
         self._source.resize(limit)
         self._queue.give(groups, limit, has_more=has_more)
 
+    async def take_back(self, most: int) -> list[int]:
+        """See `RunnerQueue.take_back`."""
+        return self._queue.take_back(most)
+
     async def finished(
         self, *, linger_s: float = 0.0, wait_s: float | None = None
     ) -> list[Episode]:

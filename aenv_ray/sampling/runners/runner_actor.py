@@ -110,6 +110,10 @@ class RunnerShell:
         """See `RunnerQueue.give`."""
         await self._opened().give(groups, limit, has_more=has_more)
 
+    async def take_back(self, most: int) -> list[int]:
+        """See `RunnerQueue.take_back`."""
+        return await self._opened().take_back(most)
+
     async def finished(self) -> tuple[bytes, dict[str, bytes]]:
         """Return finished episodes as JSON Lines, and the contents of their attachments.
 
@@ -170,6 +174,13 @@ class RemoteRunner:
         await self._answer(
             lambda: self._actor.give.remote(list(groups), limit, has_more), "tasks", None
         )
+
+    async def take_back(self, most: int) -> list[int]:
+        """See `RunnerQueue.take_back`."""
+        taken: list[int] = await self._answer(
+            lambda: self._actor.take_back.remote(most), "tasks that have not begun", None
+        )
+        return taken
 
     async def finished(self) -> list[Episode]:
         """See `RunnerQueue.finished`."""

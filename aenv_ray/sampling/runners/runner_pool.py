@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from aenv_ray.errors import AenvError, FabricUnavailable
@@ -22,7 +23,7 @@ NO_RUNNER_S: Final = 300.0
 _AHEAD_S: Final = 0.75
 """A remote runner has tasks for this long ahead: it reports its episodes a few times a second."""
 _MOST_AHEAD: Final = 2048
-"""Bounds what is lost with a runner, and what it keeps from others if its episodes slow down."""
+"""Bounds what is lost with a runner."""
 _RATE_OVER_S: Final = 0.5
 """Time constant of the mean rate of episodes."""
 
@@ -41,6 +42,9 @@ class RunnerLink(Protocol):
 
     async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
         """See `RunnerQueue.give`; raises RunnerLost."""
+
+    async def take_back(self, most: int) -> list[int]:
+        """See `RunnerQueue.take_back`; raises RunnerLost."""
 
     async def finished(self) -> list[Episode]:
         """See `RunnerQueue.finished`; may be empty. Raises RunnerLost."""
@@ -78,6 +82,8 @@ class _Member:
         self.outbox: list[Group] = []
         self.rate = 0.0
         """Finished episodes per second."""
+        self.was_asked = False
+        """Whether it was asked to return tasks since its last report, and returned none yet."""
         self._reported_at = time.monotonic()
 
     def note(self, episodes: int) -> None:
@@ -213,6 +219,7 @@ class RunnerPool:
                 await self._await_room()
                 episodes = await member.link.finished()
                 member.note(len(episodes))
+                member.was_asked = False
                 for episode in episodes:
                     if self._assignments.finish(member.link.name, episode.index):
                         self._report(episode)
@@ -277,7 +284,29 @@ class RunnerPool:
                     return member
             elif self._assignments.is_empty:
                 return None
+            else:
+                self._relieve_slowest()
             await self._changed.wait()
+
+    def _relieve_slowest(self) -> None:
+        """Have the runner with the most tasks return those that others could begin now."""
+        limit = self._limit()
+        counts = {name: self._assignments.count(name) for name in self._members}
+        idle = sum(max(0, limit - count) for count in counts.values())
+        slowest = max(counts, key=counts.__getitem__, default=None)
+        if slowest is None or self._members[slowest].was_asked:
+            return
+        most = min(idle, counts[slowest] - limit)
+        if most > 0:
+            self._members[slowest].was_asked = True
+            self._start(self._take_back(self._members[slowest], most))
+
+    async def _take_back(self, member: _Member, most: int) -> None:
+        async with self._losing(member, "did not return tasks"):
+            taken = await member.link.take_back(most)
+            self._assignments.take_back(member.link.name, taken)
+            member.was_asked = not taken
+            self._changed.set()
 
     def _limit(self) -> int:
         """Return how many episodes each runner may play at once."""
@@ -286,7 +315,9 @@ class RunnerPool:
 
     def _room(self, member: _Member) -> int:
         limit = self._limit()
-        most = limit + (member.ahead() if self._may_read_ahead else 0)
+        # The last tasks are those that a slow runner has returned, or a lost one has left.
+        may_be_ahead = self._may_read_ahead and self._has_more
+        most = limit + (member.ahead() if may_be_ahead else 0)
         return most - self._assignments.count(member.link.name)
 
     def _flush(self) -> None:
@@ -299,12 +330,18 @@ class RunnerPool:
                 self._start(self._send(member, groups))
 
     async def _send(self, member: _Member, groups: Sequence[Group]) -> None:
-        try:
+        async with self._losing(member, "did not get tasks"):
             await member.link.give(groups, self._limit(), has_more=self._has_more)
+
+    @contextlib.asynccontextmanager
+    async def _losing(self, member: _Member, what: str) -> AsyncIterator[None]:
+        """Give up a runner that fails in the block."""
+        try:
+            yield
         except RunnerLost as exc:
             await self._lose(member, exc)
         except AenvError as exc:
-            logger.warning("tasks were not sent to %s: %s", member.link.name, exc)
+            logger.warning("the runner %s %s: %s", member.link.name, what, exc)
             await self._lose(member, RunnerLost(exc.message))
 
 

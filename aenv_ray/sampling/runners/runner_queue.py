@@ -52,6 +52,18 @@ class RunnerQueue:
         self._begin()
         self._note_hunger()
 
+    def take_back(self, most: int) -> list[int]:
+        """Remove groups that have not begun, the last first; return the indices of their tasks.
+
+        Args:
+            most: Most tasks.
+        """
+        taken: list[int] = []
+        while self._groups and len(taken) + len(self._groups[-1].members) <= most:
+            taken += [one.index for one in self._groups.pop().members]
+        self._note_hunger()
+        return taken
+
     def left(self) -> int | None:
         """Return how many tasks have not begun; None if more may follow."""
         return None if self._has_more else sum(group.size for group in self._groups)

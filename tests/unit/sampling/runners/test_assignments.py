@@ -56,3 +56,22 @@ def test_losing_a_runner_twice_loses_nothing_twice() -> None:
     assignments.lose("a")
     assert assignments.lose("a") == []
     assert len(assignments.returned) == 1
+
+
+def test_tasks_that_a_slow_runner_returns_keep_their_attempts() -> None:
+    assignments = Assignments(most_attempts=2)
+    groups = [Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(3)]
+    for group in groups:
+        assignments.give("slow", group)
+    assignments.take_back("slow", [2])
+    assert list(assignments.returned) == [groups[2]]
+    assert not assignments.finish("slow", 2)
+    assert assignments.count("slow") == 2
+
+
+def test_tasks_that_were_lost_with_their_runner_are_not_returned_again() -> None:
+    assignments = Assignments(most_attempts=2)
+    assignments.give("slow", Group((Assignment(0, Task(id="t")),)))
+    assert not assignments.lose("slow")
+    assignments.take_back("slow", [0])
+    assert [one.attempt for group in assignments.returned for one in group.members] == [2]

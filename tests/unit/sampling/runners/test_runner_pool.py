@@ -12,7 +12,7 @@ from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
 from aenv_ray.sampling.runners.instance_source import GroupStart
-from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool
+from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
 from aenv_ray.sampling.runners.runner_queue import Play, RunnerQueue
 
 
@@ -45,6 +45,11 @@ class _FakeRunner:
             raise RunnerLost("its node died")
         self.limits.append(limit)
         self.queue.give(groups, limit, has_more=has_more)
+
+    async def take_back(self, most: int) -> list[int]:
+        if self.gone.is_set():
+            raise RunnerLost("its node died")
+        return self.queue.take_back(most)
 
     async def finished(self) -> list[Episode]:
         finished = asyncio.create_task(self.queue.finished())
@@ -340,3 +345,42 @@ async def test_episodes_are_not_collected_while_nobody_reads_them() -> None:
         has_room.set()
         await run
     assert len(episodes) == 40
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Each is played once, even if the slow runner is lost meanwhile."""
+    fast_ones: list[int] = []
+    begun: list[int] = []
+    others_are_done = asyncio.Event()
+
+    async def fast(one: Assignment, start: GroupStart) -> Episode:
+        await asyncio.sleep(0)
+        fast_ones.append(one.index)
+        if len(fast_ones) == 10:
+            others_are_done.set()
+        return _episode(one)
+
+    async def slow(one: Assignment, start: GroupStart) -> Episode:
+        begun.append(one.index)
+        await others_are_done.wait()
+        if is_lost:
+            runners["slow"].gone.set()
+            await asyncio.Event().wait()
+        return _episode(one)
+
+    runners = {"fast": _FakeRunner("fast", fast), "slow": _FakeRunner("slow", slow)}
+    runners["slow"].is_remote = True
+    monkeypatch.setattr(_Member, "ahead", lambda member: 4 if member.link.is_remote else 0)
+    episodes: list[Episode] = []
+    pool = RunnerPool(
+        _FakeRunners(*runners.values()), _tasks(12), episodes.append, _always,
+        concurrency=4, most_attempts=3,
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert len(begun) == 2
+    assert sorted(one.index for one in episodes) == list(range(12))
+    assert len(fast_ones) == (12 if is_lost else 10)
