@@ -19,7 +19,7 @@ from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, ConfigError, PolicyRefused
+from aenv_ray.errors import AenvError, ConfigError, PolicyRefused, ToolTimeout
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
@@ -120,6 +120,7 @@ class EnvironmentRelay:
         Raises:
             ConfigError: The request is malformed, or the project does not declare the environment.
             PolicyRefused: It would exceed a limit of nesting.
+            ToolTimeout: The inner instance did not start within the time of the call.
             AenvError: The inner instance cannot be created, or its call failed.
         """
         try:
@@ -186,7 +187,7 @@ class EnvironmentRelay:
             left = {n: i for n, i in life.record.inner.items() if i != inner_id}
             self._note(life, left)
             if isinstance(exc, TimeoutError) and not isinstance(exc, AenvError):
-                raise PolicyRefused(
+                raise ToolTimeout(
                     f"{request.environment} did not start within the {request.timeout_s:g} s of "
                     "the call",
                     hint="give the call a longer timeout",

@@ -14,7 +14,13 @@ from aenv_ray.actors.host.environment_relay import MAX_DEPTH, MAX_INNER, Environ
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import EndCause
-from aenv_ray.errors import AenvError, CapacityExceeded, ConfigError, PolicyRefused
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    ConfigError,
+    PolicyRefused,
+    ToolTimeout,
+)
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec, Isolation
 from aenv_ray.runtime.door.async_calls import Disconnect
@@ -199,6 +205,17 @@ async def test_an_inner_instance_that_does_not_start_is_tried_again(
     inner.is_full = False
     await relay.answer(outer, DECLARED, params())
     assert list(outer.record.inner.values()) == inner.alive
+
+
+async def test_one_that_starts_too_slowly_is_a_timeout_and_no_failure_of_the_infrastructure(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: a short deadline voids no episode."""
+    outer = an_outer()
+    inner.may_start.clear()
+    with pytest.raises(ToolTimeout, match="did not start within"):
+        await relay.answer(outer, DECLARED, params(timeout_s=0.01))
+    assert outer.record.inner == {}
 
 
 async def test_an_inner_call_is_cancelled_with_the_outer_one(
