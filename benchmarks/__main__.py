@@ -3,6 +3,7 @@
 ``python -m benchmarks soak`` looks for growth over many cycles and calls: `benchmarks.soak`.
 ``python -m benchmarks concurrent-episodes`` plays thousands of episodes at the same time.
 ``python -m benchmarks peers`` does the same work with other libraries.
+``python -m benchmarks environments`` prints what the built-in environments cost.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aenv_ray.engines.census import live_processes
 from benchmarks import (
     concurrent_episodes,
     containers,
+    environments,
     episodes,
     gateway,
     local_door,
@@ -170,17 +172,10 @@ def live(figures: dict[str, float]) -> None:
     figures["live_instances"] = sum(answer.data == "hi" for answer in answers)
     processes = live_processes()
     sample = processes[:: max(1, len(processes) // 100)]
-    figures["pss_mib_per_instance"] = statistics.mean(_pss_mib(pid) for pid in sample)
+    figures["pss_mib_per_instance"] = statistics.mean(soak.memory_mib(pid) for pid in sample)
     figures["processes"] = len(processes)
     release(group)
     figures["left_after_release"] = len(live_processes())
-
-
-def _pss_mib(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} tells no Pss")
 
 
 def without_namespaces(figures: dict[str, float], quick: bool) -> None:
@@ -211,6 +206,9 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["peers"]:
         compare.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["environments"]:
+        environments.main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, about 3 minutes")

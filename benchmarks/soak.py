@@ -83,10 +83,10 @@ def usage() -> dict[str, float]:
     Launchers, janitors and Redis leave their parents; a subreaper has them below it nevertheless.
     """
     found: dict[str, float] = defaultdict(float)
-    for pid in [os.getpid(), *_below(os.getpid())]:
+    for pid in [os.getpid(), *below(os.getpid())]:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            found[f"memory {_group(pid, command)}"] += _memory_mib(pid)
+            found[f"memory {_group(pid, command)}"] += memory_mib(pid)
             found["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
         except OSError:
             continue  # it has ended
@@ -106,14 +106,16 @@ def _group(pid: int, command: bytes) -> str:
     return "of Ray"
 
 
-def _memory_mib(pid: int) -> float:
+def memory_mib(pid: int) -> float:
+    """Return the proportional share of a process; 0.0 for a zombie."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
     return 0.0
 
 
-def _below(root: int) -> Iterator[int]:
+def below(root: int) -> Iterator[int]:
+    """Yield the pids of a process's descendants."""
     children = defaultdict(list)
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -194,7 +196,7 @@ class Soak:
         """
 
         def is_empty() -> bool:
-            return not {*live_processes()} & {*_below(os.getpid())}
+            return not {*live_processes()} & {*below(os.getpid())}
 
         await eventually(is_empty, "no sandbox is left", SETTLE_S)
         gc.collect()
@@ -261,5 +263,5 @@ def _run(cycles: int, calls: int, rounds: int) -> dict[str, list[float]]:
     finally:
         aenv_ray.shutdown()
         ray.shutdown()
-        is_over = eventually(lambda: not [*_below(os.getpid())], "no process is left", SETTLE_S)
+        is_over = eventually(lambda: not [*below(os.getpid())], "no process is left", SETTLE_S)
         asyncio.run(is_over)
