@@ -196,19 +196,19 @@ def without_namespaces(figures: dict[str, float], quick: bool) -> None:
     figures["process_creates_per_s_no_namespaces"] = float(done.stdout.split()[-1])
 
 
+OTHERS = {
+    "soak": soak.main,
+    "concurrent-episodes": concurrent_episodes.main,
+    "peers": compare.main,
+    "environments": environments.main,
+}
+
+
 def main() -> None:
     """Measure and print; with ``--json``, write the figures to a file as well."""
-    if sys.argv[1:2] == ["soak"]:
-        soak.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["concurrent-episodes"]:
-        concurrent_episodes.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["peers"]:
-        compare.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["environments"]:
-        environments.main(sys.argv[2:])
+    other = OTHERS.get(sys.argv[1]) if sys.argv[1:] else None
+    if other is not None:
+        other(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, about 3 minutes")
