@@ -88,9 +88,11 @@ class Settings(BaseModel):
     """Whether this process runs in a pod of KubeRay, which sets the variable."""
     policy: Literal["auto", "open", "strict"] = "auto"
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
-    next eleven settings change single parts of it; see `aenv_ray.policy.Policy`."""
+    next twelve settings change single parts of it; see `aenv_ray.policy.Policy`."""
     allow_networks: str | None = None
-    """Networks, separated by commas; ``*`` for any. The next six have the same format."""
+    """Networks, separated by commas; ``*`` for any. The next seven have the same format."""
+    allow_destinations: str | None = None
+    """IPv4 ranges that are not public and that allow-lists may open."""
     allow_capabilities: str | None = None
     allow_users: str | None = None
     """Users of containers; ``nonroot`` for any numeric user but 0."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Network
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from aenv_ray import units
 from aenv_ray.config import Settings
-from aenv_ray.errors import PolicyRefused
+from aenv_ray.errors import ConfigError, PolicyRefused
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+from aenv_ray.project.destinations import is_public, parse_destination
 
 ANY: Final = "*"
 NOT_ROOT: Final = "nonroot"
@@ -34,6 +36,8 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     networks: tuple[str, ...] = (ANY,)
+    destinations: tuple[str, ...] = (ANY,)
+    """IPv4 ranges that are not public and that allow-lists may open."""
     capabilities: tuple[str, ...] = (ANY,)
     """Linux capabilities that containers may add."""
     users: tuple[str, ...] = (ANY,)
@@ -75,6 +79,10 @@ class Policy(BaseModel):
             self._allow(self.engines, engine or deploy.engine or "", what, "engine")
         if deploy.network is not None:
             self._allow(self.networks, deploy.network.value, what, "network")
+        for entry in deploy.allow or ():
+            block = parse_destination(entry, what="deployConfig.allow").block
+            if block:
+                self.check_destination(block, what)
         for capability in (*deploy.container.cap_add, *deploy.container.sidecar_cap_add):
             name = capability.upper().removeprefix("CAP_")
             self._allow(self.capabilities, name, what, "capability", plural="capabilities")
@@ -158,6 +166,22 @@ class Policy(BaseModel):
                 "AENV_ALLOW_IMAGES",
             )
 
+    def check_destination(self, block: str, what: str = "the environment") -> None:
+        """Check addresses that an allow-list opens, in the form ``a.b.c.d/n``.
+
+        Raises:
+            PolicyRefused: Some are not public, and the policy does not allow them.
+        """
+        asked = IPv4Network(block)
+        if ANY in self.destinations or is_public(block):
+            return
+        if not any(asked.subnet_of(IPv4Network(range_)) for range_ in self.destinations):
+            raise PolicyRefused(
+                f"{what} requests destination {block}, which is not public, and this cluster does "
+                f"not allow (allowed: {', '.join(self.destinations) or 'none'})",
+                hint="request public ones, or have the operator add it to AENV_ALLOW_DESTINATIONS",
+            )
+
     def check_user(self, user: str, what: str = "the environment") -> None:
         """Check the user of a container, such as ``1000:1000``.
 
@@ -210,6 +234,7 @@ class Policy(BaseModel):
 
 STRICT: Final = Policy(
     networks=(NetworkMode.NONE, NetworkMode.INTERNET, NetworkMode.ALLOWLIST),
+    destinations=(),
     capabilities=(),
     users=(NOT_ROOT,),
     images=(
@@ -244,6 +269,7 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         name: tuple(part.strip() for part in text.split(",") if part.strip())
         for name, text in {
             "networks": settings.allow_networks,
+            "destinations": settings.allow_destinations,
             "users": settings.allow_users,
             "images": settings.allow_images,
             "runtimes": settings.allow_runtimes,
@@ -252,6 +278,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         }.items()
         if text is not None
     }
+    if "destinations" in given:
+        given["destinations"] = tuple(map(_range, given["destinations"]))
     given["isolation"] = settings.isolation or (
         "required" if is_strict or behind_gateway else "auto"
     )
@@ -273,6 +301,19 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
     if settings.max_ttl is not None:
         given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
     return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})
+
+
+def _range(text: str) -> str:
+    """Return an entry of ``AENV_ALLOW_DESTINATIONS`` as ``a.b.c.d/n``, or `ANY`."""
+    if text == ANY:
+        return ANY
+    parsed = parse_destination(text, what="AENV_ALLOW_DESTINATIONS")
+    if not parsed.block or parsed.port is not None:
+        raise ConfigError(
+            f"AENV_ALLOW_DESTINATIONS: {text!r} is not a range of IPv4 addresses",
+            hint="write it as 10.1.0.0/16",
+        )
+    return parsed.block
 
 
 def repository_of(reference: str) -> str:

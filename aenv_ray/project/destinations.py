@@ -14,6 +14,11 @@ NEVER: Final = tuple(
     for block in ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")
 )
 """Addresses that an allow-list cannot open: loopback, link-local (metadata services), multicast."""
+NOT_PUBLIC: Final = (
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
+)  # fmt: skip
+"""Addresses that sandboxes with the internet must not reach (RFC 6890), besides the node's own."""
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME: Final = re.compile(rf"({_LABEL}\.)*(?=[a-z0-9-]*[a-z]){_LABEL}", re.ASCII)
 _HINT: Final = 'write it as "pypi.org:443", "10.1.2.3:5432" or "10.1.0.0/16"'
@@ -77,5 +82,6 @@ def can_be_reached(address: str) -> bool:
 
 
 def is_public(block: str) -> bool:
-    """Return whether a range of IPv4 addresses is public."""
-    return ipaddress.IPv4Network(block).is_global
+    """Return whether all of a range of IPv4 addresses is public."""
+    asked = ipaddress.IPv4Network(block)
+    return not any(ipaddress.IPv4Network(other).overlaps(asked) for other in NOT_PUBLIC)

@@ -21,6 +21,8 @@ def config(**deploy: Any) -> EnvironmentConfig:
     ("deploy", "setting"),
     [
         ({"network": "host"}, "AENV_ALLOW_NETWORKS"),
+        ({"allow": ["pypi.org", "10.0.0.7:6379"]}, "AENV_ALLOW_DESTINATIONS"),
+        ({"allow": ["8.0.0.0/5"]}, "AENV_ALLOW_DESTINATIONS"),
         ({"engine": "fake"}, "AENV_ALLOW_ENGINES"),
         ({"cpu": 65}, "AENV_MAX_CPU"),
         ({"memory": "257Gi"}, "AENV_MAX_MEMORY"),
@@ -64,6 +66,7 @@ def test_an_image_that_was_built_is_checked_as_one_that_is_named() -> None:
         {},
         {"network": "none", "engine": "process", "cpu": "2C", "memory": "4Gi", "ttl": "1h"},
         {"network": "internet", "engine": "docker", "container": {"user": "1000:1000"}},
+        {"allow": ["pypi.org:443", "8.8.8.0/24"]},
         {"container": {"image": "python:3.12", "runtime": "runsc"}},
         {"container": {"image": "ghcr.io/acme/tools@sha256:00"}},
     ],
@@ -134,6 +137,15 @@ def test_a_project_that_names_no_network_does_not_get_the_nodes_network(
 )
 def test_an_image_is_known_by_registry_and_repository(reference: str, repository: str) -> None:
     assert repository_of(reference) == repository
+
+
+def test_the_operator_opens_ranges_that_are_not_public() -> None:
+    given = policy_of(Settings(allow_destinations="10.1.0.0/16, 192.168.1.7"), behind_gateway=True)
+    given.check(config(allow=["10.1.2.0/24", "192.168.1.7:80"]))
+    with pytest.raises(PolicyRefused, match=r"10\.0\.0\.0/15"):
+        given.check(config(allow=["10.0.0.0/15"]))
+    with pytest.raises(ConfigError, match="AENV_ALLOW_DESTINATIONS"):
+        policy_of(Settings(allow_destinations="internal"), behind_gateway=True)
 
 
 def test_a_ttl_is_limited_at_each_renewal() -> None:

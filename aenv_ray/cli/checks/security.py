@@ -193,7 +193,7 @@ def policy_findings(policy: Policy) -> list[Finding]:
     """Report what environments may request, and where that is more than the strict default."""
     looser = [
         f"{name}: {', '.join(sorted(more))}"
-        for name in ("networks", "capabilities", "users", "runtimes", "engines")
+        for name in ("networks", "destinations", "capabilities", "users", "runtimes", "engines")
         if (more := set(getattr(policy, name)) - set(getattr(STRICT, name)))
     ]
     unlimited = [

@@ -17,12 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.engines.node.docker_labels import CHAIN_LABEL, SCOPE_LABEL
+from aenv_ray.project.destinations import NOT_PUBLIC
 
-NOT_PUBLIC: Final = (
-    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-    "192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
-)  # fmt: skip
-"""Addresses that sandboxes with the internet must not reach (RFC 6890), besides the node's own."""
 RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")
 """Public ones: a node's own resolver mostly has an address that sandboxes must not reach."""
 _COMMAND_DEADLINE_S: Final = 30.0

@@ -15,6 +15,7 @@ from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.node.docker_client import DaemonRefused
 from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.files import FileLock
+from aenv_ray.policy import Policy
 from aenv_ray.project import destinations
 from aenv_ray.project.config import NetworkMode
 from aenv_ray.project.destinations import Destination, parse_destination
@@ -55,12 +56,13 @@ class DockerNetworks:
 
     @contextlib.asynccontextmanager
     async def joined(
-        self, mode: NetworkMode, allow: Collection[str] | None
+        self, mode: NetworkMode, allow: Collection[str] | None, policy: Policy
     ) -> AsyncIterator[ContainerNetwork]:
         """Provide a network for the container that is started within the block.
 
         Raises:
             ConfigError: This node cannot enforce such a network.
+            PolicyRefused: The policy does not allow the addresses of a name.
             SandboxStartFailed: A name cannot be resolved.
             FabricUnavailable: The daemon does not answer.
         """
@@ -69,7 +71,7 @@ class DockerNetworks:
             resolvers = "".join(f"nameserver {address}\n" for address in firewall.RESOLVERS)
             yield ContainerNetwork(mode, Bridge(self._scope).name, resolvers)
         elif mode is NetworkMode.ALLOWLIST:
-            async with self._allowlist(tuple(allow or ())) as network:
+            async with self._allowlist(tuple(allow or ()), policy) as network:
                 yield network
         else:
             yield ContainerNetwork(mode, mode.value, _NO_RESOLVER)
@@ -82,9 +84,14 @@ class DockerNetworks:
             self._has_internet = True
 
     @contextlib.asynccontextmanager
-    async def _allowlist(self, allow: tuple[str, ...]) -> AsyncIterator[ContainerNetwork]:
+    async def _allowlist(
+        self, allow: tuple[str, ...], policy: Policy
+    ) -> AsyncIterator[ContainerNetwork]:
         entries = [parse_destination(entry, what="deployConfig.allow") for entry in allow]
         addresses = await self._resolve({entry.name for entry in entries if entry.name})
+        for name, found in addresses.items():
+            for address in found:  # which the owner of the name decides
+                policy.check_destination(f"{address}/32", f"deployConfig.allow: {name}")
         bridge = Bridge(self._scope, allow)
         try:
             lock = await self._locks.use_network(bridge.chain)

@@ -123,7 +123,7 @@ class ContainerPlanner:
         mode = image_serving.network_mode(spec.config.reference, deploy, program.serving)
         sidecar = await self._sidecar(spec, name)
         features = replace(self._features, disk_quota=await self._disk_quota.works(image.id))
-        async with self._networks.joined(mode, deploy.allow) as network:
+        async with self._networks.joined(mode, deploy.allow, self._policy()) as network:
             yield ContainerPlan(
                 name=name,
                 host=self._host,

@@ -6,7 +6,8 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from aenv_ray.engines.docker.firewall import NOT_PUBLIC, Bridge, Opening
+from aenv_ray.engines.docker.firewall import Bridge, Opening
+from aenv_ray.project.destinations import NOT_PUBLIC
 
 SCOPE = "session/docker"
 

@@ -15,6 +15,7 @@ import pytest
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.docker import containers as docker_containers
 from aenv_ray.engines.docker import instances as docker_instances
+from aenv_ray.engines.docker import networks as docker_networks
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import START_SLOTS, DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge
@@ -24,8 +25,9 @@ from aenv_ray.engines.docker.link import SocketLink
 from aenv_ray.engines.docker.networks import DockerNetworks
 from aenv_ray.engines.node import docker_client
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
-from aenv_ray.errors import FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import FabricUnavailable, PolicyRefused, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project.config import NetworkMode
 
 
@@ -221,7 +223,7 @@ async def test_cancelling_the_wait_for_a_network_leaves_it_removable(files: Dock
     networks = DockerNetworks(DockerHost(HostId("host"), "scope", _Scripted(), files))
 
     async def join() -> None:
-        async with networks.joined(NetworkMode.ALLOWLIST, bridge.allow):
+        async with networks.joined(NetworkMode.ALLOWLIST, bridge.allow, Policy()):
             pass
 
     reservation = files.locks.reserve_network(bridge.chain)
@@ -234,6 +236,21 @@ async def test_cancelling_the_wait_for_a_network_leaves_it_removable(files: Dock
     again = files.locks.reserve_network(bridge.chain)
     assert again is not None
     again.close()
+
+
+async def test_a_name_does_not_open_addresses_that_the_policy_closes(
+    files: DockerFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: a publisher decides what its name resolves to."""
+
+    async def look_up(_: str) -> tuple[str, ...]:
+        return ("8.8.8.8", "10.0.0.7")
+
+    monkeypatch.setattr(docker_networks, "_look_up", look_up)
+    networks = DockerNetworks(DockerHost(HostId("host"), "scope", _Scripted(), files))
+    with pytest.raises(PolicyRefused, match=r"rebound\.example requests destination 10\.0\.0\.7"):
+        async with networks.joined(NetworkMode.ALLOWLIST, ("rebound.example",), STRICT):
+            pass
 
 
 # --- boots ---------------------------------------------------------------------------------------
