@@ -11,6 +11,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.ray_metrics import Histogram
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
@@ -35,6 +37,9 @@ from aenv_ray.models import InstanceStatus
 
 logger = logging.getLogger(__name__)
 
+LATENCY: Final = "aenv_hub_seconds"
+"""Name of the metric of operations; Ray exports it with the prefix ``ray_``."""
+_BUCKETS_S: Final = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0]
 SWEEP_S: Final = 5.0
 """Interval of the sweep for overdue leases, which also notices that the bundled Redis died."""
 COMPARE_TURNS: Final = 6
@@ -73,6 +78,9 @@ class HubActor:
         )
         self._core: HubCore | None = None
         self._is_doubtful = True
+        self._seconds = Histogram(
+            LATENCY, "Duration of the hub's operations", _BUCKETS_S, ("outcome",)
+        )
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
@@ -83,12 +91,18 @@ class HubActor:
             FabricUnavailable: Redis does not answer.
             AenvError: What the method raises.
         """
-        core = await self._ready()
+        begin = time.monotonic()
+        outcome = "ok"
         try:
+            core = await self._ready()
             return await getattr(core, method)(*arguments, **options)
-        except FabricUnavailable:
-            self._is_doubtful = True
+        except AenvError as exc:
+            outcome = exc.code
+            if isinstance(exc, FabricUnavailable):
+                self._is_doubtful = True
             raise
+        finally:
+            self._seconds.observe(time.monotonic() - begin, tags={"outcome": outcome})
 
     async def compare(self) -> None:
         """Compare the leases of Ray code with the running instances, and correct the leases.

@@ -216,6 +216,11 @@ class Admission:
         """Return why creates wait for room, for people; empty if none waits."""
         return self._reason if self._queue else ""
 
+    def queued(self) -> tuple[int, int, float]:
+        """Return the number of waiting creates, their instances, and the oldest one's age in s."""
+        now = asyncio.get_running_loop().time()
+        return len(self._queue), self._queue.instances, self._queue.oldest_s(now)
+
     def forget_jobs(self, jobs: Collection[str]) -> None:
         """Fail the waiting creates of Ray jobs that ended."""
         for ticket in self._queue.of_jobs(jobs):

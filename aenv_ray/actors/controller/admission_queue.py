@@ -69,6 +69,10 @@ class AdmissionQueue:
         """Number of instances that all waiting creates ask for."""
         return sum(len(ticket.ids) for ticket in self._tickets)
 
+    def oldest_s(self, now: float) -> float:
+        """Return how long the oldest create has waited at a moment; 0 if none waits."""
+        return max((now - ticket.since for ticket in self._tickets), default=0.0)
+
     def add(self, ticket: Ticket) -> None:
         """Add a create.
 

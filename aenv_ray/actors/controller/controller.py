@@ -20,6 +20,7 @@ from aenv_ray.actors.controller.host_queries import (
     count_processes,
     list_instances_on,
 )
+from aenv_ray.actors.controller.metrics import ClusterMetrics
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
@@ -35,6 +36,8 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 logger = logging.getLogger(__name__)
 
 _NO_HOSTS: Final = frozenset({ray_api.CONTROLLER_NAME, ray_api.HUB_NAME})
+MEASURE_S: Final = 15.0
+"""Interval at which the metrics are set."""
 LOOK_S: Final = 1.0
 """Interval of the watch for ended Ray jobs and dead hosts, whose instances then end."""
 JOB_RETELL_S: Final = 120.0
@@ -75,7 +78,9 @@ class Controller:
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
-        self._watcher = asyncio.get_running_loop().create_task(self._watch_for_ever())
+        loop = asyncio.get_running_loop()
+        self._watcher = loop.create_task(self._watch_for_ever())
+        self._measurer = loop.create_task(self._measure_for_ever())
 
     async def ping(self) -> str:
         """Return the version of aenv-ray that runs on the head: the fabric is up."""
@@ -435,6 +440,29 @@ class Controller:
             await self._guarded("retrying to end orphans", self._orphans.retry())
             await self._guarded("ending the instances of dead hosts", self._end_hosts())
             await asyncio.sleep(LOOK_S)
+
+    async def _measure_for_ever(self) -> None:
+        metrics = ClusterMetrics()
+        while True:
+            await self._guarded("measuring the cluster", self._measure(metrics))
+            await asyncio.sleep(MEASURE_S)
+
+    async def _measure(self, metrics: ClusterMetrics) -> None:
+        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        names = [name for name in self._hosts.actors if name.startswith(SHARED_PREFIX)]
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._load_of(name)) for name in names]
+        loads = [load for task in asked if (load := task.result()) is not None]
+        metrics.note(nodes, loads, self._admission.queued())
+
+    async def _load_of(self, name: str) -> HostLoad | None:
+        """Return the load of a host; None if it does not answer, and so offers no place."""
+        try:
+            count, capacity = await self._ask(name, "load")
+        except AenvError as exc:
+            logger.info("host %s is not measured: %s", name, exc.message)
+            return None
+        return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
 
     async def _guarded(self, what: str, look: Any) -> None:
         try:
