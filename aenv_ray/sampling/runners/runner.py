@@ -469,8 +469,12 @@ async def _expect(instance: AsyncEnvHandle) -> None:
 
 
 def _recordable(output: Any) -> Any:
+    """Return what a policy returned, or as text if a record cannot hold it."""
     try:
-        json.dumps(output)
-    except (TypeError, ValueError):
-        return repr(output)[:TEXT_LIMIT]
+        json.dumps(output, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
+        try:
+            return repr(output)[:TEXT_LIMIT]
+        except Exception:  # noqa: BLE001  # its own __repr__, or too deeply nested
+            return f"an object of {type(output).__name__} that cannot be shown"
     return output

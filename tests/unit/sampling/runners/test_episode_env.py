@@ -104,3 +104,19 @@ def test_a_message_that_is_not_json_is_refused(message: dict[str, Any]) -> None:
 
 class InstanceOfOne:
     handle = Instance()
+
+
+def test_an_episode_does_not_wait_for_threads_that_its_policy_leaves() -> None:
+    may_end = threading.Event()
+    left: list[threading.Thread] = []
+
+    def leaves_threads(env: Any, task: Any) -> None:
+        for _ in range(3):
+            left.append(threading.Thread(target=may_end.wait, args=(60.0,), daemon=True))
+            left[-1].start()
+
+    assert run_in_thread(leaves_threads) is None
+    assert all(thread.is_alive() for thread in left)
+    may_end.set()
+    for thread in left:
+        thread.join(60.0)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any, cast
 
+import pytest
+
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
+from aenv_ray.sampling import Episode, EpisodeStatus
 from aenv_ray.sampling.policies.scripted import null
+from aenv_ray.sampling.runners import runner_actor
 from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.instance_source import Instance
-from aenv_ray.sampling.runners.runner import EpisodeRules, Runner
+from aenv_ray.sampling.runners.runner import EpisodeRules, Runner, _recordable
 
 
 class _Handle:
@@ -44,3 +51,62 @@ async def test_a_reward_runs_where_no_agent_has_acted() -> None:
     grader = await runner._unused(None)
     assert grader.env.instance_id == "2"
     assert source.released == ["0", "1"]
+
+
+class _Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def _nested() -> Any:
+    found: list[Any] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "recorded"),
+    [
+        ({"a": [1, "b", None]}, {"a": [1, "b", None]}),
+        ({1, 2}, "{1, 2}"),
+        (b"data", "b'data'"),
+        ("half \ud800", "'half \\ud800'"),
+        (_Unshowable(), "an object of _Unshowable that cannot be shown"),
+        (_nested(), "an object of list that cannot be shown"),
+    ],
+    ids=["json", "set", "bytes", "surrogate", "broken repr", "deeply nested"],
+)
+def test_what_a_policy_returns_is_recorded_as_text_if_json_lacks_it(
+    output: Any, recorded: Any
+) -> None:
+    found = _recordable(output)
+    assert found == recorded
+    episode = Episode(
+        index=0, task_id="t", status=EpisodeStatus.COMPLETED, reward=None, output=found
+    )
+    assert Episode.model_validate_json(episode.model_dump_json()).output == recorded
+
+
+async def test_a_runner_whose_loop_a_policy_blocks_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner_actor, "LOOK_S", 0.01)
+    monkeypatch.setattr(runner_actor, "_SILENT_S", 0.02)
+    runner = runner_actor.RemoteRunner("runner-1", "node", actor=None, gate=ShutdownGate())
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    class Answers(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not answer.done():
+                answer.set_result(None)
+
+    handler = Answers()
+    runner_actor.logger.addHandler(handler)
+    try:
+        async with asyncio.timeout(30.0):
+            await runner._settled(answer, None)
+    finally:
+        runner_actor.logger.removeHandler(handler)
+    assert "runner-1 has not answered" in caplog.text
+    assert "blocks the event loop" in caplog.text
