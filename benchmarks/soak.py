@@ -250,6 +250,7 @@ def main(words: Sequence[str]) -> None:
     grown = leaks(curves)
     if grown:
         sys.exit(f"grown by more than allowed: {', '.join(grown)}")
+    print("verdict: flat; nothing grew by more than is allowed")
 
 
 def _run(cycles: int, calls: int, rounds: int) -> dict[str, list[float]]:

@@ -122,6 +122,7 @@ def main(words: Sequence[str]) -> None:
     for name in options.only or LIBRARIES:
         print(f"{name} …", file=sys.stderr, flush=True)
         found[name] = _measured(LIBRARIES[name])
+        print(f"  {found[name].failure or found[name].values}", file=sys.stderr, flush=True)
     text = table(found)
     print(text)
     if options.only is None:
