@@ -19,7 +19,7 @@ FRAMEWORKS = (
     "openai-agents", "langchain-core", "langgraph", "langchain-mcp-adapters", "camel-ai",
     "google-adk", "smolagents", "pydantic-ai-slim", "autogen-core", "crewai", "anthropic", "openai",
     "verl", "trl", "areal", "skyrl-gym", "gem-llm", "openrlhf", "nemo-gym", "verifiers",
-    "gymnasium", "stable-baselines3", "openenv-core", "inspect-ai", "a2a-sdk", "sglang",
+    "gymnasium", "stable-baselines3", "openenv-core", "openenv", "inspect-ai", "a2a-sdk", "sglang",
 )  # fmt: skip
 
 
