@@ -98,8 +98,8 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpu_s: int = Field(default=6, ge=1, le=600)
-    """Seconds of CPU. In time, a test may take five times as long and ten seconds more, so that a
-    busy node does not change a verdict."""
+    """Seconds of CPU. In time, a test may take five times as long and ten seconds more, and what it
+    waits for a CPU does not count, so that a busy node does not change a verdict."""
     memory_mib: int = Field(default=1024, ge=64)
     """Memory of the solution's process."""
 

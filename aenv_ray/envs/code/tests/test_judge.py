@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import pytest
+from judge import main
 from judging import JudgeEnded, Limits, Test, Verdict, judge, with_preamble
 
 EXPECTED = 42424242
@@ -203,3 +206,11 @@ def test_a_solution_starts_with_no_variables_and_no_files_of_the_agent(
         kind="script", source="assert f(1) == [['HOME', 'LANG', 'PATH'], [], False]", names=("f",)
     )
     assert verdicts(source, test)[0].verdict == "passed"
+
+
+def test_what_a_solution_waits_for_a_cpu_is_not_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_starved_s", lambda pid: 0.3)
+    started = time.monotonic()
+    with pytest.raises(main.TimeIsUp), main._time_limit(0.1, started + 60.0, pid=0):
+        threading.Event().wait(30.0)
+    assert 0.4 <= time.monotonic() - started < 30.0

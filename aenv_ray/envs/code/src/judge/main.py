@@ -119,10 +119,11 @@ class Judge:
             "cpu_s": self._job["cpu_s"],
             "memory_bytes": self._job["memory_bytes"],
         }
-        pidfd = os.pidfd_open(self._starter.start(job))
+        pid = self._starter.start(job)
+        pidfd = os.pidfd_open(pid)
         link = Link(self._pipes.requests, self._pipes.replies, pidfd)
         try:
-            with _time_limit(min(self._job["wall_s"], self._deadline - time.monotonic())):
+            with _time_limit(self._job["wall_s"], self._deadline, pid):
                 found = self._program(test, pidfd) if is_program else _judged(test, link)
         except TimeIsUp:
             found = {"verdict": "timeout", "detail": "it did not end in time"}
@@ -204,19 +205,37 @@ def _called(test: dict[str, Any], link: Link) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def _time_limit(limit_s: float, deadline: float, pid: int) -> Iterator[None]:
+    """Raise `TimeIsUp` after `limit_s` in which the process did not wait for a CPU."""
+    started = time.monotonic()
+
+    def left_s() -> float:
+        now = time.monotonic()
+        return min(started + limit_s + _starved_s(pid), deadline) - now
+
     def on_alarm(number: int, frame: object) -> None:
         del number, frame
+        left = left_s()
         # Again, in case that the test has caught it.
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        raise TimeIsUp
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0.5))
+        if left <= 0.0:
+            raise TimeIsUp
 
     signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    signal.setitimer(signal.ITIMER_REAL, max(left_s(), 0.001))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _starved_s(pid: int) -> float:
+    """Return how long a process was ready to run, but other processes had the CPUs."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # it has ended, or the kernel does not tell
+        return 0.0
 
 
 def _shown(value: Any) -> str:
