@@ -10,13 +10,14 @@ import aenv_ray
 from aenv_ray import runtime
 
 PUBLIC = [
-    "AenvError", "EnvHandle", "Environment", "SyncEnvironment", "ToolResult", "create",
+    "AenvError", "EnvHandle", "Environment", "SyncEnvironment", "ToolResult", "agent_env", "create",
     "create_many", "get", "init", "list_instances", "release_many", "sample", "shutdown",
     "vector", "warm",
 ]  # fmt: skip
 RUNTIME = [
-    "Image", "Registry", "current_call", "get_registry", "register_function", "register_health",
-    "register_reset", "register_reward", "register_tasks", "register_tool",
+    "ChatEndpoint", "Image", "Registry", "current_call", "get_registry", "register_function",
+    "register_health", "register_reset", "register_reward", "register_tasks", "register_tool",
+    "serve_agent",
 ]  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def test_the_public_names_are_these() -> None:
     """A change here affects every user and belongs in the changelog."""
     assert aenv_ray.__all__ == PUBLIC
     assert sorted(PUBLIC) == PUBLIC
-    assert len(PUBLIC) <= 15
+    assert len(PUBLIC) <= 16
     assert runtime.__all__ == RUNTIME
 
 
