@@ -37,6 +37,7 @@
     │  ├─ ToolInputInvalid           arguments do not match the schema                         422
     │  ├─ ToolTimeout                (also TimeoutError) stopped at its deadline               504
     │  ├─ CallCancelled              the caller cancelled the call                             499
+    │  ├─ CallerUnsupported          the tool asked for what its caller does not offer         501
     │  └─ FunctionFailed             a reward, function or health check raised                 500
     │     └─ SandboxExhausted        it raised because the sandbox reached one of its limits   500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
@@ -289,6 +290,10 @@ class ToolTimeout(ToolError, TimeoutError, code="tool_timeout", http_status=504)
 
 class CallCancelled(ToolError, code="call_cancelled", http_status=499):
     """The caller cancelled the call, and the tool was stopped."""
+
+
+class CallerUnsupported(ToolError, code="caller_unsupported", http_status=501):
+    """A tool asked the caller's user or model, which the caller does not offer."""
 
 
 class FunctionFailed(ToolError, code="function_failed", http_status=500):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from enum import StrEnum
 from typing import Any, Literal
@@ -158,6 +159,34 @@ class InstanceInfo(_Frozen):
 
 
 # --- results -------------------------------------------------------------------------------------
+
+
+class ResourceContents(_Frozen):
+    """One part of what a resource contains."""
+
+    uri: str
+    mime_type: str
+    content: str | bytes
+    """Text, or the bytes of a binary resource."""
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> ResourceContents:
+        """Build from an MCP ``TextResourceContents`` or ``BlobResourceContents`` object."""
+        content = data["text"] if "text" in data else base64.b64decode(data["blob"])
+        return cls(uri=data["uri"], mime_type=data.get("mimeType") or "", content=content)
+
+
+class PromptMessages(_Frozen):
+    """A prompt, filled in."""
+
+    description: str
+    messages: list[dict[str, Any]]
+    """MCP messages: ``role``, and ``content`` with one content block."""
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> PromptMessages:
+        """Build from an MCP ``GetPromptResult`` object."""
+        return cls(description=data.get("description") or "", messages=data["messages"])
 
 
 class ToolResult:

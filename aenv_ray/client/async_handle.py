@@ -26,7 +26,9 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    PromptMessages,
     ResetResult,
+    ResourceContents,
     TaskPage,
     ToolResult,
 )
@@ -132,6 +134,31 @@ class AsyncEnvHandle:
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
         return await self._wait(self.handle.list_tools.remote(), "tools/list", 60.0)
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        """Return the resources: ``uri, name, description``."""
+        return await self._wait(self.handle.list_resources.remote(), "resources/list", 60.0)
+
+    async def list_resource_templates(self) -> list[dict[str, Any]]:
+        """Return the resources with parameters: ``uriTemplate, name, description``."""
+        reference = self.handle.list_resource_templates.remote()
+        return await self._wait(reference, "resources/templates/list", 60.0)
+
+    async def read_resource(self, uri: str, timeout_s: float) -> list[ResourceContents]:
+        """Read a resource."""
+        reference = self.handle.read_resource.remote(uri, timeout_s)
+        return await self._cancellable(reference, f"resource {uri!r}", timeout_s)
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        """Return the prompts: ``name, description, arguments``."""
+        return await self._wait(self.handle.list_prompts.remote(), "prompts/list", 60.0)
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> PromptMessages:
+        """Fill in a prompt."""
+        reference = self.handle.get_prompt.remote(name, arguments, timeout_s)
+        return await self._cancellable(reference, f"prompt {name!r}", timeout_s)
 
     async def call_tool(
         self,

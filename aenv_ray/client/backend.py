@@ -10,7 +10,9 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    PromptMessages,
     ResetResult,
+    ResourceContents,
     TaskPage,
     ToolResult,
 )
@@ -34,6 +36,23 @@ class EnvironmentBackend(Protocol):
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return MCP ``Tool`` objects: ``name``, ``description``, ``inputSchema``."""
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        """Return MCP ``Resource`` objects: ``uri``, ``name``, ``description``."""
+
+    async def list_resource_templates(self) -> list[dict[str, Any]]:
+        """Return MCP ``ResourceTemplate`` objects: ``uriTemplate``, ``name``, ``description``."""
+
+    async def read_resource(self, uri: str, timeout_s: float) -> list[ResourceContents]:
+        """Return what a resource contains."""
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        """Return MCP ``Prompt`` objects: ``name``, ``description``, ``arguments``."""
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> PromptMessages:
+        """Return a prompt, filled in."""
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float

@@ -48,7 +48,9 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    PromptMessages,
     ResetResult,
+    ResourceContents,
     TaskPage,
     ToolResult,
 )
@@ -302,6 +304,45 @@ class Environment:
         """Return ``{"name": "<env_name>/<tool>", "description", "inputSchema"}`` of each tool."""
         tools = await self._run(lambda instance: instance.list_tools())
         return [{**tool, "name": f"{self.env_name}/{tool['name']}"} for tool in tools]
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        """Return ``{"uri", "name", "description", "mimeType"}`` of each resource."""
+        return await self._run(lambda instance: instance.list_resources())
+
+    async def list_resource_templates(self) -> list[dict[str, Any]]:
+        """Return ``{"uriTemplate", "name", …}`` of each resource whose URI has parameters."""
+        return await self._run(lambda instance: instance.list_resource_templates())
+
+    async def read_resource(self, uri: str, timeout: float | None = None) -> list[ResourceContents]:
+        """Return what the resource at a URI contains, usually one part.
+
+        Raises:
+            ToolNotFound: The environment has no such resource.
+            FunctionFailed: Its function raised.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        return await self._run(lambda instance: instance.read_resource(uri, seconds))
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        """Return ``{"name", "description", "arguments"}`` of each prompt."""
+        return await self._run(lambda instance: instance.list_prompts())
+
+    async def get_prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> PromptMessages:
+        """Return a prompt with its arguments filled in.
+
+        Raises:
+            ToolNotFound: The environment has no such prompt.
+            ToolInputInvalid: The arguments do not fit.
+            FunctionFailed: Its function raised.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        given = object_of(name, arguments)
+        return await self._run(lambda instance: instance.get_prompt(name, given, seconds))
 
     async def call_tool(
         self,

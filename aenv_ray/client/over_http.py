@@ -46,7 +46,9 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    PromptMessages,
     ResetResult,
+    ResourceContents,
     TaskPage,
     ToolResult,
 )
@@ -124,19 +126,51 @@ class HttpInstance:
             FabricUnavailable: The server cannot be reached.
             DeadlineExceeded: It did not answer in time.
         """
-        tools: list[dict[str, Any]] = []
+        tools = await self._listed("tools/list", "tools", timeout_s)
+        return [{"description": "", **tool} for tool in tools]
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        """Return the resources as MCP ``Resource`` objects; errors as `list_tools`."""
+        return await self._listed("resources/list", "resources")
+
+    async def list_resource_templates(self) -> list[dict[str, Any]]:
+        """Return the MCP ``ResourceTemplate`` objects; errors as `list_tools`."""
+        return await self._listed("resources/templates/list", "resourceTemplates")
+
+    async def read_resource(self, uri: str, timeout_s: float = 60.0) -> list[ResourceContents]:
+        """Read a resource; errors as `call_tool`, and FunctionFailed."""
+        params = {"uri": uri, "_meta": self._meta(timeout_s)}
+        async with self._attributed(uri, timeout_s):
+            data = await self._request("resources/read", params)
+        return [ResourceContents.from_wire(part) for part in data["contents"]]
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        """Return the prompts as MCP ``Prompt`` objects; errors as `list_tools`."""
+        return await self._listed("prompts/list", "prompts")
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float = 60.0
+    ) -> PromptMessages:
+        """Fill in a prompt; errors as `call_tool`, and FunctionFailed."""
+        params = {"name": name, "arguments": dict(arguments), "_meta": self._meta(timeout_s)}
+        async with self._attributed(name, timeout_s):
+            return PromptMessages.from_wire(await self._request("prompts/get", params))
+
+    async def _listed(self, method: str, key: str, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        """Return all pages of a listing."""
+        found: list[dict[str, Any]] = []
         params: dict[str, Any] = {}
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    page = await self._list_page(params)
-                    tools += [{"description": "", **tool} for tool in page.get("tools") or []]
+                    page = await self._list_page(method, params)
+                    found += page.get(key) or []
                     if not page.get("nextCursor"):
-                        return tools
+                        return found
                     params = {"cursor": page["nextCursor"]}
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{self.url} did not list its tools within {timeout_s:g} s"
+                f"{self.url} did not answer {method} within {timeout_s:g} s"
             ) from None
 
     async def call_tool(
@@ -194,12 +228,12 @@ class HttpInstance:
             tasks = [group.create_task(call(name, arguments)) for name, arguments in calls]
         return [task.result() for task in tasks]
 
-    async def _list_page(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._attributed("tools/list", None):
+    async def _list_page(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._attributed(method, None):
             try:
-                return await self._request("tools/list", params)
+                return await self._request(method, params)
             except CallOutcomeUnknown:
-                return await self._request("tools/list", params)  # reading twice is safe
+                return await self._request(method, params)  # reading twice is safe
 
     @asynccontextmanager
     async def _attributed(self, name: str, timeout_s: float | None) -> AsyncIterator[None]:

@@ -14,25 +14,32 @@ if TYPE_CHECKING:
     from aenv_ray.runtime.api.decorators import (
         register_function,
         register_health,
+        register_prompt,
         register_reset,
+        register_resource,
         register_reward,
         register_tasks,
         register_tool,
     )
     from aenv_ray.runtime.api.registry import Registry, get_registry
-    from aenv_ray.runtime.api.results import Image
+    from aenv_ray.runtime.api.results import Audio, EmbeddedResource, Image, PromptMessage
     from aenv_ray.runtime.door.agent import ChatEndpoint, serve_agent
     from aenv_ray.runtime.door.calls import current_call
 
 _HOMES = {
+    "Audio": "api.results",
     "ChatEndpoint": "door.agent",
+    "EmbeddedResource": "api.results",
     "Image": "api.results",
+    "PromptMessage": "api.results",
     "Registry": "api.registry",
     "current_call": "door.calls",
     "get_registry": "api.registry",
     "register_function": "api.decorators",
     "register_health": "api.decorators",
+    "register_prompt": "api.decorators",
     "register_reset": "api.decorators",
+    "register_resource": "api.decorators",
     "register_reward": "api.decorators",
     "register_tasks": "api.decorators",
     "register_tool": "api.decorators",
@@ -40,14 +47,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "Audio",
     "ChatEndpoint",
+    "EmbeddedResource",
     "Image",
+    "PromptMessage",
     "Registry",
     "current_call",
     "get_registry",
     "register_function",
     "register_health",
+    "register_prompt",
     "register_reset",
+    "register_resource",
     "register_reward",
     "register_tasks",
     "register_tool",

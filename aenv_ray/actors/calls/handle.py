@@ -31,7 +31,9 @@ from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    PromptMessages,
     ResetResult,
+    ResourceContents,
     TaskPage,
     ToolResult,
 )
@@ -263,6 +265,78 @@ class EnvHandle:
             MCP tool objects: ``name``, ``description``, ``inputSchema``.
         """
         return self._call("tools/list", {})
+
+    @remote_method
+    def list_resources(self) -> ObjectRef[list[dict[str, Any]]]:
+        """List the resources with a fixed URI.
+
+        Returns:
+            MCP resource objects: ``uri``, ``name``, ``description``, ``mimeType``.
+        """
+        return self._call("resources/list", {})
+
+    @remote_method
+    def list_resource_templates(self) -> ObjectRef[list[dict[str, Any]]]:
+        """List the resources whose URI has parameters.
+
+        Returns:
+            MCP objects: ``uriTemplate``, ``name``, ``description``, ``mimeType``.
+        """
+        return self._call("resources/templates/list", {})
+
+    @remote_method
+    def read_resource(
+        self, uri: str, timeout_s: float | None = None
+    ) -> ObjectRef[list[ResourceContents]]:
+        """Read a resource.
+
+        Args:
+            uri: Of the resource, with the parameters of a template filled in.
+            timeout_s: Seconds after which the runtime stops the read. None means 60.
+
+        Returns:
+            Its parts; usually one.
+
+        Raises:
+            ToolNotFound: The environment has no resource at this URI.
+            FunctionFailed: The resource's function raised.
+            ToolTimeout: It was stopped.
+        """
+        return self._call("resources/read", {"uri": uri}, timeout_s)
+
+    @remote_method
+    def list_prompts(self) -> ObjectRef[list[dict[str, Any]]]:
+        """List the prompts.
+
+        Returns:
+            MCP prompt objects: ``name``, ``description``, ``arguments``.
+        """
+        return self._call("prompts/list", {})
+
+    @remote_method
+    def get_prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> ObjectRef[PromptMessages]:
+        """Fill in a prompt.
+
+        Args:
+            name: Of the prompt.
+            arguments: By parameter name. None means no arguments.
+            timeout_s: Seconds after which the runtime stops the prompt. None means 60.
+
+        Returns:
+            Its messages.
+
+        Raises:
+            ToolNotFound: The environment has no prompt of this name.
+            FunctionFailed: The prompt's function raised.
+            ToolInputInvalid, ToolTimeout: As `call_tool`.
+        """
+        params = {"name": name, "arguments": object_of(name, arguments)}
+        return self._call("prompts/get", params, timeout_s)
 
     @remote_method
     def list_functions(self) -> ObjectRef[dict[str, Any]]:

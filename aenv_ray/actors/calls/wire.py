@@ -21,7 +21,15 @@ from aenv_ray.errors import (
     reported_by_sandbox,
 )
 from aenv_ray.ids import CallId, InstanceId
-from aenv_ray.models import ExecResult, FileEntry, ResetResult, TaskPage, ToolResult
+from aenv_ray.models import (
+    ExecResult,
+    FileEntry,
+    PromptMessages,
+    ResetResult,
+    ResourceContents,
+    TaskPage,
+    ToolResult,
+)
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
@@ -64,6 +72,13 @@ def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "tools/call": _tool_result,
     "tools/list": lambda result: result["tools"],
+    "resources/list": lambda result: result["resources"],
+    "resources/templates/list": lambda result: result["resourceTemplates"],
+    "resources/read": lambda result: [
+        ResourceContents.from_wire(part) for part in result["contents"]
+    ],
+    "prompts/list": lambda result: result["prompts"],
+    "prompts/get": PromptMessages.from_wire,
     "ping": lambda result: result,
     "aenv/call_tools": _batch,
     "aenv/exec": lambda result: _exec(result["data"]),

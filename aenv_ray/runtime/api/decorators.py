@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from aenv_ray.runtime.api.registry import get_registry
@@ -19,6 +19,7 @@ def register_tool(
     description: str | None = None,
     timeout: float | None = None,
     idempotent: bool = False,
+    input_schema: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def register_tool(
     function: Any = None,
@@ -27,6 +28,7 @@ def register_tool(
     description: str | None = None,
     timeout: float | None = None,
     idempotent: bool = False,
+    input_schema: Mapping[str, Any] | None = None,
 ) -> Any:
     """Register a function as a tool for agents. The function itself is not changed.
 
@@ -36,6 +38,9 @@ def register_tool(
         description: For the model. None: the docstring up to its first section.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
         idempotent: Whether a second call with the same arguments has no further effect.
+        input_schema: JSON Schema of the arguments, shown to callers as it is. The arguments are
+            still checked against the function's signature; one that takes ``**arguments`` checks
+            them itself. None: the schema of the signature.
 
     Raises:
         ValueError: The name is taken, or `timeout` is not positive.
@@ -43,8 +48,87 @@ def register_tool(
 
     def register(target: F) -> F:
         get_registry().add_tool(
-            target, name=name, description=description, timeout_s=timeout, idempotent=idempotent
+            target,
+            name=name,
+            description=description,
+            timeout_s=timeout,
+            idempotent=idempotent,
+            schema=input_schema,
         )
+        return target
+
+    return register(function) if function is not None else register
+
+
+def register_resource(
+    uri: str,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    mime_type: str = "",
+    timeout: float | None = None,
+) -> Callable[[F], F]:
+    """Register a function that reads a resource, which MCP clients list and read.
+
+    It returns text, bytes, an `EmbeddedResource`, or any JSON value.
+
+    Args:
+        uri: Such as ``note://today``, or a template such as ``note://{day}``, whose names are the
+            parameters of the function.
+        name: None: the function's name.
+        description: None: the docstring up to its first section.
+        mime_type: "" chooses by what the function returns.
+        timeout: Seconds after which a read is stopped. None: only the caller's timeout applies.
+
+    Raises:
+        ValueError: The URI is taken or has no scheme, its names are not the function's parameters,
+            or `timeout` is not positive.
+    """
+
+    def register(target: F) -> F:
+        get_registry().add_resource(
+            target,
+            uri,
+            name=name,
+            description=description,
+            mime_type=mime_type,
+            timeout_s=timeout,
+        )
+        return target
+
+    return register
+
+
+@overload
+def register_prompt(function: F) -> F: ...
+@overload
+def register_prompt(
+    *, name: str | None = None, description: str | None = None, timeout: float | None = None
+) -> Callable[[F], F]: ...
+def register_prompt(
+    function: Any = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Register a function that writes a prompt, which MCP clients list and get.
+
+    It returns text, an `Image`, `Audio` or `EmbeddedResource`, a `PromptMessage`, or a list of
+    these; what is not a `PromptMessage` is a message of the user. Clients send arguments as text.
+
+    Args:
+        function: Sync or async.
+        name: None: the function's name.
+        description: None: the docstring up to its first section.
+        timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
+
+    Raises:
+        ValueError: The name is taken, or `timeout` is not positive.
+    """
+
+    def register(target: F) -> F:
+        get_registry().add_prompt(target, name=name, description=description, timeout_s=timeout)
         return target
 
     return register(function) if function is not None else register

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.signature import Signature
@@ -28,7 +30,8 @@ class Registered:
     name: str
     function: Callable[..., Any]
     kind: str
-    """``tool``, ``reward``, ``function``, ``health``, ``reset`` or ``tasks``."""
+    """``tool``, ``resource``, ``prompt``, ``reward``, ``function``, ``health``, ``reset`` or
+    ``tasks``."""
     description: str | None = None
     timeout_s: float | None = None
     """Seconds after which a call is stopped. None: only the caller's timeout applies."""
@@ -45,6 +48,12 @@ class Registered:
     """Of a reset: paths in the work directory that it restores itself."""
     schema: Mapping[str, Any] | None = None
     """Of a tool: the JSON Schema to show in place of the one of its signature."""
+    uri: str = ""
+    """Of a resource: its URI, or a template such as ``note://{name}``."""
+    mime_type: str = ""
+    """Of a resource; "" chooses by what the function returns."""
+    uri_arguments: Mapping[str, str] | None = None
+    """Of a resource that is read: the arguments that its URI contains."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -79,6 +88,41 @@ class Registered:
             tool["annotations"] = {"idempotentHint": True}
         return tool
 
+    @property
+    def is_template(self) -> bool:
+        """Of a resource: whether its URI has parameters."""
+        return "{" in self.uri
+
+    def mcp_resource(self) -> dict[str, Any]:
+        """Return the MCP ``Resource`` or ``ResourceTemplate`` object."""
+        resource = {
+            "uriTemplate" if self.is_template else "uri": self.uri,
+            "name": self.name,
+            "description": self.description or self.signature.description,
+        }
+        return resource | ({"mimeType": self.mime_type} if self.mime_type else {})
+
+    def mcp_prompt(self) -> dict[str, Any]:
+        """Return the MCP ``Prompt`` object."""
+        schema = self.signature.schema
+        required = schema.get("required", ())
+        arguments = [
+            {"name": name, "required": name in required}
+            | ({"description": about["description"]} if "description" in about else {})
+            for name, about in schema.get("properties", {}).items()
+        ]
+        description = self.description or self.signature.description
+        return {"name": self.name, "description": description, "arguments": arguments}
+
+    def read_at(self, uri: str) -> Registered | None:
+        """Return the resource with the arguments in `uri`; None if it has another URI."""
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.uri))
+        found = re.fullmatch(pattern, uri)
+        if found is None:
+            return None
+        arguments = {name: unquote(value) for name, value in found.groupdict().items()}
+        return replace(self, name=uri, uri_arguments=arguments)
+
     def listing(self) -> dict[str, Any]:
         """Return the entry for ``/functions/list``: AEnvironment's format plus the JSON Schema."""
         parameters = {
@@ -104,6 +148,9 @@ class Registry:
     """All functions of one environment."""
 
     tools: dict[str, Registered] = field(default_factory=dict)
+    resources: dict[str, Registered] = field(default_factory=dict)
+    """By URI, or template of URIs."""
+    prompts: dict[str, Registered] = field(default_factory=dict)
     rewards: dict[str, Registered] = field(default_factory=dict)
     functions: dict[str, Registered] = field(default_factory=dict)
     health: Registered | None = None
@@ -149,6 +196,65 @@ class Registry:
             schema=schema,
         )
         return self._put(self.tools, entry)
+
+    def add_resource(
+        self,
+        function: Callable[..., Any],
+        uri: str,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        mime_type: str = "",
+        timeout_s: float | None = None,
+    ) -> Registered:
+        """Register a resource.
+
+        Raises:
+            ValueError: The URI is taken or has no scheme, its parameters are not those of the
+                function, or `timeout_s` is not positive.
+            TypeError: A parameter has a type without a JSON Schema.
+        """
+        entry = Registered(
+            name=name or _name_of(function, "resource"),
+            function=function,
+            kind="resource",
+            description=description,
+            timeout_s=_positive(timeout_s),
+            uri=uri,
+            mime_type=mime_type,
+        )
+        if not re.match(r"[A-Za-z][\w+.-]*:", uri):
+            raise ValueError(f"resource {uri!r} has no scheme, as in note://{{name}}")
+        named, taken = re.findall(r"\{(\w+)\}", uri), _parameters_of(function)
+        if set(named) - set(taken) or set(_parameters_of(function, required=True)) - set(named):
+            raise ValueError(
+                f"resource {uri!r} is read by {entry.name}({', '.join(taken)}): the URI and the "
+                "function must have the same parameters"
+            )
+        return self._put(self.resources, entry, key=uri)
+
+    def add_prompt(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Registered:
+        """Register a prompt.
+
+        Raises:
+            ValueError: The name is taken, or `timeout_s` is not positive.
+            TypeError: A parameter has a type without a JSON Schema.
+        """
+        entry = Registered(
+            name=name or _name_of(function, "prompt"),
+            function=function,
+            kind="prompt",
+            description=description,
+            timeout_s=_positive(timeout_s),
+        )
+        return self._put(self.prompts, entry)
 
     def register(
         self, function: Callable[..., Any], name: str | None = None, description: str | None = None
@@ -297,6 +403,26 @@ class Registry:
         """
         return self._find(self.tools, name, "tool")
 
+    def prompt(self, name: str) -> Registered:
+        """Return the prompt.
+
+        Raises:
+            Fault: ``tool_not_found``; lists the known names.
+        """
+        return self._find(self.prompts, name, "prompt")
+
+    def resource(self, uri: str) -> Registered:
+        """Return the resource at a URI, with the arguments that the URI contains.
+
+        Raises:
+            Fault: ``tool_not_found``; lists the known URIs.
+        """
+        for entry in self.resources.values():
+            found = entry.read_at(uri)
+            if found is not None:
+                return found
+        return self._find(self.resources, uri, "resource")
+
     def function(self, name: str) -> Registered:
         """Return the function.
 
@@ -352,7 +478,7 @@ class Registry:
         Raises:
             TypeError: A parameter has a type without a JSON Schema.
         """
-        for group in (self.tools, self.rewards, self.functions):
+        for group in (self.tools, self.resources, self.prompts, self.rewards, self.functions):
             for entry in group.values():
                 entry.mcp_tool()
         for single in (self.health, self.reset, self.tasks):
@@ -374,6 +500,8 @@ class Registry:
     def clear(self) -> None:
         """Remove all functions; for tests and notebooks."""
         self.tools.clear()
+        self.resources.clear()
+        self.prompts.clear()
         self.rewards.clear()
         self.functions.clear()
         self.health = self.reset = self.tasks = None
@@ -384,15 +512,19 @@ class Registry:
     """The reward that is marked as the default."""
 
     @staticmethod
-    def _put(group: dict[str, Registered], entry: Registered) -> Registered:
-        known = group.get(entry.name)
+    def _put(group: dict[str, Registered], entry: Registered, key: str = "") -> Registered:
+        known = group.get(key or entry.name)
         if known and not _same(known.function, entry.function):
             raise ValueError(
-                f"{entry.kind} {entry.name!r} is already registered by "
+                f"{entry.kind} {key or entry.name!r} is already registered by "
                 f"{_where(known.function)}; {_where(entry.function)} needs another name"
             )
-        group[entry.name] = entry
+        group[key or entry.name] = entry
         return entry
+
+
+_NAMED = ("tool", "reward", "resource", "prompt")
+"""Kinds of functions whose decorators take a name."""
 
 
 def _name_of(function: Any, kind: str) -> str:
@@ -407,7 +539,7 @@ def _name_of(function: Any, kind: str) -> str:
         )
     name = getattr(function, "__name__", None)
     if name is None:
-        way_out = "give it one with name=…" if kind in ("tool", "reward") else "write it with def"
+        way_out = "give it one with name=…" if kind in _NAMED else "write it with def"
         raise TypeError(f"{function!r} has no name: {way_out}")
     return str(name)
 

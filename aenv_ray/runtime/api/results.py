@@ -6,7 +6,7 @@ import base64
 import dataclasses
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pydantic_core
 from pydantic import BaseModel
@@ -28,6 +28,42 @@ class Image:
 
     data: bytes
     mime_type: str = "image/png"
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A recording that a tool returns to a model."""
+
+    data: bytes
+    mime_type: str = "audio/wav"
+
+
+@dataclass(frozen=True)
+class EmbeddedResource:
+    """A file or document that a tool returns, with its URI."""
+
+    uri: str
+    content: str | bytes
+    mime_type: str = ""
+    """"" is ``text/plain`` for text and ``application/octet-stream`` for bytes."""
+
+    def contents(self) -> dict[str, str]:
+        """Return the MCP ``TextResourceContents`` or ``BlobResourceContents`` object."""
+        if isinstance(self.content, str):
+            kind = self.mime_type or "text/plain"
+            return {"uri": self.uri, "mimeType": kind, "text": _clean_text(self.content)}
+        kind = self.mime_type or "application/octet-stream"
+        blob = base64.b64encode(self.content).decode()
+        return {"uri": self.uri, "mimeType": kind, "blob": blob}
+
+
+@dataclass(frozen=True)
+class PromptMessage:
+    """A message of a prompt."""
+
+    content: Any
+    """Text, an `Image`, an `Audio` or an `EmbeddedResource`."""
+    role: Literal["user", "assistant"] = "user"
 
 
 @dataclass(frozen=True)
@@ -122,6 +158,36 @@ def tool_result(value: Any, limit_bytes: int = RESULT_LIMIT_BYTES) -> dict[str, 
     return result
 
 
+def resource_result(uri: str, mime_type: str, value: Any) -> dict[str, Any]:
+    """Return the MCP ``ReadResourceResult`` object for what a resource's function returned.
+
+    Raises:
+        ValueError: The value cannot be converted to JSON.
+    """
+    items = value if isinstance(value, list) and value else [value]
+    if not all(isinstance(item, EmbeddedResource) for item in items):
+        if isinstance(value, bytearray | memoryview):
+            value = bytes(value)
+        elif not isinstance(value, str | bytes):
+            value, mime_type = to_json(value).decode(), mime_type or "application/json"
+        items = [EmbeddedResource(uri, value, mime_type)]
+    return {"contents": [item.contents() for item in items]}
+
+
+def prompt_result(description: str | None, value: Any) -> dict[str, Any]:
+    """Return the MCP ``GetPromptResult`` object for what a prompt's function returned.
+
+    Raises:
+        ValueError: The value cannot be converted to JSON.
+    """
+    messages = []
+    for item in value if isinstance(value, list) else [value]:
+        message = item if isinstance(item, PromptMessage) else PromptMessage(item)
+        block = _block(message.content) or {"type": "text", "text": _as_text(message.content)}
+        messages.append({"role": message.role, "content": block})
+    return {"description": description or "", "messages": messages}
+
+
 def error_result(
     text: str, error_type: str, limit_bytes: int = RESULT_LIMIT_BYTES
 ) -> dict[str, Any]:
@@ -165,6 +231,10 @@ def _as_text(value: Any) -> str:
 def _block(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Image):
         return _binary("image", value.data, value.mime_type)
+    if isinstance(value, Audio):
+        return _binary("audio", value.data, value.mime_type)
+    if isinstance(value, EmbeddedResource):
+        return {"type": "resource", "resource": value.contents()}
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         for magic, mime_type in _IMAGE_MAGIC:
@@ -172,14 +242,8 @@ def _block(value: Any) -> dict[str, Any] | None:
                 return _binary("image", data, mime_type)
         if data.startswith(b"RIFF") and data[8:12] == b"WEBP":  # or audio, video
             return _binary("image", data, "image/webp")
-        return {
-            "type": "resource",
-            "resource": {
-                "uri": "aenv://result",
-                "mimeType": "application/octet-stream",
-                "blob": base64.b64encode(data).decode(),
-            },
-        }
+        contents = EmbeddedResource("aenv://result", data).contents()
+        return {"type": "resource", "resource": contents}
     if type(value).__module__.startswith("PIL.") and hasattr(value, "save"):
         buffer = BytesIO()
         value.save(buffer, format="PNG")
@@ -200,8 +264,12 @@ def _limited(result: dict[str, Any], limit_bytes: int) -> dict[str, Any]:
     room = limit_bytes
     blocks: list[dict[str, Any]] = []
     for block in result["content"]:
+        resource = block.get("resource", {})
         payload = (
-            block.get("text") or block.get("data") or block.get("resource", {}).get("blob", "")
+            block.get("text")
+            or block.get("data")
+            or resource.get("blob")
+            or resource.get("text", "")
         )
         encoded = payload.encode()
         total += len(encoded)

@@ -9,7 +9,14 @@ import traceback
 from typing import Any, Final
 
 from aenv_ray.runtime.api.registry import Registered
-from aenv_ray.runtime.api.results import RESULT_LIMIT_BYTES, error_result, to_json, tool_result
+from aenv_ray.runtime.api.results import (
+    RESULT_LIMIT_BYTES,
+    error_result,
+    prompt_result,
+    resource_result,
+    to_json,
+    tool_result,
+)
 from aenv_ray.runtime.door.calls import RunningCall
 from aenv_ray.runtime.faults import Fault
 
@@ -45,6 +52,10 @@ def returned(entry: Registered, value: Any) -> Outcome:
             return result_outcome(to_json({"data": _health(value)}))
         if entry.kind == "reward":
             _check_reward(entry.name, value)
+        if entry.kind == "resource":
+            value = resource_result(entry.name, entry.mime_type, value)
+        elif entry.kind == "prompt":
+            value = prompt_result(entry.description or entry.signature.description, value)
         payload = to_json(value)
     except Exception as exc:  # noqa: BLE001  # __iter__ or a serializer of the value may raise
         if entry.kind == "tool":
@@ -63,6 +74,8 @@ def returned(entry: Registered, value: Any) -> Outcome:
                 tool_name=entry.name,
             )
         )
+    if entry.kind in {"resource", "prompt"}:
+        return result_outcome(payload)
     return result_outcome(b'{"data":' + payload + b"}")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray.runtime.door.answers import Outcome, fault_outcome
+from aenv_ray.runtime.door.caller import Caller
 from aenv_ray.runtime.door.dispatch import Dispatcher, OnProgress
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.faults import Fault
@@ -125,6 +126,7 @@ class AsyncCalls:
         *,
         disconnect: Disconnect | None = None,
         on_progress: OnProgress | None = None,
+        caller: Caller | None = None,
     ) -> Outcome:
         """Run one call and return its outcome.
 
@@ -134,6 +136,7 @@ class AsyncCalls:
             disconnect: When the client disconnects the call is cancelled, unless the client chose
                 its id, to repeat it.
             on_progress: Called with progress reports, on this loop.
+            caller: Receives log messages and requests, from any thread.
 
         Raises:
             asyncio.CancelledError: This coroutine was cancelled, and so was the call.
@@ -143,7 +146,7 @@ class AsyncCalls:
         call_id = str(meta[CALL_ID]) if named else f"public-{uuid.uuid4().hex}"
         timeout_s = meta.get(TIMEOUT_S, LONGEST_CALL_S)
         params = {**params, "_meta": {**meta, CALL_ID: call_id, TIMEOUT_S: timeout_s}}
-        job = _Job(self.dispatcher, call_id, method, params, on_progress)
+        job = _Job(self.dispatcher, call_id, method, params, on_progress, caller)
         self._running.add(job)
         workers = self._health_workers if method == "aenv/health" else self._workers
         workers.submit(job.run)
@@ -183,6 +186,7 @@ class _Job:
         method: str,
         params: dict[str, Any],
         on_progress: OnProgress | None,
+        caller: Caller | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
@@ -191,6 +195,7 @@ class _Job:
         self._method = method
         self._params = params
         self._on_progress = on_progress
+        self._caller = caller
         self._cancelled: str | None = None
         self._started = False
         self._ended = False
@@ -202,7 +207,9 @@ class _Job:
             return
         progress = self._tell_progress if self._on_progress is not None else None
         try:
-            self._dispatcher.submit(self._method, self._params, self._finish, progress)
+            self._dispatcher.submit(
+                self._method, self._params, self._finish, progress, self._caller
+            )
         except Exception as exc:  # noqa: BLE001  # a bug of ours: answer the caller anyway
             self._refuse("internal_error", f"{type(exc).__name__}: {exc}")
 

@@ -12,10 +12,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from aenv_ray.runtime.door.caller import LEVELS, Caller, Elicited, Sampled, unsupported
 from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 from aenv_ray.runtime.system.threads import start_thread
@@ -58,9 +59,11 @@ class RunningCall:
         on_progress: Called with ``(progress, total, message)``. None: reports are dropped.
         waiting: The call waits for a thread until `begin`.
         seed: Of the episode; None if it has none.
+        caller: Receives log messages and requests. None: the caller takes neither.
     """
 
     __slots__ = (
+        "_caller",
         "_earlier_children",
         "_lock",
         "_on_progress",
@@ -84,6 +87,7 @@ class RunningCall:
         *,
         waiting: bool = False,
         seed: int | None = None,
+        caller: Caller | None = None,
     ) -> None:
         self.key = key
         self.name = name
@@ -91,6 +95,7 @@ class RunningCall:
         self.deadline = deadline
         self.stop_reason: str | None = None
         self._on_progress = on_progress
+        self._caller = caller
         self._lock = threading.Lock()
         self._waiting = waiting
         self._running = False
@@ -119,6 +124,72 @@ class RunningCall:
         """Report progress to the caller; does nothing when the caller did not ask for reports."""
         if self._on_progress is not None:
             self._on_progress(progress, total, message)
+
+    def log(self, level: str, message: str, data: Any = None) -> None:
+        """Write a message to the instance's log, and send it to an MCP client in a session.
+
+        Args:
+            level: ``debug``, ``info``, ``notice``, ``warning``, ``error``, ``critical``, ``alert``
+                or ``emergency``.
+            message: Text.
+            data: JSON data to send with it.
+
+        Raises:
+            ValueError: The level is unknown.
+        """
+        if level not in LEVELS:
+            raise ValueError(f"unknown level {level!r}: expected one of {', '.join(LEVELS)}")
+        with contextlib.suppress(OSError, ValueError):  # the tool may have closed its log
+            more = "" if data is None else f" {data!r}"
+            print(f"{level}: {message}{more}", flush=True)  # noqa: T201  # the instance's log
+        if self._caller is not None:
+            self._caller.log(level, message, data)
+
+    def elicit(self, message: str, schema: Mapping[str, Any]) -> Elicited:
+        """Ask the user of the calling MCP client, and wait for the answer until the deadline.
+
+        Blocks: an async tool calls it with ``await asyncio.to_thread(…)``.
+
+        Args:
+            message: The question.
+            schema: JSON Schema of the answer: an object whose properties are plain values.
+
+        Raises:
+            Fault: ``caller_unsupported``: the caller does not offer elicitation.
+        """
+        params = {"message": message, "requestedSchema": dict(schema)}
+        answer = self._ask("elicitation", "elicitation/create", params)
+        return Elicited(answer["action"], answer.get("content") or {})
+
+    def sample(
+        self, prompt: str, max_tokens: int = 1000, system_prompt: str | None = None
+    ) -> Sampled:
+        """Ask the model of the calling MCP client, and wait for the answer until the deadline.
+
+        Blocks: an async tool calls it with ``await asyncio.to_thread(…)``.
+
+        Args:
+            prompt: The message of the user.
+            max_tokens: Most tokens of the answer.
+            system_prompt: None sends none.
+
+        Raises:
+            Fault: ``caller_unsupported``: the caller does not offer sampling.
+        """
+        content = {"type": "text", "text": prompt}
+        params: dict[str, Any] = {
+            "messages": [{"role": "user", "content": content}],
+            "maxTokens": max_tokens,
+        }
+        if system_prompt is not None:
+            params["systemPrompt"] = system_prompt
+        answer = self._ask("sampling", "sampling/createMessage", params)
+        return Sampled(answer["content"], str(answer.get("model", "")))
+
+    def _ask(self, what: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if self._caller is None:
+            raise unsupported(what)
+        return self._caller.ask(method, params, self.remaining_s)
 
     def env(self, reference: str, key: str = "") -> InnerEnvironment:
         """Return another environment, to call it.

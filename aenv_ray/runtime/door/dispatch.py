@@ -42,6 +42,7 @@ from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 if TYPE_CHECKING:
     import asyncio
 
+    from aenv_ray.runtime.door.caller import Caller
     from aenv_ray.runtime.door.reset import Reset
 
 OnOutcome = Callable[[Outcome], object]
@@ -55,7 +56,7 @@ _MIN_TIMEOUT_S: Final = 0.001
 """Timeout of a call that begins at its deadline."""
 _ITEM_GRACE_S: Final = 1.0
 """How much longer than its timeout a batch waits for the outcome of an item."""
-_TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools"})
+_TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools", "resources/read", "prompts/get"})
 """What an agent may call."""
 _RESET: Final = "aenv/reset"
 _OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
@@ -64,7 +65,14 @@ _WITHOUT_TRACE: Final = frozenset({_RESET, "aenv/health", "aenv/tasks"})
 """Calls after which an instance counts as unused."""
 SEED_VARIABLE: Final = "AENV_SEED"
 """Variable of an instance with the seed of its first episode."""
-_LISTINGS: Final = frozenset({"tools/list", "aenv/functions", "ping"})
+_MCP_LISTINGS: Final = {
+    "tools/list": "tools",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "prompts/list": "prompts",
+}
+"""Listings of MCP, and the key of the list in the result."""
+_LISTINGS: Final = frozenset({*_MCP_LISTINGS, "aenv/functions", "ping"})
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
 
@@ -150,6 +158,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
+        caller: Caller | None = None,
     ) -> None:
         """Run one call. A sync function runs before this returns, an async one afterwards.
 
@@ -160,10 +169,13 @@ class Dispatcher:
             params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
             on_outcome: Called once, in any thread, with the outcome; must not raise.
             on_progress: Called with the function's progress reports.
+            caller: Receives the function's log messages and requests.
         """
         key = self._admit(method, params, on_outcome)
         if key is not None:
-            self._run_admitted(key, method, params, params.get("_meta") or {}, on_progress)
+            self._run_admitted(
+                key, method, params, params.get("_meta") or {}, on_progress, caller=caller
+            )
 
     def accept(
         self,
@@ -228,6 +240,7 @@ class Dispatcher:
         meta: Mapping[str, Any],
         on_progress: OnProgress | None,
         latest_deadline: float = math.inf,
+        caller: Caller | None = None,
     ) -> None:
         self._last_active = time.time()
         try:
@@ -249,7 +262,7 @@ class Dispatcher:
             entry = self._entry(method, params)
             self._prepare(method, entry, meta)
             timeout_s = _timeout_of(meta)
-            self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline)
+            self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline, caller)
         except Fault as fault:
             self._outcomes.finish(key, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
@@ -306,18 +319,33 @@ class Dispatcher:
     # --- parsing ----------------------------------------------------------------------------
 
     def _listing(self, method: str) -> Outcome:
-        if method == "tools/list":
+        if method in _MCP_LISTINGS:
             if self.load_error is not None:
                 return fault_outcome(Fault("sandbox_start_failed", self.load_error))
-            tools = [tool.mcp_tool() for tool in self.registry.tools.values()]
-            return result_outcome(to_json({"tools": tools}))
+            return result_outcome(to_json({_MCP_LISTINGS[method]: self._listed(method)}))
         if method == "aenv/functions":
             return result_outcome(to_json(self.registry.listing()))
         return result_outcome(b"{}")
 
+    def _listed(self, method: str) -> list[dict[str, Any]]:
+        if method == "tools/list":
+            return [tool.mcp_tool() for tool in self.registry.tools.values()]
+        if method == "prompts/list":
+            return [prompt.mcp_prompt() for prompt in self.registry.prompts.values()]
+        wants_templates = method == "resources/templates/list"
+        return [
+            resource.mcp_resource()
+            for resource in self.registry.resources.values()
+            if resource.is_template == wants_templates
+        ]
+
     def _entry(self, method: str, params: Mapping[str, Any]) -> Registered:
         if method == "tools/call":
             return self.registry.tool(_name_of(params))
+        if method == "resources/read":
+            return self.registry.resource(_name_of(params, "uri"))
+        if method == "prompts/get":
+            return self.registry.prompt(_name_of(params))
         if method == "aenv/function":
             return self.registry.function(_name_of(params))
         if method == "aenv/reward":
@@ -360,6 +388,7 @@ class Dispatcher:
         done: OnOutcome,
         on_progress: OnProgress | None = None,
         latest_deadline: float = math.inf,
+        caller: Caller | None = None,
     ) -> None:
         """Run a function, or start an async one.
 
@@ -369,7 +398,7 @@ class Dispatcher:
         arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
         timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
         deadline = min(time.monotonic() + timeout_s, latest_deadline)
-        call = RunningCall(key, entry.name, deadline, on_progress, seed=self._seed)
+        call = RunningCall(key, entry.name, deadline, on_progress, seed=self._seed, caller=caller)
         self._calls[key] = call
         self._watchdog.add(call)
         if entry.is_async:
@@ -569,15 +598,15 @@ class _Batch:
         self._on_outcome(self.call.key, result_outcome(b'{"results":[' + body + b"]}"))
 
 
-def _name_of(params: Mapping[str, Any]) -> str:
-    """Return the name of the tool or function that is called.
+def _name_of(params: Mapping[str, Any], key: str = "name") -> str:
+    """Return the name of the tool or function that is called, or the URI that is read.
 
     Raises:
         Fault: ``tool_input_invalid``: the name is missing.
     """
-    name = params.get("name")
+    name = params.get(key)
     if not isinstance(name, str) or not name:
-        raise Fault("tool_input_invalid", "the call names no tool or function")
+        raise Fault("tool_input_invalid", f"the call has no {key}")
     return name
 
 
@@ -587,6 +616,8 @@ def _arguments_of(entry: Registered, params: Mapping[str, Any]) -> dict[str, Any
     Raises:
         Fault: ``tool_input_invalid``: they are not a JSON object.
     """
+    if entry.uri_arguments is not None:
+        return dict(entry.uri_arguments)
     arguments = params.get("arguments")
     if arguments is None:
         return {}

@@ -12,7 +12,19 @@ HELLO: Final = "aenv/hello"
 """First message of a connection; its ``role`` is final. A connection without it is the host's."""
 _CALL_ID: Final = "aenv/call_id"
 _OF_AGENT: Final = "agent "
-_AGENT_METHODS: Final = frozenset({"tools/list", "tools/call", "aenv/call_tools", "ping"})
+_AGENT_METHODS: Final = frozenset(
+    {
+        "aenv/call_tools",
+        "ping",
+        "prompts/get",
+        "prompts/list",
+        "resources/list",
+        "resources/read",
+        "resources/templates/list",
+        "tools/call",
+        "tools/list",
+    }
+)
 
 
 class DoorRole(StrEnum):
@@ -23,7 +35,7 @@ class DoorRole(StrEnum):
     OWNER = "owner"
     """A caller on the node that acts for the owner of the instance: it may call everything."""
     AGENT = "agent"
-    """A caller on the node that acts for the agent: it may list and call tools."""
+    """A caller on the node that acts for the agent: it may use tools, resources and prompts."""
 
 
 def check_method(role: DoorRole, method: str) -> None:

@@ -1,24 +1,46 @@
 """``/mcp`` of the public door: FastMCP around the dispatcher.
 
-It serves only tools: an agent cannot call rewards, functions or workspace methods (invariant 8).
+It serves tools, resources and prompts: an agent cannot call rewards, functions or workspace methods
+(invariant 8).
 FastMCP implements the protocol; schemas, validation and results come from registry and dispatcher.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Final, cast
 
 import pydantic_core
-from fastmcp import FastMCP
+from fastmcp import Context, FastMCP
 from fastmcp.exceptions import FastMCPError
+from fastmcp.prompts import Message as PromptMessage
+from fastmcp.prompts import Prompt, PromptArgument, PromptResult
+from fastmcp.resources import Resource, ResourceContent, ResourceResult, ResourceTemplate
 from fastmcp.server.dependencies import get_context
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import Tool, ToolResult
 from mcp import MCPError
-from mcp_types import CallToolRequestParams, CallToolResult, ListToolsRequest
+from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    CreateMessageRequest,
+    CreateMessageResult,
+    ElicitRequest,
+    ElicitResult,
+    GetPromptRequestParams,
+    GetPromptResult,
+    ListPromptsRequest,
+    ListResourcesRequest,
+    ListResourceTemplatesRequest,
+    ListToolsRequest,
+    LoggingLevel,
+    ReadResourceRequestParams,
+)
 from mcp_types import Tool as McpTool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import PrivateAttr
@@ -26,13 +48,14 @@ from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from aenv_ray.runtime.api.registry import Registered
-from aenv_ray.runtime.door.async_calls import AsyncCalls, Disconnect, read_outcome
+from aenv_ray.runtime.door.async_calls import LONGEST_CALL_S, AsyncCalls, Disconnect, read_outcome
+from aenv_ray.runtime.door.caller import unsupported
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 from aenv_ray.runtime.public.requests import watch
 
 _DISCONNECT: Final = "aenv.disconnect"
-_PROGRESS_BACKLOG: Final = 1000
-"""Progress reports queued for a slow client; beyond this the oldest are dropped."""
+_NOTES_BACKLOG: Final = 1000
+"""Progress reports and log messages queued for a slow client; beyond, the oldest are dropped."""
 
 
 class _Refusal(FastMCPError):
@@ -68,13 +91,15 @@ class _RegisteredTool(Tool):
         http = request.request if request else None
         disconnect = http.scope.get(_DISCONNECT) if http is not None else None
         params = {"name": self._entry.name, "arguments": arguments, "_meta": meta}
-        if meta.get("progressToken") is None:
-            outcome = await self._calls.call("tools/call", params, disconnect=disconnect)
-        else:
-            async with _progress_to_client() as on_progress:
-                outcome = await self._calls.call(
-                    "tools/call", params, disconnect=disconnect, on_progress=on_progress
-                )
+        async with _client() as client:
+            on_progress = None if meta.get("progressToken") is None else client.progress
+            outcome = await self._calls.call(
+                "tools/call",
+                params,
+                disconnect=disconnect,
+                on_progress=on_progress,
+                caller=client,
+            )
         try:
             result = read_outcome(outcome)
         except Fault as fault:
@@ -84,34 +109,94 @@ class _RegisteredTool(Tool):
         return ToolResult.from_mcp_result(CallToolResult.model_validate(result))
 
 
-@contextlib.asynccontextmanager
-async def _progress_to_client() -> AsyncIterator[Any]:
-    """Yield a progress callback; its reports are sent, in order, before the block ends."""
-    context = get_context()
-    reports: asyncio.Queue[tuple[float, float | None, str | None] | None] = asyncio.Queue()
+class _Client:
+    """The client of one call: a `Caller`."""
 
-    def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        if reports.qsize() >= _PROGRESS_BACKLOG:
-            reports.get_nowait()
-        reports.put_nowait((progress, total, message))
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        # A tool asks from its own thread, where FastMCP does not know the request.
+        self._session = context.session
+        self._request_id = context.request_id
+        self._loop = asyncio.get_running_loop()
+        self._notes: asyncio.Queue[Coroutine[Any, Any, None] | None] = asyncio.Queue()
 
-    async def send() -> None:
-        while (report := await reports.get()) is not None:
+    def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Report progress; to be called on the loop."""
+        self._put(self._context.report_progress(progress, total, message))
+
+    def log(self, level: str, message: str, data: Any) -> None:
+        extra = data if data is None or isinstance(data, Mapping) else {"data": data}
+        name = cast(LoggingLevel, level)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(
+                lambda: self._put(self._context.log(message, name, extra=extra))
+            )
+
+    def ask(self, method: str, params: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        asking = asyncio.run_coroutine_threadsafe(self._ask(method, params), self._loop)
+        try:
+            return asking.result(min(timeout_s, LONGEST_CALL_S))
+        except TimeoutError:
+            asking.cancel()
+            raise Fault("tool_timeout", f"the caller did not answer {method} in time") from None
+
+    async def _ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        is_question = method == "elicitation/create"
+        session = self._session
+        offered = session.client_capabilities
+        what = "elicitation" if is_question else "sampling"
+        if offered is None or getattr(offered, what) is None:
+            raise unsupported(what)
+        related = ServerMessageMetadata(related_request_id=self._request_id)
+        kind = ElicitRequest if is_question else CreateMessageRequest
+        request = kind.model_validate({"method": method, "params": params})
+        try:
+            answer = await session.send_request(
+                request, ElicitResult if is_question else CreateMessageResult, metadata=related
+            )
+        except NoBackChannelError:
+            raise unsupported(f"{what} on this connection") from None
+        except MCPError as exc:
+            raise Fault("function_failed", f"the caller refused {method}: {exc}") from None
+        return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def _put(self, note: Coroutine[Any, Any, None] | None) -> None:
+        if self._notes.qsize() >= _NOTES_BACKLOG:
+            oldest = self._notes.get_nowait()
+            if oldest is not None:
+                oldest.close()
+        self._notes.put_nowait(note)
+
+    async def send(self) -> None:
+        """Send reports and messages, in order, until `end`."""
+        while (note := await self._notes.get()) is not None:
             try:
-                await context.report_progress(*report)
+                await note
             except Exception:  # noqa: BLE001  # the client is gone; the call goes on
-                return
+                continue
 
+    def end(self) -> None:
+        """Send what is queued, and no more."""
+        self._loop.call_soon(self._notes.put_nowait, None)
+
+
+@contextlib.asynccontextmanager
+async def _client() -> AsyncIterator[_Client]:
+    """Yield the client; its reports and messages are sent before the block ends."""
+    client = _Client(get_context())
     async with asyncio.TaskGroup() as group:
-        group.create_task(send())
-        yield on_progress
-        reports.put_nowait(None)
+        group.create_task(client.send())
+        try:
+            yield client
+        finally:
+            client.end()
 
 
 class _Refusals(Middleware):
     """Converts faults to MCP errors, with code, hint and context in ``error.data``."""
 
     def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
         self._dispatcher = calls.dispatcher
 
     def _check_loaded(self) -> None:
@@ -140,6 +225,91 @@ class _Refusals(Middleware):
             return ToolResult.from_mcp_result(result)
         except _Refusal as refusal:
             raise _mcp_error(refusal.fault) from None
+
+    async def on_list_resources(
+        self,
+        context: MiddlewareContext[ListResourcesRequest],
+        call_next: CallNext[ListResourcesRequest, Sequence[Resource]],
+    ) -> Sequence[Resource]:
+        self._check_loaded()
+        listed = self._dispatcher.registry.resources.values()
+        return [Resource.model_validate(_shown(r)) for r in listed if not r.is_template]
+
+    async def on_list_resource_templates(
+        self,
+        context: MiddlewareContext[ListResourceTemplatesRequest],
+        call_next: CallNext[ListResourceTemplatesRequest, Sequence[ResourceTemplate]],
+    ) -> Sequence[ResourceTemplate]:
+        self._check_loaded()
+        listed = self._dispatcher.registry.resources.values()
+        return [
+            ResourceTemplate.model_validate({**_shown(r), "parameters": r.signature.schema})
+            for r in listed
+            if r.is_template
+        ]
+
+    async def on_read_resource(
+        self,
+        context: MiddlewareContext[ReadResourceRequestParams],
+        call_next: CallNext[ReadResourceRequestParams, ResourceResult],
+    ) -> ResourceResult:
+        result = await self._run("resources/read", {"uri": str(context.message.uri)})
+        return ResourceResult(
+            [
+                ResourceContent(
+                    part["text"] if "text" in part else base64.b64decode(part["blob"]),
+                    mime_type=part["mimeType"],
+                )
+                for part in result["contents"]
+            ]
+        )
+
+    async def on_list_prompts(
+        self,
+        context: MiddlewareContext[ListPromptsRequest],
+        call_next: CallNext[ListPromptsRequest, Sequence[Prompt]],
+    ) -> Sequence[Prompt]:
+        self._check_loaded()
+        return [
+            Prompt(
+                name=entry.name,
+                description=shown["description"],
+                arguments=[PromptArgument.model_validate(one) for one in shown["arguments"]],
+            )
+            for entry in self._dispatcher.registry.prompts.values()
+            for shown in [entry.mcp_prompt()]
+        ]
+
+    async def on_get_prompt(
+        self,
+        context: MiddlewareContext[GetPromptRequestParams],
+        call_next: CallNext[GetPromptRequestParams, PromptResult],
+    ) -> PromptResult:
+        asked = {"name": context.message.name, "arguments": context.message.arguments or {}}
+        result = GetPromptResult.model_validate(await self._run("prompts/get", asked))
+        messages = [PromptMessage(one.content, one.role) for one in result.messages]
+        return PromptResult(messages, result.description)
+
+    async def _run(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        request = get_context().request_context
+        meta = dict(request.meta or {}) if request else {}
+        http = request.request if request else None
+        disconnect = http.scope.get(_DISCONNECT) if http is not None else None
+        async with _client() as client:
+            outcome = await self._calls.call(
+                method, {**params, "_meta": meta}, disconnect=disconnect, caller=client
+            )
+        try:
+            result: dict[str, Any] = read_outcome(outcome)
+        except Fault as fault:
+            raise _mcp_error(fault) from None
+        return result
+
+
+def _shown(entry: Registered) -> dict[str, Any]:
+    """Return a resource's listing with the names of FastMCP's fields."""
+    names = {"uriTemplate": "uri_template", "mimeType": "mime_type"}
+    return {names.get(key, key): value for key, value in entry.mcp_resource().items()}
 
 
 def _mcp_error(fault: Fault) -> Exception:

@@ -29,6 +29,8 @@ from aenv_ray.serve.gateway.envelope import error_headers
 
 FindTarget = Callable[[Request], Awaitable[Target]]
 
+_PARAMS: Final = ("name", "arguments", "uri")
+"""What the gateway passes on of a request's parameters, besides ``_meta``."""
 _METHODS: Final = "POST, DELETE"
 
 
@@ -86,7 +88,7 @@ class McpDoor:
     async def _call(
         self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: AnswerStream
     ) -> Response | None:
-        params = {name: rpc.params[name] for name in ("name", "arguments") if name in rpc.params}
+        params = {name: rpc.params[name] for name in _PARAMS if name in rpc.params}
         meta = target.scoped(rpc.meta)
         call = JsonCall(target.instance_id, rpc.method, params, meta, target.session)
         name = rpc.cancel_name(call.target, rpc.id) if rpc.method == "tools/call" else ""

@@ -44,11 +44,18 @@ _RULES: Final = "mcp.shared.inbound"
 _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
     "ping": {},
     "logging/setLevel": {},
-    "resources/list": {"resources": []},
-    "resources/templates/list": {"resourceTemplates": []},
-    "prompts/list": {"prompts": []},
 }
 """Requests of old clients with a constant answer, the same as our public door gives."""
+_LISTINGS: Final = frozenset(
+    {"tools/list", "resources/list", "resources/templates/list", "prompts/list"}
+)
+OF_INSTANCE: Final = _LISTINGS | {"tools/call", "resources/read", "prompts/get"}
+"""Requests that an instance answers."""
+_CAPABILITIES: Final = {
+    "tools": {"listChanged": False},
+    "resources": {"listChanged": False, "subscribe": False},
+    "prompts": {"listChanged": False},
+}
 _LOADED: Final[set[str]] = set()
 
 
@@ -101,7 +108,7 @@ class Rpc:
 
         Methods that neither the gateway nor an instance knows are refused here.
         """
-        if self.method in {"tools/list", "tools/call"}:
+        if self.method in OF_INSTANCE:
             return None
         result = self._own_result()
         if result is None:
@@ -122,13 +129,13 @@ class Rpc:
             is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
             return {
                 "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
-                "capabilities": {"tools": {"listChanged": False}},
+                "capabilities": _CAPABILITIES,
                 "serverInfo": _SERVER,
             }
         if self.method == "server/discover" and self.is_modern:
             return {
                 "supportedVersions": list(version.MODERN_PROTOCOL_VERSIONS),
-                "capabilities": {"tools": {"listChanged": False}},
+                "capabilities": _CAPABILITIES,
                 "resultType": "complete",
                 "ttlMs": 0,
                 "cacheScope": "private",
@@ -144,7 +151,7 @@ class Rpc:
         """
         if self.is_modern:
             extra = b'{"resultType":"complete"'
-            if self.method == "tools/list":
+            if self.method in _LISTINGS or self.method == "resources/read":
                 extra += b',"ttlMs":0,"cacheScope":"private"'
             result = extra + (b"}" if result == b"{}" else b"," + result[1:])
         return RpcAnswer(self._result(result), session=self.session)
