@@ -41,6 +41,7 @@ from aenv_ray.integrations.tools import (
     images,
     model_text,
 )
+from aenv_ray.trajectories.schema import Task
 
 require("trl", "trl", "1.16", "2")
 
@@ -72,7 +73,8 @@ class Environments:
         observe: A tool that is called by each reset; its text is appended to the prompt. None: the
             result of the task's setup is, if that is text.
         timeout_s: Of a call. None: 60.
-        task: Makes a task of a row. None: all its columns but ``prompt`` are fields.
+        task: Makes a task of a row. None: all its columns but ``prompt`` are fields. (A `Dataset`
+            gives each mapping in a column the keys of all rows; so look tasks up by their id.)
         is_async: For ``AsyncGRPOTrainer``, whose rollouts end one by one. Otherwise the first
             `get_reward` of a batch finishes the episodes of all, at once.
     """
@@ -84,7 +86,7 @@ class Environments:
         only: Collection[str] | None = None,
         observe: str | None = None,
         timeout_s: float | None = None,
-        task: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        task: Callable[[Mapping[str, Any]], Task | Mapping[str, Any]] | None = None,
         is_async: bool = False,
     ) -> None:
         self.pool = pool
@@ -132,7 +134,7 @@ class Environments:
         tools.offered(self._listed)
         return tools
 
-    def task_of(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def task_of(self, row: Mapping[str, Any]) -> Task | Mapping[str, Any]:
         """Return the task of a row."""
         if self._task is not None:
             return self._task(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import pickle
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ CALLS = [
 ]
 ENDS = ["<|im_end|>", "<|endoftext|>"]
 GENERATIONS = 4
+EXAMPLE = Path(__file__).parents[2] / "examples/integrations/trainers/train_trl.py"
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +193,17 @@ def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:
         rollout = copy()
         rollout.reset(seed=1)
         assert rollout._episode.call_tool("get_observation").data["info"]["place"] == 1
+
+
+def test_the_example_runs(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "model"), steps="1")
+    assert "trained 1" in capsys.readouterr().out
