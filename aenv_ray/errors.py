@@ -355,7 +355,8 @@ ERRORS: tuple[type[AenvError], ...] = (
     RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
     SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
     ResetFailed, FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid,
-    ToolTimeout, CallCancelled, FunctionFailed, SandboxExhausted, CircuitOpen, FabricUnavailable,
+    ToolTimeout, CallCancelled, CallerUnsupported, FunctionFailed, SandboxExhausted, CircuitOpen,
+    FabricUnavailable,
     EndpointUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""
