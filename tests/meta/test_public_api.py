@@ -15,8 +15,9 @@ PUBLIC = [
     "vector", "warm",
 ]  # fmt: skip
 RUNTIME = [
-    "ChatEndpoint", "Image", "Registry", "current_call", "get_registry", "register_function",
-    "register_health", "register_reset", "register_reward", "register_tasks", "register_tool",
+    "Audio", "ChatEndpoint", "EmbeddedResource", "Image", "PromptMessage", "Registry",
+    "current_call", "get_registry", "register_function", "register_health", "register_prompt",
+    "register_reset", "register_resource", "register_reward", "register_tasks", "register_tool",
     "serve_agent",
 ]  # fmt: skip
 

@@ -417,7 +417,8 @@ class Registry:
         Raises:
             Fault: ``tool_not_found``; lists the known URIs.
         """
-        for entry in self.resources.values():
+        fixed_first = sorted(self.resources.values(), key=lambda entry: entry.is_template)
+        for entry in fixed_first:
             found = entry.read_at(uri)
             if found is not None:
                 return found

@@ -69,6 +69,33 @@ async def test_the_first_call_creates_the_instance(cluster: Cluster, shared: Sha
     await env.release()
 
 
+async def test_resources_and_prompts(probe: str, shared: Shared) -> None:
+    """Listed, read and rendered alike over Ray and over a gateway."""
+    async with shared(probe) as env:
+        (manual,) = await env.list_resources()
+        assert manual["uri"] == "probe://manual"
+        assert manual["description"] == "What the probe is for."
+        (numbers,) = await env.list_resource_templates()
+        assert numbers["uriTemplate"] == "probe://numbers/{number}"
+        (text,) = await env.read_resource("probe://manual")
+        assert (text.uri, text.mime_type, text.content) == (
+            "probe://manual", "text/markdown", "# Probe",
+        )  # fmt: skip
+        (binary,) = await env.read_resource("probe://numbers/258")
+        assert binary.content == b"\x01\x02"
+        (prompt,) = await env.list_prompts()
+        assert [one["required"] for one in prompt["arguments"]] == [True, False]
+        asked, told = (await env.get_prompt("review", {"subject": "this"})).messages
+        assert (asked["role"], asked["content"]["text"]) == ("user", "Review this.")
+        assert (told["role"], told["content"]["text"]) == ("assistant", "In a calm tone.")
+        with pytest.raises(ToolNotFound, match="probe://nothing"):
+            await env.read_resource("probe://nothing")
+        with pytest.raises(FunctionFailed, match="OverflowError"):
+            await env.read_resource("probe://numbers/70000")
+        with pytest.raises(ToolInputInvalid, match="subject"):
+            await env.get_prompt("review")
+
+
 async def test_release_is_idempotent_and_initialize_starts_anew(
     shared: Shared,
 ) -> None:

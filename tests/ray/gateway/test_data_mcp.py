@@ -43,6 +43,11 @@ async def test_fastmcp_client(door: Door, mode: Any) -> None:
         assert refused.is_error
         await client.call_tool("steps", {"total": 3}, progress_handler=on_progress)
         assert progress == [1, 2, 3]
+        assert [str(one.uri) for one in await client.list_resources()] == ["sink://manual"]
+        (manual,) = await client.read_resource("sink://manual")
+        assert (manual.mime_type, manual.text) == ("text/markdown", "# Sink")
+        prompt = await client.get_prompt("review", {"subject": "it"})
+        assert [message.role for message in prompt.messages] == ["user", "assistant"]
         huge = await client.call_tool("huge", {})
         assert huge.meta is not None
         assert huge.meta["aenv/truncated"] is True

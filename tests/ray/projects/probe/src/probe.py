@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from aenv_ray.runtime import (
+    PromptMessage,
     current_call,
     register_function,
     register_health,
+    register_prompt,
+    register_resource,
     register_reward,
     register_tool,
 )
@@ -26,6 +29,28 @@ def _tell(text: str) -> None:
     if port:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.sendto(text.encode(), ("127.0.0.1", int(port)))
+
+
+@register_resource("probe://manual", mime_type="text/markdown")
+def manual() -> str:
+    """What the probe is for."""
+    return "# Probe"
+
+
+@register_resource("probe://numbers/{number}")
+async def number_bytes(number: int) -> bytes:
+    """The bytes of a number."""
+    return number.to_bytes(2)
+
+
+@register_prompt
+def review(subject: str, tone: str = "calm") -> list[Any]:
+    """Begin a review.
+
+    Args:
+        subject: What to review.
+    """
+    return [f"Review {subject}.", PromptMessage(f"In a {tone} tone.", role="assistant")]
 
 
 @register_tool

@@ -1,0 +1,94 @@
+"""MCP resources and prompts: URIs, what reading gives, messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.api.results import (
+    Audio,
+    EmbeddedResource,
+    Image,
+    PromptMessage,
+    prompt_result,
+    resource_result,
+    tool_result,
+)
+from aenv_ray.runtime.faults import Fault
+
+
+def page(year: str, day: str = "today") -> str:
+    return f"{day} of {year}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "uri", "arguments"),
+    [
+        ("notes://{year}", "notes://a%20b", {"year": "a b"}),
+        ("notes://{year}", "notes://a/b", None),
+        ("notes://{year}", "notes://", None),
+        ("notes://{year}/{day}.md", "notes://2026/3.md", {"year": "2026", "day": "3"}),
+        ("notes://{year}/{day}.md", "notes://2026/3xmd", None),
+        ("notes://a+b/{year}", "notes://aab/1", None),
+    ],
+)
+def test_a_template_gives_the_arguments_in_a_uri(
+    pattern: str, uri: str, arguments: dict[str, str] | None
+) -> None:
+    found = Registry().add_resource(page, pattern).read_at(uri)
+    assert (found and found.uri_arguments) == arguments
+
+
+@pytest.mark.parametrize("uri", ["notes", "notes://today", "notes://{week}", "notes://{year}/{x}"])
+def test_a_uri_that_does_not_fit_the_function_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match=r"has no scheme|must have the same parameters"):
+        Registry().add_resource(page, uri)
+
+
+def test_a_fixed_uri_comes_before_a_template() -> None:
+    registry = Registry()
+    registry.add_resource(page, "notes://{year}", name="any")
+    registry.add_resource(lambda: "now", "notes://now", name="now")
+    assert registry.resource("notes://now").function() == "now"
+    assert registry.resource("notes://2026").uri_arguments == {"year": "2026"}
+    with pytest.raises(ValueError, match="already registered"):
+        registry.add_resource(lambda: "then", "notes://now", name="then")
+    with pytest.raises(Fault, match="there is no resource 'other://x'") as caught:
+        registry.resource("other://x")
+    assert caught.value.hint == "the environment's resources are: notes://now, notes://{year}"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "content"),
+    [
+        ("text", "text/plain", {"text": "text"}),
+        (b"\x00\x01", "application/octet-stream", {"blob": "AAE="}),
+        ({"a": 1}, "application/json", {"text": '{"a":1}'}),
+        (None, "application/json", {"text": "null"}),
+    ],
+)
+def test_contents_have_the_type_of_the_value(value: Any, kind: str, content: Any) -> None:
+    expected = {"contents": [{"uri": "a://c", "mimeType": kind, **content}]}
+    assert resource_result("a://c", "", value) == expected
+    assert resource_result("a://c", "x/y", value)["contents"][0]["mimeType"] == "x/y"
+
+
+def test_a_prompt_is_one_message_or_several() -> None:
+    assert prompt_result(None, "hello") == {
+        "description": "",
+        "messages": [{"role": "user", "content": {"type": "text", "text": "hello"}}],
+    }
+    image, told = prompt_result("x", [Image(b"x"), PromptMessage("done", "assistant")])["messages"]
+    assert image["content"] == {"type": "image", "data": "eA==", "mimeType": "image/png"}
+    assert told == {"role": "assistant", "content": {"type": "text", "text": "done"}}
+
+
+def test_a_tool_returns_audio_and_contents_of_resources() -> None:
+    audio, text = tool_result([Audio(b"x"), EmbeddedResource("a://b", "hi")])["content"]
+    assert audio == {"type": "audio", "data": "eA==", "mimeType": "audio/wav"}
+    assert text == {
+        "type": "resource",
+        "resource": {"uri": "a://b", "mimeType": "text/plain", "text": "hi"},
+    }
