@@ -6,6 +6,7 @@ python examples/integrations/trainers/train_trl.py MODEL [ENVIRONMENT] [STEPS]
 
 import sys
 
+import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -24,7 +25,13 @@ def main(model: str, environment: str = "mini-terminal", steps: str = "100") -> 
         environments = Environments(pool, task=lambda row: tasks[row["id"]])
         trainer = GRPOTrainer(
             model,
-            args=GRPOConfig(num_generations=4, per_device_train_batch_size=4, max_steps=int(steps)),
+            args=GRPOConfig(
+                num_generations=4,
+                per_device_train_batch_size=4,
+                max_steps=int(steps),
+                bf16=torch.cuda.is_available(),
+                use_cpu=not torch.cuda.is_available(),
+            ),
             train_dataset=Dataset.from_list(rows),
             environment_factory=environments,
             callbacks=[environments.callback()],
