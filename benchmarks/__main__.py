@@ -2,6 +2,7 @@
 
 ``python -m benchmarks soak`` looks for growth over many cycles and calls: `benchmarks.soak`.
 ``python -m benchmarks concurrent-episodes`` plays thousands of episodes at the same time.
+``python -m benchmarks control-plane`` creates thousands of instances on the fake engine.
 ``python -m benchmarks peers`` does the same work with other libraries.
 ``python -m benchmarks environments`` prints what the built-in environments cost.
 """
@@ -27,6 +28,7 @@ from aenv_ray.engines.census import live_processes
 from benchmarks import (
     concurrent_episodes,
     containers,
+    control_plane,
     environments,
     episodes,
     gateway,
@@ -199,6 +201,7 @@ def without_namespaces(figures: dict[str, float], quick: bool) -> None:
 OTHERS = {
     "soak": soak.main,
     "concurrent-episodes": concurrent_episodes.main,
+    "control-plane": control_plane.main,
     "peers": compare.main,
     "environments": environments.main,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import tempfile
 import threading
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.cluster_utils import Cluster
 
 import aenv_ray
 from aenv_ray.sampling import Task
+from benchmarks.fake_cluster import fake_cluster
 
 PROJECT: Final = Path(__file__).parent / "episode_environment"
 LIMIT_S: Final = 1800.0
-PER_NODE: Final = 2_500
-"""Sandboxes on each node, as a host has four open files for each; all nodes are on this machine."""
 
 
 @ray.remote(num_cpus=0)
@@ -130,22 +127,10 @@ def main(arguments: list[str]) -> None:
         help="episodes at the same time; several counts are measured in order",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    os.environ["AENV_ENGINE"] = "fake"
-    nodes = math.ceil(max(options.count) / PER_NODE)
-    head = {"resources": {"env_slot": PER_NODE + 64}, "include_dashboard": False, "num_cpus": 2}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(nodes - 1):
-            cluster.add_node(resources=head["resources"], num_cpus=2)
-        ray.init(cluster.address, logging_level="warning")
-        aenv_ray.init()
+    with fake_cluster(max(options.count)) as nodes:
         measure(16)  # runners and hosts start
         for count in options.count:
             figures = measure(count)
             print(f"{count} episodes at the same time, {nodes} nodes")
             for name, value in figures.items():
                 print(f"  {name:<32} {value:>10.2f}", flush=True)
-    finally:
-        aenv_ray.shutdown()
-        ray.shutdown()
-        cluster.shutdown()
