@@ -214,7 +214,7 @@ def info(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Show one instance with its health, tools and functions.
+    """Show one instance with its health and what it offers.
 
     Example:
       aenv instance info mini-terminal-abc12345
@@ -223,12 +223,16 @@ def info(
         found = door.instance(instance_id)
         health = door.check_health(instance_id)
         tools, functions = door.tools(instance_id), door.functions_of(instance_id)
+        resources, prompts = door.resources(instance_id), door.prompts(instance_id)
     lines = _lines(found) | {
         "health": health.get("status"),
         "tools": [tool.get("name") for tool in tools],
+        "resources": [one.get("uri") or one.get("uriTemplate") for one in resources],
+        "prompts": [prompt.get("name") for prompt in prompts],
         "functions": [function.get("name") for function in functions],
     }
-    more = {"health": health, "tools": tools, "functions": functions}
+    offers = {"tools": tools, "resources": resources, "prompts": prompts, "functions": functions}
+    more = {"health": health, **offers}
     show(found.shown() | more, output, lines)
 
 

@@ -244,13 +244,25 @@ class Gateway:
 
     def tools(self, instance_id: str) -> list[dict[str, Any]]:
         """Return the tools of an instance as MCP ``Tool`` objects."""
+        return self._listed(instance_id, "tools/list", "tools")
+
+    def resources(self, instance_id: str) -> list[dict[str, Any]]:
+        """Return its resources as MCP ``Resource`` and ``ResourceTemplate`` objects."""
+        fixed = self._listed(instance_id, "resources/list", "resources")
+        return fixed + self._listed(instance_id, "resources/templates/list", "resourceTemplates")
+
+    def prompts(self, instance_id: str) -> list[dict[str, Any]]:
+        """Return its prompts as MCP ``Prompt`` objects."""
+        return self._listed(instance_id, "prompts/list", "prompts")
+
+    def _listed(self, instance_id: str, method: str, key: str) -> list[dict[str, Any]]:
         path = _path("instances", instance_id, "mcp")
-        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {}}
         headers = {"Accept": "application/json, text/event-stream"}
         with self.http.stream("POST", path, json=message, headers=headers) as response:
             response.read()
-            answer = GatewayRecord.read(_rpc(response.text)).shown()
-        return [dict(tool) for tool in (answer.get("result") or {}).get("tools") or []]
+            answer = GatewayRecord.read(_rpc(response.text, method)).shown()
+        return [dict(one) for one in (answer.get("result") or {}).get(key) or []]
 
     def functions_of(self, instance_id: str) -> list[dict[str, Any]]:
         """Return the functions of an instance, without its tools."""
@@ -433,8 +445,8 @@ def _path(*parts: str) -> str:
     return "/" + "/".join(quote(part, safe="@*") for part in parts)
 
 
-def _rpc(body: str) -> Any:
+def _rpc(body: str, method: str) -> Any:
     """Return the JSON-RPC message of a response that is JSON or an event stream."""
     events = [line[5:] for line in body.splitlines() if line.startswith("data:")]
-    with boundary(FabricUnavailable, "invalid response to tools/list"):
+    with boundary(FabricUnavailable, f"invalid response to {method}"):
         return json.loads(events[-1] if events else body)
