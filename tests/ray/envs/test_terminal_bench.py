@@ -62,7 +62,7 @@ def tasks(tmp_path: Path, cluster: Cluster) -> dict[str, Task]:
 
 
 def test_tasks_of_both_formats_are_played_and_graded(tasks: dict[str, Task]) -> None:
-    """Reference 1.0, doing nothing 0.0, an agent that ends the grader 0.0."""
+    """Reference 1.0, doing nothing 0.0; what would kill the grader is ended before it runs."""
     played = ("h:reference", "t:reference", "t:null", "h:types", "h:kills", "several:no")
     chosen = [tasks[name[: name.index(":")]].model_copy(update={"id": name}) for name in played]
     chosen = [
@@ -75,7 +75,7 @@ def test_tasks_of_both_formats_are_played_and_graded(tasks: dict[str, Task]) -> 
     episodes: dict[str, Episode] = {episode.task_id: episode for episode in run}
     assert {name: one.reward for name, one in episodes.items()} == {
         "h:reference": 1.0, "t:reference": 1.0, "t:null": 0.0, "h:types": 1.0,
-        "h:kills": 0.0, "several:no": None,
+        "h:kills": 1.0, "several:no": None,
     }, {name: (one.error, one.reward_detail) for name, one in episodes.items()}  # fmt: skip
     assert episodes["several:no"].status is EpisodeStatus.REFUSED
     assert "several services (a, b)" in str(episodes["several:no"].error)

@@ -87,7 +87,8 @@ async def test_official_mcp_client(door: Door) -> None:
         result = await session.call_tool("picture", {})
         assert isinstance(result, CallToolResult)
         assert isinstance(result.content[0], ImageContent)
-        assert (await session.list_resources()).resources == []
+        (manual,) = (await session.list_resources()).resources
+        assert str(manual.uri) == "sink://manual"
         await session.send_ping()
 
 
