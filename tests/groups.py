@@ -31,6 +31,18 @@ class GroupScheduling(LoadScopeScheduling):
     xdist's own ``loadgroup`` has no effect with pytest 9.2, whose node ids xdist 3.8 cannot change.
     """
 
+    def schedule(self) -> None:
+        """Also end the workers once nothing is left to give them.
+
+        A worker keeps its last test until it gets another one or is told to end. xdist forgets the
+        worker that replaces a crashed one and is given a single test: both wait for each other.
+        """
+        super().schedule()
+        if self.collection is not None and not self.workqueue:
+            for node in self.nodes:
+                if not node.shutting_down:
+                    node.shutdown()
+
     def _split_scope(self, nodeid: str) -> str:
         group = group_of(TESTS.parent / nodeid.partition("::")[0])
         return str(super()._split_scope(nodeid)) if group is None else f"group {group}"
