@@ -107,7 +107,7 @@ def hermes_calls(text: str) -> list[tuple[str, str]]:
     for body in _CALL.findall(text):
         try:
             call = json.loads(body)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also a number or a nesting that is too large
             call = None
         if not isinstance(call, Mapping):
             calls.append(("", "{}"))
@@ -243,6 +243,7 @@ async def played(
 
     Raises:
         ConfigError: The task or an option is wrong.
+        ValueError: The log-probabilities do not match the tokens.
     """
     outcome, tokens = await _played_once(pool, task, act)
     for _ in range(void_retries):
@@ -260,6 +261,7 @@ async def _played_once(
     episode = await pool.begin(task)
     try:
         tokens = await act(episode)
+        generation = tokens.generation()
     except ConfigError:
         await episode.abandon()
         raise
@@ -270,4 +272,4 @@ async def _played_once(
         raise
     if known := [version for version in tokens.versions if version >= 0]:
         pool.policy_version = max(known)
-    return await episode.finish(tokens.generation()), tokens
+    return await episode.finish(generation), tokens
