@@ -121,9 +121,11 @@ class LiveEpisode:
         """Wait until the trainer can act, or the episode has failed before.
 
         Raises:
+            InstanceReleased: The episode was abandoned, as by the end of the pool.
             AenvError: The options or the task are wrong.
         """
         await self._begun.wait()
+        self._check_not_abandoned()
         if self._playing.done():
             self._playing.result()
 
@@ -154,12 +156,17 @@ class LiveEpisode:
         return f": {error}" if error else ""
 
     async def _finish(self, generation: Generation | None) -> Outcome:
-        if self._is_abandoned:
-            raise InstanceReleased(f"the episode of task {self.task.id!r} was abandoned")
+        self._check_not_abandoned()
         if generation is not None and self._env is not None:
             self._env.record_generation(generation)
         self._finished.set()
-        return Outcome(await asyncio.shield(self._playing))
+        await asyncio.wait([self._playing])  # which goes on if this is cancelled
+        self._check_not_abandoned()
+        return Outcome(self._playing.result())
+
+    def _check_not_abandoned(self) -> None:
+        if self._is_abandoned:
+            raise InstanceReleased(f"the episode of task {self.task.id!r} was abandoned")
 
     async def stop(self) -> None:
         """See `abandon`."""
@@ -441,8 +448,13 @@ class EpisodePool:
             if self._core is None or self._loop is None:
                 fabric = connector()()
                 project = resolve(self.env_name, lambda: fabric)
-                self._loop = LoopThread("aenv-episodes")
-                self._core = self._loop.wait(self._opened(fabric, project, self._loop))
+                loop = LoopThread("aenv-episodes")
+                try:
+                    self._core = loop.wait(self._opened(fabric, project, loop))
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
                 atexit.register(self.close)
             return self._core, self._loop
 
@@ -536,9 +548,12 @@ class _Core:
         """See `EpisodePool.list_tools`."""
         instance = await self._source.acquire()
         try:
-            return await instance.env.list_tools()
-        finally:
-            self._source.give_back(instance)
+            tools = await instance.env.list_tools()
+        except BaseException:  # it may be lost, or the pool is closing
+            self._source.release(instance)
+            raise
+        self._source.give_back(instance)
+        return tools
 
     async def begin(self, task: Task, count: int) -> list[LiveEpisode]:
         """See `EpisodePool.begin_group`."""
