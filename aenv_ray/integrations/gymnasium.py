@@ -13,7 +13,6 @@ episodes learns no return from it; one with a mask leaves out the steps with ``v
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.tools import at_once
 from aenv_ray.models import ToolResult
 
 require("gymnasium", "gymnasium", "1.0", "2")
@@ -130,12 +130,16 @@ class Seat:
 
         Raises:
             SandboxStartFailed: No instance was started, or the task cannot be set up.
+            ConfigError: There is no first observation, or it is not in the space.
             AenvError: As `EpisodePool.begin`.
         """
         await self.close()
         self._episode = await self._pool.begin(self._game.task(seed, options))
         try:
             first = await self._game.observe(self._episode)
+        except ConfigError:
+            await self.close()
+            raise
         except AenvError as exc:
             outcome = await self._finished()
             raise SandboxStartFailed(
@@ -213,6 +217,7 @@ class ToolEnv(gymnasium.Env):
         self.action_space = action_space
         self._pool = pool
         self.seat = Seat(pool, _game(game), observation_space, action_space)
+        self._has_place = True
         pool.reserve()
 
     def reset(
@@ -231,10 +236,12 @@ class ToolEnv(gymnasium.Env):
         return self._pool.run(self.seat.step(action))
 
     def close(self) -> None:
-        """Give the place back; the pool remains open."""
+        """Give the place back, any number of times; the pool remains open."""
         if not self._pool.is_closed:
             self._pool.run(self.seat.close())
-            self._pool.reserve(-1)
+            if self._has_place:
+                self._has_place = False
+                self._pool.reserve(-1)
 
 
 class VectorToolEnv(gymnasium.vector.VectorEnv):
@@ -301,12 +308,8 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
     async def _reset(
         self, seeds: Sequence[int | None], options: Mapping[str, Any]
     ) -> list[tuple[Any, dict[str, Any]]]:
-        async with asyncio.TaskGroup() as group:
-            begun = [
-                group.create_task(seat.reset(seed, options))
-                for seat, seed in zip(self.seats, seeds, strict=True)
-            ]
-        return [task.result() for task in begun]
+        pairs = zip(self.seats, seeds, strict=True)
+        return await at_once(seat.reset(seed, options) for seat, seed in pairs)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in each instance, all at once.
@@ -325,12 +328,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         return self._batched(observations), np.array(rewards, dtype=np.float64), *flags, infos
 
     async def _step(self, actions: Sequence[Any]) -> list[Step]:
-        async with asyncio.TaskGroup() as group:
-            taken = [
-                group.create_task(self._step_one(place, action))
-                for place, action in enumerate(actions)
-            ]
-        return [task.result() for task in taken]
+        return await at_once(self._step_one(place, action) for place, action in enumerate(actions))
 
     async def _step_one(self, place: int, action: Any) -> Step:
         if not self._has_ended[place]:
@@ -351,9 +349,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
             self._pool.reserve(-self.num_envs)
 
     async def _close(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for seat in self.seats:
-                group.create_task(seat.close())
+        await at_once(seat.close() for seat in self.seats)
 
 
 def _game(game: ToolGame | Mapping[str, Any]) -> ToolGame:
