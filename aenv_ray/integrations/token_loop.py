@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,10 +72,14 @@ class Tokens:
         self.versions += [-1] * len(ids)
 
     def generation(self) -> Generation:
-        """Return the tokens for the record of the episode."""
+        """Return the tokens for the record of the episode.
+
+        It has no log-probabilities if one is not finite: records cannot hold that.
+        """
+        is_finite = all(map(math.isfinite, self.logprobs))
         return Generation(
             prompt_ids=tuple(self.prompt_ids), response_ids=tuple(self.response_ids),
-            response_mask=tuple(self.mask), logprobs=tuple(self.logprobs),
+            response_mask=tuple(self.mask), logprobs=tuple(self.logprobs) if is_finite else None,
         )  # fmt: skip
 
 

@@ -191,6 +191,15 @@ async def test_tokens_without_log_probabilities_leave_no_episode() -> None:
     assert episode.is_abandoned
 
 
+def test_log_probabilities_that_are_not_finite_leave_the_record_readable() -> None:
+    """JSON has no such numbers; a file with one of them could not be read at all."""
+    found = Tokens([1], [2, 3], [1, 1], [float("-inf"), -0.5]).generation()
+    assert found.logprobs is None
+    assert Generation.model_validate_json(found.model_dump_json()) == found
+    with pytest.raises(ValueError, match="finite"):
+        Generation(prompt_ids=(1,), response_ids=(2,), response_mask=(1,), logprobs=(float("nan"),))
+
+
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 200_000])
 def test_a_call_that_python_cannot_read_is_one_that_is_no_json(value: str) -> None:
     """What a model writes must not end the training."""
