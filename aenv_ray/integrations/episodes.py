@@ -434,8 +434,18 @@ class EpisodePool:
         return loop.wait(core.list_tools())
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, run on the event loop of the pool; blocks."""
-        return self._connected()[1].wait(call)
+        """Return the result of a coroutine, run on the event loop of the pool; blocks.
+
+        Raises:
+            ConfigError: The pool is closed.
+            Exception: Raised by the coroutine.
+        """
+        try:
+            loop = self._connected()[1]
+        except BaseException:
+            call.close()
+            raise
+        return loop.wait(call)
 
     # --- life -----------------------------------------------------------------------------------
 
