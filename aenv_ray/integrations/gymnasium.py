@@ -7,8 +7,9 @@ with ``observation``, ``reward``, ``terminated``, ``truncated`` and ``info``. Fo
 override `ToolGame`. If steps have no ``reward``, the last one has that of the environment.
 
 If the sandbox is lost, the step is the last of its episode: it repeats the observation, its reward
-is 0.0, ``truncated`` is set, and ``info["void"]`` is true. A trainer that bootstraps truncated
-episodes learns no return from it; one with a mask leaves out the steps with ``void``.
+is 0.0, ``truncated`` is set, and ``info["void"]`` is true. So it is if the reward fails for
+infrastructure after the last step. A trainer that bootstraps truncated episodes learns no return
+from it; one with a mask leaves out the steps with ``void``.
 """
 
 from __future__ import annotations
@@ -162,15 +163,18 @@ class Seat:
             if not is_infrastructure(exc) and isinstance(exc, ConfigError):
                 raise
             outcome = await self._finished()
-            info = self._end(outcome)
-            return self._last, outcome.reward or 0.0, not outcome.is_void, outcome.is_void, info
+            info, is_scored = self._end(outcome), outcome.reward is not None
+            return self._last, outcome.reward or 0.0, is_scored, not is_scored, info
         self._last = in_space(self._observations, done.observation)
         reward, info = done.reward, dict(done.info)
-        if done.terminated or done.truncated:
+        terminated, truncated = done.terminated, done.truncated
+        if terminated or truncated:
             outcome = await self._finished()
             info |= self._end(outcome)
             reward = outcome.reward if reward is None else reward
-        return self._last, float(reward or 0.0), done.terminated, done.truncated, info
+            if outcome.is_void:  # of an episode that ends there, a trainer would learn its return
+                terminated, truncated = False, True
+        return self._last, float(reward or 0.0), terminated, truncated, info
 
     def _end(self, outcome: Outcome) -> dict[str, Any]:
         return {"void": outcome.is_void, "episode_record": outcome.episode}
