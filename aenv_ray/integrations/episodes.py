@@ -180,7 +180,7 @@ class LiveEpisode:
 
     async def on_pool(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine on the pool's event loop; cancelling cancels it."""
-        return await asyncio.wrap_future(self._loop.submit(call))
+        return await asyncio.wrap_future(_submitted(self._loop, call))
 
     @property
     def instance_id(self) -> str | None:
@@ -306,7 +306,19 @@ class SyncEpisode:
 
     def submit(self, call: Callable[[LiveEpisode], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start a call of the episode in the background; cancelling the future cancels it."""
-        return self._loop.submit(call(self._episode))
+        return _submitted(self._loop, call(self._episode))
+
+
+def _submitted(loop: LoopThread, call: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a call on the event loop of a pool.
+
+    Raises:
+        InstanceReleased: The pool is closed.
+    """
+    if loop.is_closed:
+        call.close()
+        raise InstanceReleased("the pool of the episode is closed", hint="make another EpisodePool")
+    return loop.submit(call)
 
 
 class EpisodePool:

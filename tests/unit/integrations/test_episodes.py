@@ -9,7 +9,7 @@ import pytest
 
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import InstanceReleased
-from aenv_ray.integrations.episodes import LiveEpisode, _Version
+from aenv_ray.integrations.episodes import LiveEpisode, SyncEpisode, _Version
 from aenv_ray.sampling import Task
 from aenv_ray.trajectories.schema import Episode
 
@@ -29,3 +29,13 @@ async def test_an_abandoned_episode_does_not_cancel_who_waits_for_it(is_finishin
     await live.stop()
     with pytest.raises(InstanceReleased, match="abandoned"):
         await waiting
+
+
+async def test_an_episode_of_a_closed_pool_is_released() -> None:
+    loop = LoopThread("closed")
+    live = LiveEpisode("fake", Task(id="t"), loop, _Version())
+    await asyncio.to_thread(loop.close)
+    with pytest.raises(InstanceReleased, match="closed"):
+        await live.finish()
+    with pytest.raises(InstanceReleased, match="closed"):
+        SyncEpisode(live, loop).finish()
