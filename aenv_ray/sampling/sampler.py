@@ -68,6 +68,8 @@ class Where(StrEnum):
 class Sampling:
     """Yields episodes as they finish: iterate with ``for`` or ``async for``, then call `summary`.
 
+    A reader that is more than a thousand episodes behind holds up the run.
+
     Leaving the loop early, an exception in it, or Ctrl-C cancels all episodes and releases their
     instances. It can be iterated once.
     """
