@@ -9,11 +9,10 @@ Needs no package of Anthropic's: content blocks may be objects of it, or mapping
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools
+from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, at_once
 from aenv_ray.models import ToolResult
 
 
@@ -52,19 +51,17 @@ class AnthropicTools:
             AenvError: The infrastructure failed; the episode is void.
         """
         uses = [block for block in content if _get(block, "type") == "tool_use"]
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._tools.call(_get(use, "name"), _get(use, "input")))
-                for use in uses
-            ]
+        results = await at_once(
+            self._tools.call(_get(use, "name"), _get(use, "input")) for use in uses
+        )
         return [
             {
                 "type": "tool_result",
                 "tool_use_id": _get(use, "id"),
-                "is_error": task.result().is_error,
-                "content": _blocks(task.result()),
+                "is_error": result.is_error,
+                "content": _blocks(result),
             }
-            for use, task in zip(uses, running, strict=True)
+            for use, result in zip(uses, results, strict=True)
         ]
 
 

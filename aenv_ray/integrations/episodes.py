@@ -121,9 +121,11 @@ class LiveEpisode:
         """Wait until the trainer can act, or the episode has failed before.
 
         Raises:
+            InstanceReleased: The episode was abandoned, as by the end of the pool.
             AenvError: The options or the task are wrong.
         """
         await self._begun.wait()
+        self._check_not_abandoned()
         if self._playing.done():
             self._playing.result()
 
@@ -154,12 +156,17 @@ class LiveEpisode:
         return f": {error}" if error else ""
 
     async def _finish(self, generation: Generation | None) -> Outcome:
-        if self._is_abandoned:
-            raise InstanceReleased(f"the episode of task {self.task.id!r} was abandoned")
+        self._check_not_abandoned()
         if generation is not None and self._env is not None:
             self._env.record_generation(generation)
         self._finished.set()
-        return Outcome(await asyncio.shield(self._playing))
+        await asyncio.wait([self._playing])  # which goes on if this is cancelled
+        self._check_not_abandoned()
+        return Outcome(self._playing.result())
+
+    def _check_not_abandoned(self) -> None:
+        if self._is_abandoned:
+            raise InstanceReleased(f"the episode of task {self.task.id!r} was abandoned")
 
     async def stop(self) -> None:
         """See `abandon`."""
@@ -173,7 +180,7 @@ class LiveEpisode:
 
     async def on_pool(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine on the pool's event loop; cancelling cancels it."""
-        return await asyncio.wrap_future(self._loop.submit(call))
+        return await asyncio.wrap_future(_submitted(self._loop, call))
 
     @property
     def instance_id(self) -> str | None:
@@ -299,7 +306,19 @@ class SyncEpisode:
 
     def submit(self, call: Callable[[LiveEpisode], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start a call of the episode in the background; cancelling the future cancels it."""
-        return self._loop.submit(call(self._episode))
+        return _submitted(self._loop, call(self._episode))
+
+
+def _submitted(loop: LoopThread, call: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a call on the event loop of a pool.
+
+    Raises:
+        InstanceReleased: The pool is closed.
+    """
+    if loop.is_closed:
+        call.close()
+        raise InstanceReleased("the pool of the episode is closed", hint="make another EpisodePool")
+    return loop.submit(call)
 
 
 class EpisodePool:
@@ -427,8 +446,18 @@ class EpisodePool:
         return loop.wait(core.list_tools())
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, run on the event loop of the pool; blocks."""
-        return self._connected()[1].wait(call)
+        """Return the result of a coroutine, run on the event loop of the pool; blocks.
+
+        Raises:
+            ConfigError: The pool is closed.
+            Exception: Raised by the coroutine.
+        """
+        try:
+            loop = self._connected()[1]
+        except BaseException:
+            call.close()
+            raise
+        return loop.wait(call)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -441,8 +470,13 @@ class EpisodePool:
             if self._core is None or self._loop is None:
                 fabric = connector()()
                 project = resolve(self.env_name, lambda: fabric)
-                self._loop = LoopThread("aenv-episodes")
-                self._core = self._loop.wait(self._opened(fabric, project, self._loop))
+                loop = LoopThread("aenv-episodes")
+                try:
+                    self._core = loop.wait(self._opened(fabric, project, loop))
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
                 atexit.register(self.close)
             return self._core, self._loop
 
@@ -536,9 +570,12 @@ class _Core:
         """See `EpisodePool.list_tools`."""
         instance = await self._source.acquire()
         try:
-            return await instance.env.list_tools()
-        finally:
-            self._source.give_back(instance)
+            tools = await instance.env.list_tools()
+        except BaseException:  # it may be lost, or the pool is closing
+            self._source.release(instance)
+            raise
+        self._source.give_back(instance)
+        return tools
 
     async def begin(self, task: Task, count: int) -> list[LiveEpisode]:
         """See `EpisodePool.begin_group`."""

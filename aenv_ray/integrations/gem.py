@@ -60,6 +60,7 @@ class GemEnv(Env):
         self._max_turns = max_turns
         self._random = random.Random(seed)
         self._playing: TextEpisode | None = None
+        self._has_place = True
         self._pool.reserve()
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
@@ -113,7 +114,9 @@ class GemEnv(Env):
             self._playing = None
 
     def close(self) -> None:
-        """End the episode and give the place back."""
+        """End the episode and give the place back, any number of times."""
         if not self._pool.is_closed:
             self._end()
-            self._pool.reserve(-1)
+            if self._has_place:
+                self._has_place = False
+                self._pool.reserve(-1)

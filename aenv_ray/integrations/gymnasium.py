@@ -7,13 +7,13 @@ with ``observation``, ``reward``, ``terminated``, ``truncated`` and ``info``. Fo
 override `ToolGame`. If steps have no ``reward``, the last one has that of the environment.
 
 If the sandbox is lost, the step is the last of its episode: it repeats the observation, its reward
-is 0.0, ``truncated`` is set, and ``info["void"]`` is true. A trainer that bootstraps truncated
-episodes learns no return from it; one with a mask leaves out the steps with ``void``.
+is 0.0, ``truncated`` is set, and ``info["void"]`` is true. So it is if the reward fails for
+infrastructure after the last step. A trainer that bootstraps truncated episodes learns no return
+from it; one with a mask leaves out the steps with ``void``.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.tools import at_once
 from aenv_ray.models import ToolResult
 
 require("gymnasium", "gymnasium", "1.0", "2")
@@ -130,12 +131,16 @@ class Seat:
 
         Raises:
             SandboxStartFailed: No instance was started, or the task cannot be set up.
+            ConfigError: There is no first observation, or it is not in the space.
             AenvError: As `EpisodePool.begin`.
         """
         await self.close()
         self._episode = await self._pool.begin(self._game.task(seed, options))
         try:
             first = await self._game.observe(self._episode)
+        except ConfigError:
+            await self.close()
+            raise
         except AenvError as exc:
             outcome = await self._finished()
             raise SandboxStartFailed(
@@ -158,15 +163,18 @@ class Seat:
             if not is_infrastructure(exc) and isinstance(exc, ConfigError):
                 raise
             outcome = await self._finished()
-            info = self._end(outcome)
-            return self._last, outcome.reward or 0.0, not outcome.is_void, outcome.is_void, info
+            info, is_scored = self._end(outcome), outcome.reward is not None
+            return self._last, outcome.reward or 0.0, is_scored, not is_scored, info
         self._last = in_space(self._observations, done.observation)
         reward, info = done.reward, dict(done.info)
-        if done.terminated or done.truncated:
+        terminated, truncated = done.terminated, done.truncated
+        if terminated or truncated:
             outcome = await self._finished()
             info |= self._end(outcome)
             reward = outcome.reward if reward is None else reward
-        return self._last, float(reward or 0.0), done.terminated, done.truncated, info
+            if outcome.is_void:  # of an episode that ends there, a trainer would learn its return
+                terminated, truncated = False, True
+        return self._last, float(reward or 0.0), terminated, truncated, info
 
     def _end(self, outcome: Outcome) -> dict[str, Any]:
         return {"void": outcome.is_void, "episode_record": outcome.episode}
@@ -213,6 +221,7 @@ class ToolEnv(gymnasium.Env):
         self.action_space = action_space
         self._pool = pool
         self.seat = Seat(pool, _game(game), observation_space, action_space)
+        self._has_place = True
         pool.reserve()
 
     def reset(
@@ -231,10 +240,12 @@ class ToolEnv(gymnasium.Env):
         return self._pool.run(self.seat.step(action))
 
     def close(self) -> None:
-        """Give the place back; the pool remains open."""
+        """Give the place back, any number of times; the pool remains open."""
         if not self._pool.is_closed:
             self._pool.run(self.seat.close())
-            self._pool.reserve(-1)
+            if self._has_place:
+                self._has_place = False
+                self._pool.reserve(-1)
 
 
 class VectorToolEnv(gymnasium.vector.VectorEnv):
@@ -301,12 +312,8 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
     async def _reset(
         self, seeds: Sequence[int | None], options: Mapping[str, Any]
     ) -> list[tuple[Any, dict[str, Any]]]:
-        async with asyncio.TaskGroup() as group:
-            begun = [
-                group.create_task(seat.reset(seed, options))
-                for seat, seed in zip(self.seats, seeds, strict=True)
-            ]
-        return [task.result() for task in begun]
+        pairs = zip(self.seats, seeds, strict=True)
+        return await at_once(seat.reset(seed, options) for seat, seed in pairs)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in each instance, all at once.
@@ -325,12 +332,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         return self._batched(observations), np.array(rewards, dtype=np.float64), *flags, infos
 
     async def _step(self, actions: Sequence[Any]) -> list[Step]:
-        async with asyncio.TaskGroup() as group:
-            taken = [
-                group.create_task(self._step_one(place, action))
-                for place, action in enumerate(actions)
-            ]
-        return [task.result() for task in taken]
+        return await at_once(self._step_one(place, action) for place, action in enumerate(actions))
 
     async def _step_one(self, place: int, action: Any) -> Step:
         if not self._has_ended[place]:
@@ -351,9 +353,7 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
             self._pool.reserve(-self.num_envs)
 
     async def _close(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for seat in self.seats:
-                group.create_task(seat.close())
+        await at_once(seat.close() for seat in self.seats)
 
 
 def _game(game: ToolGame | Mapping[str, Any]) -> ToolGame:

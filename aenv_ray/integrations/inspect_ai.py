@@ -30,6 +30,7 @@ from aenv_ray.errors import (
     FabricUnavailable,
     FileAccessError,
     SandboxDiedInside,
+    SandboxExhausted,
     ToolTimeout,
 )
 from aenv_ray.integrations.requirement import require
@@ -366,8 +367,8 @@ def environment_reward(name: str | None = None, arguments: dict[str, Any] | None
         name: Of the reward. None: that of the sample's task, else the default one.
         arguments: Of the reward. None: those of the sample's task.
 
-    A sandbox that was ended from inside scores 0; an infrastructure failure, or a reward that
-    raises, is an error of the sample.
+    A sandbox that was ended from inside, or whose limits its agent has reached, scores 0; an
+    infrastructure failure, or a reward that raises, is an error of the sample.
     """
 
     async def score(state: TaskState, target: Target) -> Score:
@@ -377,7 +378,7 @@ def environment_reward(name: str | None = None, arguments: dict[str, Any] | None
         given = call.arguments if arguments is None else arguments
         try:
             value = await environment.call_reward(given, call.timeout_s, name or call.name)
-        except SandboxDiedInside as exc:
+        except (SandboxDiedInside, SandboxExhausted) as exc:
             return Score(value=0.0, explanation=exc.message)
         detail = dict(value) if isinstance(value, Mapping) else {}
         return Score(value=reward_number(value), metadata=detail)

@@ -11,11 +11,16 @@ Needs no package of OpenAI's: calls may be objects of it, or mappings.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, images, model_text
+from aenv_ray.integrations.tools import (
+    AnyEnvironment,
+    EnvironmentTools,
+    at_once,
+    images,
+    model_text,
+)
 from aenv_ray.models import ToolResult
 
 
@@ -103,11 +108,7 @@ class OpenAITools:
         ]
 
     async def _run(self, calls: Iterable[tuple[str, Any]]) -> list[ToolResult]:
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._tools.call(name, arguments)) for name, arguments in calls
-            ]
-        return [task.result() for task in running]
+        return await at_once(self._tools.call(name, arguments) for name, arguments in calls)
 
 
 def _response_output(result: ToolResult) -> str | list[dict[str, Any]]:

@@ -72,23 +72,37 @@ def rollouts(
 
         prompt = sample.prompt
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        outcome, tokens = await played(
-            episodes,
-            dict((sample.metadata or {}).get("aenv", {})),
-            lambda episode: model_turns(
-                episode, tokenizer, messages, generate,
-                max_tokens=sampling_params["max_new_tokens"], max_turns=max_turns, parse=parse,
-            ),
-            void_retries=void_retries,
-        )  # fmt: skip
+        try:
+            outcome, tokens = await played(
+                episodes,
+                dict((sample.metadata or {}).get("aenv", {})),
+                lambda episode: model_turns(
+                    episode, tokenizer, messages, generate,
+                    max_tokens=sampling_params["max_new_tokens"], max_turns=max_turns, parse=parse,
+                ),
+                void_retries=void_retries,
+            )  # fmt: skip
+        except _Aborted:
+            sample.status = type(sample).Status.ABORTED
+            return sample
         return _filled(sample, tokenizer, outcome, tokens)
 
     return custom_generate
 
 
+class _Aborted(Exception):
+    """SLIME has enough samples and has stopped the requests of this one."""
+
+
 def _turn(sample: Any, output: Mapping[str, Any]) -> Turn:
-    """Return SGLang's answer; the version of its weights is noted in the sample."""
+    """Return SGLang's answer; the version of its weights is noted in the sample.
+
+    Raises:
+        _Aborted: The answer was cut off.
+    """
     meta = output["meta_info"]
+    if meta["finish_reason"]["type"] == "abort":
+        raise _Aborted
     pairs = meta["output_token_logprobs"]
     version = str(meta.get("weight_version", ""))
     if version:

@@ -8,13 +8,13 @@ A void episode ends as one of a time limit, with ``info["void"]``: its value is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.gymnasium import Step, ToolEnv, ToolGame
 from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.tools import at_once
 
 require("stable-baselines3", "stable-baselines3", "2.7", "3")
 
@@ -45,7 +45,11 @@ class ToolVecEnv(DummyVecEnv):
         super().__init__(make)
 
     def step_wait(self) -> Any:
-        """Take the steps of `step_async`, all at once; begin the next episode of those that end."""
+        """Take the steps of `step_async`, all at once; begin the next episode of those that end.
+
+        Raises:
+            AenvError: One cannot begin.
+        """
         for place, (step, begun) in enumerate(self._pool.run(self._steps())):
             observation, reward, terminated, truncated, info = step
             self.buf_infos[place] = {**info, "TimeLimit.truncated": truncated and not terminated}
@@ -59,12 +63,8 @@ class ToolVecEnv(DummyVecEnv):
         return self._obs_from_buf(), self.buf_rews.copy(), self.buf_dones.copy(), infos
 
     async def _steps(self) -> list[tuple[Step, tuple[Any, dict[str, Any]] | None]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_step(env, action))
-                for env, action in zip(self.envs, self.actions, strict=True)
-            ]
-        return [task.result() for task in tasks]
+        pairs = zip(self.envs, self.actions, strict=True)
+        return await at_once(_step(env, action) for env, action in pairs)
 
 
 async def _step(env: ToolEnv, action: Any) -> tuple[Step, tuple[Any, dict[str, Any]] | None]:

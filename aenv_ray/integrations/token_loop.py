@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,10 +72,14 @@ class Tokens:
         self.versions += [-1] * len(ids)
 
     def generation(self) -> Generation:
-        """Return the tokens for the record of the episode."""
+        """Return the tokens for the record of the episode.
+
+        It has no log-probabilities if one is not finite: records cannot hold that.
+        """
+        is_finite = all(map(math.isfinite, self.logprobs))
         return Generation(
             prompt_ids=tuple(self.prompt_ids), response_ids=tuple(self.response_ids),
-            response_mask=tuple(self.mask), logprobs=tuple(self.logprobs),
+            response_mask=tuple(self.mask), logprobs=tuple(self.logprobs) if is_finite else None,
         )  # fmt: skip
 
 
@@ -107,7 +112,7 @@ def hermes_calls(text: str) -> list[tuple[str, str]]:
     for body in _CALL.findall(text):
         try:
             call = json.loads(body)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also a number or a nesting that is too large
             call = None
         if not isinstance(call, Mapping):
             calls.append(("", "{}"))
@@ -243,6 +248,7 @@ async def played(
 
     Raises:
         ConfigError: The task or an option is wrong.
+        ValueError: The log-probabilities do not match the tokens.
     """
     outcome, tokens = await _played_once(pool, task, act)
     for _ in range(void_retries):
@@ -260,6 +266,7 @@ async def _played_once(
     episode = await pool.begin(task)
     try:
         tokens = await act(episode)
+        generation = tokens.generation()
     except ConfigError:
         await episode.abandon()
         raise
@@ -270,4 +277,4 @@ async def _played_once(
         raise
     if known := [version for version in tokens.versions if version >= 0]:
         pool.policy_version = max(known)
-    return await episode.finish(tokens.generation()), tokens
+    return await episode.finish(generation), tokens

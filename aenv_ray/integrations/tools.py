@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import keyword
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import openai_arguments, openai_name
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # episodes need Ray, which a client of a server does not have
 BlockingEnvironment: TypeAlias = "SyncEnvironment | SyncEpisode"
 AnyEnvironment: TypeAlias = "Environment | LiveEpisode | BlockingEnvironment"
 Naming: TypeAlias = Callable[[str, Mapping[str, str]], str]
+T = TypeVar("T")
 
 _CAUSED_BY_THE_MODEL: Final = (ToolNotFound, ToolInputInvalid, ToolTimeout)
 _NO_IDENTIFIER_CHARACTER: Final = re.compile(r"\W", re.ASCII)
@@ -199,6 +200,20 @@ def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisod
 def _failed(error: ToolNotFound | ToolInputInvalid | ToolTimeout) -> ToolResult:
     text = error.message if error.hint is None else f"{error.message} ({error.hint})"
     return ToolResult([{"type": "text", "text": text}], is_error=True)
+
+
+async def at_once(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of calls that are made at the same time.
+
+    Raises:
+        Exception: The first that one of them raised; the others were cancelled.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def model_text(result: ToolResult) -> str:

@@ -115,6 +115,8 @@ class Environments:
         """
         if self._type is None:
             self._listed = self.pool.list_tools()
+            if self.observe is not None:  # a reset leaves out what it cannot observe
+                framework_tools(self._listed, self.pool.env_name, only=[self.observe])
             self._type = self._made_type()
         made = self._type(self)
         self._made.add(made)

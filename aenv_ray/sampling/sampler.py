@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
@@ -67,6 +67,8 @@ class Where(StrEnum):
 
 class Sampling:
     """Yields episodes as they finish: iterate with ``for`` or ``async for``, then call `summary`.
+
+    A reader that is more than a thousand episodes behind holds up the run.
 
     Leaving the loop early, an exception in it, or Ctrl-C cancels all episodes and releases their
     instances. It can be iterated once.
@@ -197,7 +199,7 @@ class Sampling:
 
     # --- iterating ------------------------------------------------------------------------------
 
-    async def __aiter__(self) -> AsyncIterator[Episode]:
+    async def __aiter__(self) -> AsyncGenerator[Episode, None]:
         finished = _Unread()
         runner = asyncio.create_task(self._run(finished))
         runner.add_done_callback(lambda _: finished.put(None))
@@ -216,12 +218,14 @@ class Sampling:
 
         async def pump() -> None:
             async def forward() -> None:
-                async for episode in self:
-                    results.put(episode)
-                    if results.qsize() >= _UNREAD:
-                        has_room.clear()
-                        if results.qsize() >= _UNREAD:  # else it was read meanwhile
-                            await has_room.wait()
+                # Closed here, so that the run has ended when the loop does, wherever this stops.
+                async with contextlib.aclosing(self.__aiter__()) as episodes:
+                    async for episode in episodes:
+                        results.put(episode)
+                        if results.qsize() >= _UNREAD:
+                            has_room.clear()
+                            if results.qsize() >= _UNREAD:  # else it was read meanwhile
+                                await has_room.wait()
 
             task = asyncio.create_task(forward())
             stopper = asyncio.create_task(stop.wait())

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from aenv_ray.errors import FunctionFailed
 from aenv_ray.trajectories.storable import storable
@@ -180,7 +188,8 @@ class Generation(BaseModel):
     """The tokens of an episode, for a trainer: what its model read and wrote.
 
     Raises:
-        ValueError: The lengths of the response's fields differ.
+        ValueError: The lengths of the response's fields differ, or a log-probability is not finite:
+            JSON has no such number, so the record could not be read.
     """
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -191,7 +200,7 @@ class Generation(BaseModel):
     """All that follows: answers of the model, and what the environment replied."""
     response_mask: tuple[int, ...]
     """For each token of the response: 1 if the model wrote it, 0 if the environment did."""
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[FiniteFloat, ...] | None = None
     """Log-probability of each token of the response under the policy that wrote it, 0 where the
     mask is 0; None if the trainer has none."""
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 _TOO_DEEP: Final = "[nested too deeply to be recorded]"
+_MOST_NESTED: Final = 150
+"""Pydantic reads no JSON that is nested more than 200 times, and a record adds some."""
 
 
 def storable_text(text: str) -> str:
@@ -24,10 +26,11 @@ def storable(value: Any) -> Any:
     its top level or in the object there.
     """
     try:
-        to_json(value)
+        written = to_json(value)
     except ValueError:
         return _repaired(value)
-    return value
+    may_be_deep = written.count(b"[") + written.count(b"{") > _MOST_NESTED
+    return _repaired(value) if may_be_deep else value
 
 
 def _repaired(value: Any) -> Any:
@@ -37,11 +40,13 @@ def _repaired(value: Any) -> Any:
         return {"": _TOO_DEEP} if isinstance(value, Mapping) else _TOO_DEEP
 
 
-def _cleaned(value: Any) -> Any:
+def _cleaned(value: Any, left: int = _MOST_NESTED) -> Any:
     if isinstance(value, str):
         return storable_text(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if not left:
+        raise RecursionError
     if isinstance(value, Mapping):
-        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cleaned(item) for item in value]
-    return value
+        return {_cleaned(key): _cleaned(item, left - 1) for key, item in value.items()}
+    return [_cleaned(item, left - 1) for item in value]

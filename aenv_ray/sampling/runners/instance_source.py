@@ -245,8 +245,11 @@ class InstanceSource:
         self._release(instance.created)
 
     def give_back(self, instance: Instance) -> None:
-        """Return an instance in which nothing has been done."""
-        self._hand_out(instance)
+        """Return an instance in which nothing has been done; after `close` it is released."""
+        if self._is_closed:
+            self.release(instance)
+        else:
+            self._hand_out(instance)
 
     def reuse(self, instance: Instance) -> bool:
         """Keep an instance for another episode, which resets it; False if it has to be released."""

@@ -17,7 +17,7 @@ import pytest
 from aenv_ray.errors import ConfigError, SandboxLost, ToolNotFound
 from aenv_ray.integrations import slime
 from aenv_ray.integrations.episodes import Outcome
-from aenv_ray.integrations.token_loop import Turn, played, turns
+from aenv_ray.integrations.token_loop import Tokens, Turn, hermes_calls, played, turns
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import EpisodeStatus
 from aenv_ray.trajectories.schema import Episode, Generation
@@ -179,6 +179,33 @@ async def test_a_cancelled_trainer_leaves_no_episode() -> None:
     assert episode.is_abandoned
 
 
+async def test_tokens_without_log_probabilities_leave_no_episode() -> None:
+    """A mistake of the trainer ends its run, and not with an instance that nobody gives back."""
+
+    async def act(episode: Any) -> Tokens:
+        del episode
+        return Tokens([1], [2, 3], [1, 1], [-0.5])
+
+    with pytest.raises(ValueError, match="differ in length"):
+        await played(FakePool(episode := FakeEpisode()), {}, act)  # type: ignore[arg-type]
+    assert episode.is_abandoned
+
+
+def test_log_probabilities_that_are_not_finite_leave_the_record_readable() -> None:
+    """JSON has no such numbers; a file with one of them could not be read at all."""
+    found = Tokens([1], [2, 3], [1, 1], [float("-inf"), -0.5]).generation()
+    assert found.logprobs is None
+    assert Generation.model_validate_json(found.model_dump_json()) == found
+    with pytest.raises(ValueError, match="finite"):
+        Generation(prompt_ids=(1,), response_ids=(2,), response_mask=(1,), logprobs=(float("nan"),))
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 200_000])
+def test_a_call_that_python_cannot_read_is_one_that_is_no_json(value: str) -> None:
+    """What a model writes must not end the training."""
+    assert hermes_calls(f"<tool_call>{value}</tool_call>") == [("", "{}")]
+
+
 async def test_a_template_that_changes_earlier_messages_is_refused() -> None:
     class Rewriting(LetterTokenizer):
         def apply_chat_template(
@@ -204,6 +231,7 @@ class Sample:
         PENDING = "pending"
         COMPLETED = "completed"
         TRUNCATED = "truncated"
+        ABORTED = "aborted"
         FAILED = "failed"
 
     prompt: Any = "Go"
@@ -290,6 +318,23 @@ async def test_a_void_sample_is_removed_and_in_no_baseline(
     raw, normalized = slime.post_process_rewards(ARGS, [void, *scored, unstarted])
     assert raw == [0.5, 1.0, 0.0, 0.5]
     assert normalized == [0.0, 0.5, -0.5, 0.0]
+
+
+async def test_a_sample_that_slime_aborts_has_no_reward(
+    sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half an answer says nothing about the policy."""
+    del sglang
+
+    async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        del url, payload
+        meta = {"output_token_logprobs": [], "finish_reason": {"type": "abort"}}
+        return {"text": "", "meta_info": meta}
+
+    monkeypatch.setattr(sys.modules["slime.utils.http_utils"], "post", post)
+    sample = await generated(monkeypatch, episode := FakeEpisode())
+    assert (sample.status, sample.reward) == (Sample.Status.ABORTED, None)
+    assert episode.is_abandoned
 
 
 def test_the_example_has_a_function_for_slime() -> None:

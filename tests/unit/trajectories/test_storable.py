@@ -13,6 +13,9 @@ LONE = "a\ud800b"
 DEEP: Any = "x"
 for _ in range(50_000):
     DEEP = {"k": DEEP}
+LESS_DEEP: Any = "x"
+for _ in range(220):  # is written, and not read again
+    LESS_DEEP = {"k": LESS_DEEP}
 
 
 @pytest.mark.parametrize(
@@ -24,8 +27,10 @@ for _ in range(50_000):
         ),
         ({"text": "ü\U0001f600"}, {"text": "ü\U0001f600"}),
         (DEEP, {"": "[nested too deeply to be recorded]"}),
+        (LESS_DEEP, {"": "[nested too deeply to be recorded]"}),
+        ({"many": [[n] for n in range(500)]}, {"many": [[n] for n in range(500)]}),
     ],
-    ids=["lone surrogates", "text", "deep"],
+    ids=["lone surrogates", "text", "deep", "less deep", "wide"],
 )
 def test_an_episode_is_recorded_whatever_its_agent_wrote(
     value: dict[str, Any], stored: dict[str, Any]
@@ -44,6 +49,7 @@ def test_an_episode_is_recorded_whatever_its_agent_wrote(
         error=LONE,
     )
     read = Episode.model_validate(json.loads(episode.model_dump_json()))
+    assert Episode.model_validate_json(episode.model_dump_json()) == read
     assert read.steps[0].arguments == read.output == read.reward_detail == stored
     assert read.messages == (stored,)
     assert (read.steps[0].text, read.steps[0].tool, read.error) == ("a\ufffdb",) * 3

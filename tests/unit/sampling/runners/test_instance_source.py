@@ -184,6 +184,20 @@ async def test_an_instance_that_was_handed_over_to_a_cancelled_episode_is_releas
     assert len(instances.released) == 1
 
 
+async def test_an_instance_that_is_given_back_after_the_end_is_released() -> None:
+    """Nothing would take it, or release it later."""
+    instances = _FakeInstances()
+    source = _source(instances)
+    (first,) = _acquire(source, 1)
+    await _turn()
+    instances.start(0)
+    instance = await first
+    await source.close()
+    source.give_back(instance)
+    await _turn()
+    assert len(instances.released) == 1
+
+
 async def test_a_failed_start_fails_one_episode() -> None:
     """The others of its request go on."""
     instances = _FakeInstances()

@@ -384,3 +384,39 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     assert len(begun) == 2
     assert sorted(one.index for one in episodes) == list(range(12))
     assert len(fast_ones) == (12 if is_lost else 10)
+
+
+async def test_tasks_whose_return_is_answered_after_the_loss_are_played_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The runner dies once it has removed them, and its loss is noticed before its answer."""
+    is_lost = asyncio.Event()
+    answers: list[list[int]] = []
+
+    class Dying(_FakeRunner):
+        async def take_back(self, most: int) -> list[int]:
+            taken = await super().take_back(most)
+            self.gone.set()
+            await is_lost.wait()
+            answers.append(taken)
+            return taken
+
+    class Noticing(_FakeRunners):
+        async def lost(self, runner: RunnerLink) -> None:
+            await super().lost(runner)
+            is_lost.set()
+
+    async def never(one: Assignment, start: GroupStart) -> Episode:
+        await asyncio.Event().wait()
+        return _episode(one)
+
+    dying = Dying("dying", never)
+    dying.is_remote = True
+    monkeypatch.setattr(_Member, "ahead", lambda member: 4 if member.link.is_remote else 0)
+    runners = Noticing(_FakeRunner("fast", _at_once), dying)
+    async with asyncio.timeout(30.0):
+        episodes = await _played(runners, 12)
+    await dying.queue.close()
+    assert [len(taken) for taken in answers] == [2]
+    assert sorted(one.index for one in episodes) == list(range(12))
+    assert {one.index for one in episodes if one.attempts == 2} > {*answers[0]}
