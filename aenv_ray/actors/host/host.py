@@ -375,7 +375,8 @@ class Host:
                 await self._pools.give_way(others + self._pools.size - self._capacity.capacity)
             results |= await self._start_sandboxes(left, take_in)
         finally:
-            self._store.put([record for record in records if record.id in self._sandboxes])
+            # As they are now: an instance may have called another environment already.
+            self._store.put([self._lives[r.id].record for r in records if r.id in self._sandboxes])
         return results
 
     async def _start_sandboxes(
@@ -557,6 +558,8 @@ class Host:
 
         A shared host waits for the dedicated hosts of its node, whose slots it occupies.
         """
+        if self._environment_relay is not None and self._environment_relay.is_busy:
+            return False  # it ends the inner instances of those that have ended
         now = self._clock.now()
         since = self._table.empty_since
         if self._density is ActorDensity.DEDICATED:
