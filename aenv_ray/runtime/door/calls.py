@@ -202,7 +202,7 @@ class RunningCall:
         """
         from aenv_ray.runtime.door.inner_environments import InnerEnvironment
 
-        return InnerEnvironment(reference, key, self.remaining_s)
+        return InnerEnvironment(reference, key)
 
     # --- for the dispatcher -----------------------------------------------------------------
 
