@@ -274,7 +274,8 @@ class _Endpoint:
                             if text := choice["delta"].get("content"):
                                 yield text
         except urllib.error.HTTPError as exc:
-            said = exc.read(_READ_BYTES).decode(errors="replace")
+            with exc:
+                said = exc.read(_READ_BYTES).decode(errors="replace")
             said = (said.replace(key, "[key]") if key else said)[:_SHOWN_CHARACTERS]
             raise RuntimeError(f"the endpoint answered HTTP {exc.code}: {said}") from None
 

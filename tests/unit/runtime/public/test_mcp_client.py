@@ -37,11 +37,12 @@ async def test_a_tool_that_waits_for_the_user_is_stopped_with_its_call() -> None
     """Invariant 11: the thread is free at once, and the question is withdrawn."""
     session = Session()
     client = client_of(session)
+    schema = {"type": "object", "properties": {}}
     call = RunningCall("tools/call 1", "delete", time.monotonic() + 600.0, caller=client)
 
     def run() -> str:
         try:
-            call.run_sync(lambda: current_call().elicit("Delete it?", {"type": "object"}), {})
+            call.run_sync(lambda: current_call().elicit("Delete it?", schema), {})
         except CallInterrupted:
             return "interrupted"
         return "answered"
