@@ -132,7 +132,8 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
 
     async def end(record: InstanceRecord) -> None:
         await _end(record)
-        store.delete([record.id])
+        if not record.inner:
+            store.delete([record.id])
 
     gone = {host: engines for host, engines in engines_used.items() if host not in present}
     ended, failed = asyncio.run(end_each(orphans, end))
@@ -148,6 +149,8 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
         raise FabricUnavailable(
             f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
         )
+    # Until the inner instances are reported, these records are all that names them.
+    store.delete([record.id for record in orphans if record.inner])
     inner = [i for record in orphans for i in record.inner.values()]
     return EndedOrphans(ended, inner)
 

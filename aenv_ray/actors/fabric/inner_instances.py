@@ -81,7 +81,11 @@ class FabricInstances:
                 await asyncio.to_thread(places.give_back)
             raise
         if places is not None:
-            await asyncio.to_thread(places.settle, [(spec, created[0].info.id)])
+            try:
+                await asyncio.to_thread(places.settle, [(spec, created[0].info.id)])
+            except BaseException:
+                await self.release([instance_id])
+                raise
 
     async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
         """See `InnerInstances.renew`."""

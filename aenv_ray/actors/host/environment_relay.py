@@ -18,8 +18,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.actors.host.instance import InstanceLife
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, ConfigError, PolicyRefused, ToolTimeout
+from aenv_ray.errors import (
+    AenvError,
+    CallCancelled,
+    ConfigError,
+    InstanceReleased,
+    PolicyRefused,
+    ToolTimeout,
+    is_infrastructure,
+)
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
@@ -34,6 +43,8 @@ MAX_INNER: Final = 16
 """Live inner instances of one instance."""
 MAX_TIMEOUT_S: Final = 86_400.0
 _LEAST_TTL_S: Final = 1.0
+_LEAST_CALL_S: Final = 0.001
+_REMEMBERED: Final = 10_000
 
 
 class InnerInstances(Protocol):
@@ -105,6 +116,8 @@ class EnvironmentRelay:
         self._connection: InnerInstances | None = None
         self._connecting = asyncio.Lock()
         self._creating: dict[InstanceId, asyncio.Task[None]] = {}
+        self._released: BoundedCache[InstanceId, bool] = BoundedCache(_REMEMBERED)
+        """Inner instances that code of their outer ones released."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(
@@ -121,6 +134,7 @@ class EnvironmentRelay:
             ConfigError: The request is malformed, or the project does not declare the environment.
             PolicyRefused: It would exceed a limit of nesting.
             ToolTimeout: The inner instance did not start within the time of the call.
+            CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """
         try:
@@ -136,15 +150,35 @@ class EnvironmentRelay:
             raise ConfigError(f"code of an environment cannot call {request.method!r} of another")
         check_declared(request.environment, declared, life.record.spec.reference)
         check_nesting(request.environment, life.record.spec)
-        inner_id = await self._inner(life, request)
-        meta = {CALL_ID: request.call_id, TIMEOUT_S: request.timeout_s}
+        ends_at = asyncio.get_running_loop().time() + request.timeout_s
+        is_first = request.name not in life.record.inner  # its creation has its deadline
+        inner_id = self._inner(life, request)
+        try:
+            await self._started(inner_id, request, None if is_first else ends_at)
+            return await self._called(inner_id, request, ends_at)
+        except AenvError as exc:
+            if is_infrastructure(exc) and self._released.get(inner_id):
+                # By the code of the outer instance: this must not void its episode.
+                raise CallCancelled(
+                    f"{request.environment} was released while it was called",
+                    hint="release it after its calls have ended",
+                ) from exc
+            raise
+
+    async def _called(
+        self, inner_id: InstanceId, request: EnvironmentRequest, ends_at: float
+    ) -> bytes:
+        left_s = max(_LEAST_CALL_S, ends_at - asyncio.get_running_loop().time())
+        meta = {CALL_ID: request.call_id, TIMEOUT_S: left_s}
         call = JsonCall(inner_id, request.method, request.params, meta)
         calls = (await self._inner_instances()).calls
+        # Code of the environment chooses the id: it must not name the call of another.
+        name = f"{inner_id}\n{request.call_id}"
         try:
-            return await calls.call(call, Disconnect(), request.call_id)
+            return await calls.call(call, Disconnect(), name)
         except asyncio.CancelledError:
             # A call with an id continues when its caller goes away.
-            self._in_background(calls.cancel(inner_id, request.call_id), "cancelling a call")
+            self._in_background(calls.cancel(inner_id, name), "cancelling a call")
             raise
 
     async def _inner_instances(self) -> InnerInstances:
@@ -153,8 +187,8 @@ class EnvironmentRelay:
                 self._connection = await self._connect()
             return self._connection
 
-    async def _inner(self, life: InstanceLife, request: EnvironmentRequest) -> InstanceId:
-        """Return the inner instance of a name; create it if there is none."""
+    def _inner(self, life: InstanceLife, request: EnvironmentRequest) -> InstanceId:
+        """Return the inner instance of a name; begin to create it if there is none."""
         known = life.record.inner.get(request.name)
         if known is None:
             if len(life.record.inner) >= MAX_INNER:
@@ -166,12 +200,26 @@ class EnvironmentRelay:
             known = ids.new_instance_id(name)
             self._note(life, {**life.record.inner, request.name: known})
             creating = asyncio.create_task(self._create(life, request, known))
+            # Its calls may all be cancelled, and nobody waits for it.
+            creating.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._creating[known] = creating
-        creating_now = self._creating.get(known)
-        if creating_now is not None:
-            # Other calls wait for it too, and a cancelled one does not end it.
-            await asyncio.shield(creating_now)
         return known
+
+    async def _started(
+        self, inner_id: InstanceId, request: EnvironmentRequest, ends_at: float | None
+    ) -> None:
+        """Wait until an inner instance is up; another call may have begun to create it."""
+        creating = self._creating.get(inner_id)
+        if creating is None:
+            return
+        # Others wait for it too, and one that is cancelled does not end it.
+        try:
+            async with asyncio.timeout_at(ends_at) as waiting:
+                await asyncio.shield(creating)
+        except TimeoutError:
+            if not waiting.expired():
+                raise  # that of the call that creates it
+            raise _too_slow(request) from None
 
     async def _create(
         self, life: InstanceLife, request: EnvironmentRequest, inner_id: InstanceId
@@ -187,16 +235,15 @@ class EnvironmentRelay:
             left = {n: i for n, i in life.record.inner.items() if i != inner_id}
             self._note(life, left)
             if isinstance(exc, TimeoutError) and not isinstance(exc, AenvError):
-                raise ToolTimeout(
-                    f"{request.environment} did not start within the {request.timeout_s:g} s of "
-                    "the call",
-                    hint="give the call a longer timeout",
-                ) from None
+                raise _too_slow(request) from None
             raise
         finally:
             del self._creating[inner_id]
-        if life.ended is not None:
-            await inner.release([inner_id])
+        if life.ended is not None or self._released.get(inner_id):
+            self._in_background(self._end([inner_id]), f"ending {inner_id}, which nobody needs")
+            raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
+        if life.record.deadline > record.deadline:
+            self.renew(life, life.record.deadline - self._clock.now())
 
     def _note(self, life: InstanceLife, inner: dict[str, InstanceId]) -> None:
         life.record = life.record.model_copy(update={"inner": inner})
@@ -207,9 +254,23 @@ class EnvironmentRelay:
         inner = life.record.inner
         ending = {n: i for n, i in inner.items() if n == request.name or not request.environment}
         if ending:
-            await (await self._inner_instances()).release(list(ending.values()))
-            left = {n: i for n, i in life.record.inner.items() if n not in ending}
-            self._note(life, left)
+            for inner_id in ending.values():
+                self._released.put(inner_id, True)
+            releasing = asyncio.create_task(self._end_released(life, ending))
+            self._tasks.add(releasing)
+            releasing.add_done_callback(self._tasks.discard)
+            # A cancelled call must not leave an ended instance in the record.
+            await asyncio.shield(releasing)
+
+    async def _end_released(self, life: InstanceLife, ending: dict[str, InstanceId]) -> None:
+        try:
+            await self._end(list(ending.values()))
+        except BaseException:
+            for inner_id in ending.values():
+                self._released.pop(inner_id)
+            raise
+        left = {n: i for n, i in life.record.inner.items() if i not in ending.values()}
+        self._note(life, left)
 
     def renew(self, life: InstanceLife, ttl_s: float) -> None:
         """Extend the lives of the inner instances of an instance that was renewed."""
@@ -218,7 +279,12 @@ class EnvironmentRelay:
             self._in_background(self._renew(inner, ttl_s), f"renewing those of {life.record.id}")
 
     async def _renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
-        await (await self._inner_instances()).renew(instance_ids, ttl_s)
+        inner = await self._inner_instances()
+        for instance_id in instance_ids:
+            try:
+                await inner.renew([instance_id], ttl_s)
+            except AenvError as exc:  # that one has ended: the others live on
+                logger.warning("%s was not renewed: %s", instance_id, exc)
 
     def end(self, life: InstanceLife) -> None:
         """End the inner instances of an instance that has ended."""
@@ -230,6 +296,11 @@ class EnvironmentRelay:
     async def _end(self, instance_ids: Sequence[InstanceId]) -> None:
         await (await self._inner_instances()).release(instance_ids)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way for which no caller waits, such as ending instances."""
+        return bool(self._tasks or self._creating)
+
     def _in_background(self, work: Awaitable[None], what: str) -> None:
         async def run() -> None:
             try:
@@ -240,6 +311,13 @@ class EnvironmentRelay:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _too_slow(request: EnvironmentRequest) -> ToolTimeout:
+    return ToolTimeout(
+        f"{request.environment} did not start within the {request.timeout_s:g} s of the call",
+        hint="give the call a longer timeout",
+    )
 
 
 def check_declared(reference: str, declared: Sequence[str], outer: str) -> None:

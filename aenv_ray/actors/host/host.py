@@ -38,6 +38,7 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
+    InternalError,
     PolicyRefused,
     is_infrastructure,
 )
@@ -375,7 +376,8 @@ class Host:
                 await self._pools.give_way(others + self._pools.size - self._capacity.capacity)
             results |= await self._start_sandboxes(left, take_in)
         finally:
-            self._store.put([record for record in records if record.id in self._sandboxes])
+            # As they are now: an instance may have called another environment already.
+            self._store.put([self._lives[r.id].record for r in records if r.id in self._sandboxes])
         return results
 
     async def _start_sandboxes(
@@ -452,13 +454,23 @@ class Host:
         try:
             return await service(params)
         except AenvError as exc:
-            if is_infrastructure(exc):
-                cause = f"{_SERVICES[method]} failed: {exc.message}"
-                # Not here: with the sandbox, this request of it ends.
-                ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+            self._end_if_infrastructure(instance_id, method, exc)
             raise
+        except Exception as exc:  # a bug of ours: without an answer the sandbox would wait
+            logger.exception("%s for %s failed", method, instance_id)
+            error = InternalError(f"{type(exc).__name__}; the log of host {self._id} has more")
+            self._end_if_infrastructure(instance_id, method, error)
+            raise error from exc
+
+    def _end_if_infrastructure(
+        self, instance_id: InstanceId, method: str, error: AenvError
+    ) -> None:
+        if is_infrastructure(error):
+            cause = f"{_SERVICES[method]} failed: {error.message}"
+            # Not here: with the sandbox, its request ends.
+            ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     def _named(self, spec: InstanceSpec) -> InstanceSpec:
         """Return the spec with the id that the instance gets: a dedicated host gives it its own."""
@@ -557,6 +569,8 @@ class Host:
 
         A shared host waits for the dedicated hosts of its node, whose slots it occupies.
         """
+        if self._environment_relay is not None and self._environment_relay.is_busy:
+            return False  # it ends the inner instances of those that have ended
         now = self._clock.now()
         since = self._table.empty_since
         if self._density is ActorDensity.DEDICATED:

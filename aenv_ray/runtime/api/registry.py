@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from aenv_ray.runtime.api.module_state import ModuleState
@@ -210,8 +210,8 @@ class Registry:
         """Register a resource.
 
         Raises:
-            ValueError: The URI is taken or has no scheme, its parameters are not those of the
-                function, or `timeout_s` is not positive.
+            ValueError: The URI is taken, has no scheme or is no template, its parameters are not
+                those of the function, or `timeout_s` is not positive.
             TypeError: A parameter has a type without a JSON Schema.
         """
         entry = Registered(
@@ -226,6 +226,10 @@ class Registry:
         if not re.match(r"[A-Za-z][\w+.-]*:", uri):
             raise ValueError(f"resource {uri!r} has no scheme, as in note://{{name}}")
         named, taken = re.findall(r"\{(\w+)\}", uri), _parameters_of(function)
+        if re.search(r"[{}]", re.sub(r"\{\w+\}", "", uri)) or len(set(named)) < len(named):
+            raise ValueError(
+                f"resource {uri!r} is no template: a parameter is {{name}}, and occurs once"
+            )
         if set(named) - set(taken) or set(_parameters_of(function, required=True)) - set(named):
             raise ValueError(
                 f"resource {uri!r} is read by {entry.name}({', '.join(taken)}): the URI and the "
@@ -415,8 +419,13 @@ class Registry:
         """Return the resource at a URI, with the arguments that the URI contains.
 
         Raises:
-            Fault: ``tool_not_found``; lists the known URIs.
+            Fault: ``tool_not_found``; lists the known URIs. ``tool_input_invalid``: it is too long.
         """
+        if len(uri) > _MAX_URI_CHARACTERS:
+            raise Fault(
+                "tool_input_invalid",
+                f"the URI has {len(uri)} characters, over {_MAX_URI_CHARACTERS}",
+            )
         fixed_first = sorted(self.resources.values(), key=lambda entry: entry.is_template)
         for entry in fixed_first:
             found = entry.read_at(uri)
@@ -524,6 +533,8 @@ class Registry:
         return entry
 
 
+_MAX_URI_CHARACTERS: Final = 2000
+"""Matching a template with several parameters takes a power of the length, in one C call."""
 _NAMED = ("tool", "reward", "resource", "prompt")
 """Kinds of functions whose decorators take a name."""
 

@@ -32,6 +32,8 @@ Reward = Callable[[list[Message]], Any]
 """Returns the reward of a conversation; may be async."""
 CHAT_S: Final = 600.0
 ENDPOINT_S: Final = 300.0
+_READ_BYTES: Final = 10_000
+_SHOWN_CHARACTERS: Final = 300
 
 
 class Conversation(Protocol):
@@ -96,7 +98,9 @@ def serve_agent(agent: Any, reward: Reward | None = None) -> None:
             message: What the user says.
             conversation: Name of the conversation; each has its own history.
         """
-        talk = talks.setdefault(conversation, _Talk(start()))
+        if conversation not in talks:
+            talks[conversation] = _Talk(start())
+        talk = talks[conversation]
         async with talk.turn:
             asked: list[Message] = [*talk.history, {"role": "user", "content": message}]
             pieces: list[str] = []
@@ -250,14 +254,14 @@ class _Endpoint:
 
     def _pieces(self, messages: list[Message]) -> Iterator[str]:
         body = {"model": self._endpoint.model, "messages": messages, "stream": True}
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self._endpoint.key_env):
-            headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(
             f"{self._endpoint.url.rstrip('/')}/chat/completions",
             data=json.dumps(body).encode(),
-            headers=headers,
+            headers={"Content-Type": "application/json"},
         )
+        key = os.environ.get(self._endpoint.key_env)
+        if key:  # not to where the endpoint may redirect
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         try:
             with urllib.request.urlopen(request, timeout=ENDPOINT_S) as response:
                 if "text/event-stream" not in response.headers.get("Content-Type", ""):
@@ -270,7 +274,9 @@ class _Endpoint:
                             if text := choice["delta"].get("content"):
                                 yield text
         except urllib.error.HTTPError as exc:
-            said = exc.read(300).decode(errors="replace")
+            with exc:
+                said = exc.read(_READ_BYTES).decode(errors="replace")
+            said = (said.replace(key, "[key]") if key else said)[:_SHOWN_CHARACTERS]
             raise RuntimeError(f"the endpoint answered HTTP {exc.code}: {said}") from None
 
 

@@ -68,7 +68,7 @@ class RunningCall:
         "_lock",
         "_on_progress",
         "_running",
-        "_stop_async",
+        "_stops",
         "_thread",
         "_waiting",
         "deadline",
@@ -101,7 +101,7 @@ class RunningCall:
         self._running = False
         self._earlier_children: frozenset[int] = frozenset()
         self._thread: tuple[int, int] | None = None
-        self._stop_async: Callable[[], Any] | None = None
+        self._stops: tuple[Callable[[], Any], ...] = ()
 
     @property
     def call_id(self) -> str:
@@ -202,7 +202,7 @@ class RunningCall:
         """
         from aenv_ray.runtime.door.inner_environments import InnerEnvironment
 
-        return InnerEnvironment(reference, key, self.remaining_s)
+        return InnerEnvironment(reference, key)
 
     # --- for the dispatcher -----------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class RunningCall:
             _current.reset(token)
 
     async def run_async(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """Run an async function on the running loop; `bind_stop` sets how to cancel it."""
+        """Run an async function on the running loop; `bind_stop` adds what cancels it."""
         token = _current.set(self)
         try:
             return await function(**arguments)
@@ -259,12 +259,17 @@ class RunningCall:
             _current.reset(token)
 
     def bind_stop(self, stop: Callable[[], Any]) -> None:
-        """Set a function that `stop` calls; it is called at once if the call is already stopped."""
+        """Add a function that `stop` calls; it is called at once if the call is already stopped."""
         with self._lock:
-            self._stop_async = stop
+            self._stops += (stop,)
             late = self.stop_reason is not None
         if late:
             stop()
+
+    def unbind_stop(self, stop: Callable[[], Any]) -> None:
+        """Remove a function that was added by `bind_stop`; an unknown one is ignored."""
+        with self._lock:
+            self._stops = tuple(one for one in self._stops if one != stop)
 
     def stop(self, reason: str) -> None:
         """Stop the function; the first reason stays.
@@ -276,12 +281,12 @@ class RunningCall:
             if self.stop_reason is not None:
                 return
             self.stop_reason = reason
-            stop_async = self._stop_async
+            stops = self._stops
             if self._running and self._thread is not None:
                 _raise_in_thread(self._thread[0], CallInterrupted)
                 _kill_children(self._thread[1], self._earlier_children)
-        if stop_async is not None:
-            stop_async()
+        for stop in stops:
+            stop()
 
     def interrupt_again(self) -> None:
         """Interrupt a sync function once more, after Python dropped the interrupt."""

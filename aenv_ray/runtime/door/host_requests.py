@@ -26,13 +26,14 @@ def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, An
         answers.append(answer)
         done.set()
 
-    request_id = HOST.new_id()
+    request_id, call = HOST.new_id(), current_call()
     try:  # an interrupt may come as soon as the request is sent
         HOST.ask(request_id, method, params, on_answer)
-        current_call().bind_stop(done.set)  # a waiting thread is interrupted when it wakes
+        call.bind_stop(done.set)  # a waiting thread is interrupted when it wakes
         done.wait(wait_s)
     finally:
         HOST.cancel(request_id)  # does nothing after the answer
+        call.unbind_stop(done.set)
     return answers[0] if answers else None
 
 

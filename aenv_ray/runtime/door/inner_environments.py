@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, current_call
 from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, HOST
 from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
@@ -31,7 +31,6 @@ class InnerEnvironment:
     Args:
         reference: ``name`` or ``name@version``, as in ``deployConfig.environments``.
         key: Each key has its own inner instance.
-        remaining_s: Time that the calling call has left; infinity outside of a call.
 
     All methods raise:
         RuntimeError: The outer instance is not up: its code is being imported.
@@ -41,10 +40,9 @@ class InnerEnvironment:
     No inner call lasts longer than the call that makes it, and stopping that stops this.
     """
 
-    def __init__(self, reference: str, key: str, remaining_s: float) -> None:
+    def __init__(self, reference: str, key: str) -> None:
         self._reference = reference
         self._key = key
-        self._remaining_s = remaining_s
         self.aio: Final = _AsyncCalls(self)
         """The same methods as coroutines."""
 
@@ -117,7 +115,8 @@ class InnerEnvironment:
                 f"{self._reference} cannot be called while the code is imported: call it in a "
                 "tool, a reward, a function or a reset"
             )
-        timeout_s = min(timeout_s, self._remaining_s)
+        # Of the call that runs now: code may keep this object for later ones.
+        timeout_s = min(timeout_s, current_call().remaining_s)
         if timeout_s <= 0:
             raise Fault("tool_timeout", f"no time is left to call {self._reference}")
         request = {
@@ -207,7 +206,7 @@ def release_all() -> None:
         Fault: The host did not answer, or could not end them.
     """
     if HOST.has_sent(ENVIRONMENT_METHOD):
-        InnerEnvironment("", "", RELEASE_S).ask(RELEASE, {}, RELEASE_S)
+        InnerEnvironment("", "").ask(RELEASE, {}, RELEASE_S)
 
 
 def _value(result: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent import futures
 from typing import Any, Final, cast
 
 import pydantic_core
@@ -50,6 +51,7 @@ from starlette.types import Message, Receive, Scope, Send
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.async_calls import LONGEST_CALL_S, AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.door.caller import unsupported
+from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 from aenv_ray.runtime.public.requests import watch
 
@@ -119,6 +121,7 @@ class _Client:
         self._request_id = context.request_id
         self._loop = asyncio.get_running_loop()
         self._notes: asyncio.Queue[Coroutine[Any, Any, None] | None] = asyncio.Queue()
+        self._has_ended = False
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress; to be called on the loop."""
@@ -134,11 +137,18 @@ class _Client:
 
     def ask(self, method: str, params: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         asking = asyncio.run_coroutine_threadsafe(self._ask(method, params), self._loop)
+        call = current_call()
+        call.bind_stop(asking.cancel)  # a waiting thread is interrupted when it wakes
         try:
             return asking.result(min(timeout_s, LONGEST_CALL_S))
         except TimeoutError:
-            asking.cancel()
             raise Fault("tool_timeout", f"the caller did not answer {method} in time") from None
+        except futures.CancelledError:
+            text = f"the call was stopped while it waited for {method}"
+            raise Fault("call_cancelled", text) from None
+        finally:
+            asking.cancel()  # does nothing after the answer
+            call.unbind_stop(asking.cancel)
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         is_question = method == "elicitation/create"
@@ -160,7 +170,10 @@ class _Client:
             raise Fault("function_failed", f"the caller refused {method}: {exc}") from None
         return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    def _put(self, note: Coroutine[Any, Any, None] | None) -> None:
+    def _put(self, note: Coroutine[Any, Any, None]) -> None:
+        if self._has_ended:  # a thread that the tool left behind: nobody sends it any more
+            note.close()
+            return
         if self._notes.qsize() >= _NOTES_BACKLOG:
             oldest = self._notes.get_nowait()
             if oldest is not None:
@@ -177,7 +190,11 @@ class _Client:
 
     def end(self) -> None:
         """Send what is queued, and no more."""
-        self._loop.call_soon(self._notes.put_nowait, None)
+        self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._notes.put_nowait(None)
 
 
 @contextlib.asynccontextmanager

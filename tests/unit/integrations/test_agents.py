@@ -111,7 +111,14 @@ class _Model(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append({**body, "key": self.headers.get("Authorization")})
         if body["messages"][-1]["content"] == "fail":
-            self.send_error(500, "overloaded")
+            self.send_response(500)
+            self.end_headers()
+            self.wfile.write(f"no model for {self.headers['Authorization']}".encode())
+            return
+        if body["messages"][-1]["content"] == "moved":
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
             return
         self.send_response(200)
         kind = "text/event-stream" if self.streams else "application/json"
@@ -125,6 +132,12 @@ class _Model(BaseHTTPRequestHandler):
             chunk = {"choices": [{"delta": {"content": text}}]}
             self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
+
+    def do_GET(self) -> None:
+        self.asked.append({"path": self.path, "key": self.headers.get("Authorization")})
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"choices": [{"message": {"content": "from elsewhere"}}]}')
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -155,6 +168,21 @@ async def test_an_endpoint_answers(
     assert [m["role"] for m in asked["messages"]] == ["system", "user"]
     with pytest.raises(RuntimeError, match="HTTP 500"):
         await one.chat("fail")
+
+
+async def test_the_key_of_an_endpoint_is_in_no_error_and_not_sent_elsewhere(
+    served: Any, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 10."""
+    monkeypatch.setenv("THE_KEY", "sesame")
+    one = served(ChatEndpoint(model, key_env="THE_KEY"))
+    with pytest.raises(RuntimeError, match=r"no model for Bearer \[key\]") as raised:
+        await one.chat("fail")
+    assert "sesame" not in str(raised.value)
+    assert await one.chat("moved") == "from elsewhere"
+    first, second = _Model.asked[-2:]
+    assert first["key"] == "Bearer sesame"
+    assert second == {"path": "/elsewhere", "key": None}
 
 
 # --- the project ---------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class McpDoor:
         params = {name: rpc.params[name] for name in _PARAMS if name in rpc.params}
         meta = target.scoped(rpc.meta)
         call = JsonCall(target.instance_id, rpc.method, params, meta, target.session)
-        name = rpc.cancel_name(call.target, rpc.id) if rpc.method == "tools/call" else ""
+        name = rpc.cancel_name(call.target, rpc.id) if rpc.method in mcp_wire.CALLS else ""
         stream.keep_alive()
         try:
             if rpc.method == "tools/call" and rpc.progress_token is not None:

@@ -49,7 +49,9 @@ _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
 _LISTINGS: Final = frozenset(
     {"tools/list", "resources/list", "resources/templates/list", "prompts/list"}
 )
-OF_INSTANCE: Final = _LISTINGS | {"tools/call", "resources/read", "prompts/get"}
+CALLS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
+"""Requests that run code of an instance, and can be cancelled."""
+OF_INSTANCE: Final = _LISTINGS | CALLS
 """Requests that an instance answers."""
 _CAPABILITIES: Final = {
     "tools": {"listChanged": False},

@@ -20,7 +20,7 @@ from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import InstanceRecord
+from aenv_ray.models import ActorDensity, InstanceRecord
 from aenv_ray.testing.contract_bench import Bench
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.hub.store_contract import record as a_record
@@ -217,4 +217,29 @@ def test_an_engine_that_cannot_be_asked_is_asked_again(
     monkeypatch.setattr(FakeEngine, "running", running)
     assert alive(SHARED) == []
     assert orphan_cleanup.end_orphans([]).ended == ["env-cccccccc"]
+    assert alive(DEDICATED) == []
+
+
+def test_inner_instances_of_an_orphan_are_reported_after_a_failed_attempt(
+    run_on_fake: Callable[[dict[HostId, list[str]]], FileInstanceStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 3: only the record names them, and a failed attempt reports nothing."""
+    store = run_on_fake({DEDICATED: ["env-cccccccc"]})
+    inner = {"other ": InstanceId("other-aaaaaaaa")}
+    orphan = a_record(
+        "env-cccccccc", host_id=DEDICATED, density=ActorDensity.DEDICATED, inner=inner
+    )
+    store.put([orphan])
+
+    async def away(engine: FakeEngine) -> list[RunningSandbox]:
+        raise FabricUnavailable("the daemon is away")
+
+    running = FakeEngine.running
+    monkeypatch.setattr(FakeEngine, "running", away)
+    with pytest.raises(FabricUnavailable, match="is away"):
+        orphan_cleanup.end_orphans([])
+    monkeypatch.setattr(FakeEngine, "running", running)
+    assert orphan_cleanup.end_orphans([]).inner == ["other-aaaaaaaa"]
+    assert store.list() == []
     assert alive(DEDICATED) == []

@@ -16,7 +16,7 @@ from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.config import Settings
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.door import CHAT_METHOD
-from aenv_ray.errors import EndpointUnavailable, SandboxLost
+from aenv_ray.errors import EndpointUnavailable, InternalError, SandboxLost
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.policy import STRICT, Policy
@@ -100,3 +100,23 @@ async def test_an_instance_whose_model_fails_is_lost(start: Start, engine: SpyEn
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, SandboxLost)
     assert "the chat model that its code asked failed" in outcome.message
+
+
+async def test_a_bug_of_the_host_is_an_answer_and_no_outcome_of_the_episode(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 2: without an answer the sandbox would wait, and report something of its own."""
+
+    async def broken(*_: Any) -> bytes:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(ModelRelay, "_asked", broken)
+    host, spec, sandbox = await start(wants=True, policy=Policy())
+    request: dict[str, Any] = {"body": {"messages": [{"role": "user"}]}, "timeout_s": 5.0}
+    with pytest.raises(InternalError, match="KeyError; the log of host") as raised:
+        await sandbox.services[CHAT_METHOD](request)
+    assert "secret" not in raised.value.message
+    for ending in list(host._endings):
+        await ending
+    (outcome,) = await host.start([spec])
+    assert isinstance(outcome, SandboxLost)

@@ -16,8 +16,11 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import (
     AenvError,
+    CallCancelled,
     CapacityExceeded,
     ConfigError,
+    InstanceExpired,
+    InstanceReleased,
     PolicyRefused,
     ToolTimeout,
 )
@@ -42,6 +45,9 @@ class FakeInstances:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.is_full = False
+        self.expired: list[InstanceId] = []
+        self.may_release = asyncio.Event()
+        self.may_release.set()
         self.changed = asyncio.Event()
 
     @property
@@ -60,10 +66,13 @@ class FakeInstances:
         self.alive.append(instance_id)
 
     async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+        if set(instance_ids) & set(self.expired):
+            raise InstanceExpired("its TTL passed")
         self.renewed += [ttl_s for _ in instance_ids]
         self.changed.set()
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
+        await self.may_release.wait()
         self.alive = [one for one in self.alive if one not in instance_ids]
         self.changed.set()
 
@@ -71,6 +80,8 @@ class FakeInstances:
         self.called.append(call)
         self.changed.set()
         await self.may_answer.wait()
+        if call.target not in self.alive:
+            raise InstanceReleased("released")
         return b'{"data":1}'
 
     def follow(
@@ -232,7 +243,7 @@ async def test_an_inner_call_is_cancelled_with_the_outer_one(
     with pytest.raises(asyncio.CancelledError):
         await asked
     await inner.until_changed()
-    assert inner.cancelled == ["c2"]
+    assert inner.cancelled == [f"{inner.alive[0]}\nc2"], "no name of another caller's call"
 
 
 async def test_inner_instances_are_renewed_and_end_with_the_outer_one(
@@ -262,3 +273,101 @@ async def test_one_that_still_starts_when_the_outer_one_ends_is_released(
     inner.may_start.set()
     await inner.until_changed()
     assert inner.alive == []
+
+
+async def test_creating_an_inner_instance_takes_from_the_time_of_the_call(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Otherwise the code of the environment would stop waiting before the answer."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    (call,) = inner.called
+    assert 0.0 < call.meta["aenv/timeout_s"] < 5.0
+
+
+async def test_a_call_waits_no_longer_than_its_own_time_for_an_instance_that_another_creates(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    inner.may_start.clear()
+    first = asyncio.create_task(relay.answer(outer, DECLARED, params()))
+    await inner.until_changed()
+    with pytest.raises(ToolTimeout, match="did not start within"):
+        await relay.answer(outer, DECLARED, params(timeout_s=0.01, call_id="c2"))
+    inner.may_start.set()
+    assert await first == b'{"data":1}'
+
+
+async def test_one_that_is_released_while_it_starts_is_ended(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    inner.may_start.clear()
+    asked = asyncio.create_task(relay.answer(outer, DECLARED, params()))
+    await inner.until_changed()
+    await relay.answer(outer, DECLARED, params("", method="aenv/release"))
+    inner.changed.clear()
+    inner.may_start.set()
+    with pytest.raises(CallCancelled, match="was released while it was called"):
+        await asked
+    await inner.until_changed()
+    assert inner.alive == []
+    assert outer.record.inner == {}
+
+
+async def test_releasing_an_inner_instance_during_a_call_of_it_voids_no_episode(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: an agent may call two tools at once, one of which releases."""
+    outer = an_outer()
+    inner.may_answer.clear()
+    asked = asyncio.create_task(relay.answer(outer, DECLARED, params()))
+    while not inner.called:
+        await inner.until_changed()
+    await relay.answer(outer, DECLARED, params(method="aenv/release"))
+    inner.may_answer.set()
+    with pytest.raises(CallCancelled, match="was released while it was called"):
+        await asked
+
+
+async def test_a_release_that_is_cancelled_still_ends(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: else the next call would find an ended instance, and void the episode."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.may_release.clear()
+    releasing = asyncio.create_task(relay.answer(outer, DECLARED, params(method="aenv/release")))
+    await asyncio.sleep(0)
+    assert relay.is_busy
+    releasing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    inner.changed.clear()
+    inner.may_release.set()
+    await inner.until_changed()
+    assert await relay.answer(outer, DECLARED, params()) == b'{"data":1}'
+
+
+async def test_an_inner_instance_that_was_lost_otherwise_is_a_failure_of_the_infrastructure(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 2."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.alive.clear()
+    with pytest.raises(InstanceReleased):
+        await relay.answer(outer, DECLARED, params())
+
+
+async def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    await relay.answer(outer, DECLARED, params(key="b"))
+    inner.expired = inner.alive[:1]
+    inner.changed.clear()
+    relay.renew(outer, 90.0)
+    await inner.until_changed()
+    assert inner.renewed == [90.0]

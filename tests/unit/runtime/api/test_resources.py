@@ -47,6 +47,23 @@ def test_a_uri_that_does_not_fit_the_function_is_refused(uri: str) -> None:
         Registry().add_resource(page, uri)
 
 
+@pytest.mark.parametrize(
+    "uri", ["notes://{year}/{year}", "notes://{year}{?day}", "notes://{year}}"]
+)
+def test_a_template_has_each_parameter_once_and_nothing_else_in_braces(uri: str) -> None:
+    with pytest.raises(ValueError, match="is no template"):
+        Registry().add_resource(page, uri)
+
+
+def test_a_long_uri_is_refused_before_it_is_matched() -> None:
+    """Invariant 14: an agent could keep the runtime from running the reward."""
+    registry = Registry()
+    registry.add_resource(page, "notes://{year}-{day}")
+    with pytest.raises(Fault, match="over 2000") as caught:
+        registry.resource("notes://" + "-" * 1_000_000)
+    assert caught.value.code == "tool_input_invalid"
+
+
 def test_a_fixed_uri_comes_before_a_template() -> None:
     registry = Registry()
     registry.add_resource(page, "notes://{year}", name="any")

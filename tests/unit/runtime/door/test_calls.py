@@ -190,6 +190,19 @@ async def test_an_async_call_is_stopped_by_the_bound_function() -> None:
     assert await one.run_async(inside, {}) is one
 
 
+def test_a_wait_inside_an_async_call_does_not_replace_how_the_call_is_cancelled() -> None:
+    """Invariant 11: an async tool may wait for its host in a thread."""
+    one, stopped = call(), []
+    done = threading.Event()
+    one.bind_stop(lambda: stopped.append("task"))
+    one.bind_stop(done.set)
+    one.unbind_stop(done.set)
+    one.bind_stop(done.set)
+    one.stop("cancelled")
+    assert stopped == ["task"]
+    assert done.is_set()
+
+
 # --- the watchdog ---------------------------------------------------------------------------------
 
 
