@@ -18,6 +18,7 @@ from aenv_ray.errors import BackupInvalid, CatalogConflict, ConfigError, Environ
 from aenv_ray.hub import backup as backups
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
+from aenv_ray.hub.keys import RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
 from tests.contract.hub.hub_contract import START_S, entry, lease
@@ -129,6 +130,23 @@ async def test_only_an_empty_hub_is_restored_into(
     assert await other.check_token(secret) is not None
     actions = [r.action for r in await other.audit_log(10)]
     assert actions == ["hub.restore", "grant.set", "publish"]
+
+
+async def test_the_notes_of_a_running_gateway_are_not_moved(
+    hub: StoredHub, other: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    """On Kubernetes there are always some: a hub with nothing else is empty."""
+    for kind in RUNNING_KINDS:
+        await hub.put_document(kind, "old", {})
+        await other.put_document(kind, "new", {})
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+    await restore(other, store, file, replace=False)
+    await restore(other, store, file, replace=True)
+    assert (await other.environment("weather")).version == "2.0.0"
+    for kind in RUNNING_KINDS:
+        assert await other.documents(kind) == {"new": {}}
 
 
 async def test_a_version_deleted_during_the_backup_is_out_whole(
