@@ -170,6 +170,22 @@ async def test_a_version_deleted_during_the_backup_is_out_whole(
     assert (summary.versions, summary.missing) == (1, ())
 
 
+async def test_a_redis_without_memory_is_backed_up(
+    hub: StoredHub, shared: RedisServer, clock: FakeClock, tmp_path: Path
+) -> None:
+    """It refuses writes, but what it has can be saved."""
+    store = store_in(tmp_path, clock)
+    await filled(hub, store)
+    client = shared.connect()
+    try:
+        await client.config_set("maxmemory", "1")
+        await hub.check_layout()
+        assert (await backup(hub, store, io.BytesIO(), clock)).versions == 2
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
+
+
 async def test_a_missing_archive_is_named(hub: StoredHub, clock: FakeClock, tmp_path: Path) -> None:
     await hub.push(entry())
     summary = await backup(hub, store_in(tmp_path, clock), io.BytesIO(), clock)
