@@ -192,7 +192,7 @@ def backup(
         summary = asyncio.run(backups.write_backup(settings(), target))
     console.say(f"backed up {_content(summary)}")
     for reference in summary.missing:
-        console.say(f"its archive is missing in the artifact store: {reference}")
+        console.say(f"its archive in the artifact store is missing or damaged: {reference}")
     if str(file) != "-":
         show(summary.model_dump(), output, str(file))
 

@@ -29,7 +29,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.config import Settings
-from aenv_ray.errors import ArtifactNotFound, BackupInvalid, CatalogConflict, ConfigError
+from aenv_ray.errors import (
+    ArtifactDamaged,
+    ArtifactNotFound,
+    BackupInvalid,
+    CatalogConflict,
+    ConfigError,
+)
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import connect, redacted
@@ -159,7 +165,7 @@ class BackupSummary(_Frozen):
     artifacts: int
     artifact_bytes: int
     missing: tuple[str, ...]
-    """Versions whose archive the artifact store did not have."""
+    """Versions whose archive the artifact store does not have, or only damaged."""
 
 
 class StoredHub(HubCore):
@@ -246,7 +252,6 @@ async def backup(
 
     Raises:
         FabricUnavailable: Redis or the artifact store does not answer; the file is incomplete.
-        ArtifactDamaged: An archive is damaged; so is the file.
     """
     header = BackupHeader(
         version=FORMAT, layout=LAYOUT, software=aenv_ray.__version__, created_at=clock.now()
@@ -257,7 +262,7 @@ async def backup(
         found = await hub.snapshot()
         for is_last in (False, True):
             for digest in sorted(_archives(found).keys() - sizes.keys()):
-                with contextlib.suppress(ArtifactNotFound):
+                with contextlib.suppress(ArtifactNotFound, ArtifactDamaged):
                     content = await store.read(digest)
                     _add(tar, _ARTIFACTS + digest, content, header.created_at)
                     sizes[digest] = len(content)

@@ -186,10 +186,21 @@ async def test_a_redis_without_memory_is_backed_up(
         await client.aclose()
 
 
-async def test_a_missing_archive_is_named(hub: StoredHub, clock: FakeClock, tmp_path: Path) -> None:
+async def test_missing_and_damaged_archives_are_named(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    """What is not lost yet can be saved."""
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    kept, damaged = await store.put(b"kept"), await store.put(b"damaged")
     await hub.push(entry())
-    summary = await backup(hub, store_in(tmp_path, clock), io.BytesIO(), clock)
-    assert summary.missing == ("weather@1.0.0",)
+    await hub.push(entry("kept", archive=kept))
+    await hub.push(entry("damaged", archive=damaged))
+    (path,) = [path for path in tmp_path.rglob("*") if path.is_file() and path.name == damaged]
+    path.write_bytes(b"changed")
+    summary = await backup(hub, store, file, clock)
+    assert summary.missing == ("damaged@1.0.0", "weather@1.0.0")
+    assert summary.artifacts == 1
+    check(file)
 
 
 async def test_every_truncated_or_damaged_file_is_refused(
