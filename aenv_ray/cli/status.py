@@ -192,7 +192,7 @@ def backup(
         summary = asyncio.run(backups.write_backup(settings(), target))
     console.say(f"backed up {_content(summary)}")
     for reference in summary.missing:
-        console.say(f"its archive is missing in the artifact store: {reference}")
+        console.say(f"its archive in the artifact store is missing or damaged: {reference}")
     if str(file) != "-":
         show(summary.model_dump(), output, str(file))
 
@@ -209,7 +209,8 @@ def restore(
     """Restore a backup into an empty hub.
 
     The file is checked before anything is changed. Tokens of the hub stay valid,
-    and its audit log is kept. Leases of running instances are not touched.
+    and audit records that are later than the backup are kept. Leases of running
+    instances are not touched.
 
     Example:
       aenv hub restore hub.tar
@@ -242,20 +243,22 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
     if str(file) == "-":
         yield sys.stdout.buffer
         return
+    part: Path | None = None
     try:
         fd, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    except OSError as exc:
-        raise ConfigError(
-            f"{file} cannot be written: {exc.strerror}", hint="choose another path"
-        ) from exc
-    try:
+        part = Path(name)
         with open(fd, "wb") as target:
             yield target
             target.flush()
             os.fsync(fd)
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink()
+        part.replace(file)
+    except BaseException as exc:
+        if part is not None:
+            part.unlink()
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise ConfigError(
+                f"{file} cannot be written: {exc.strerror}", hint="choose another path"
+            ) from exc
         raise
 
 

@@ -10,7 +10,7 @@ deleted meanwhile, a second snapshot, which no longer has its version, replaces 
     summary.json          counts and the SHA-256 of hub.jsonl; always last
 
 Leases are not part of it, because they belong to instances that run now; neither are idempotency
-keys and the tokens of agents.
+keys, the tokens of agents, and what the gateway notes about itself while it runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.config import Settings
-from aenv_ray.errors import ArtifactNotFound, BackupInvalid, CatalogConflict, ConfigError
+from aenv_ray.errors import (
+    ArtifactDamaged,
+    ArtifactNotFound,
+    BackupInvalid,
+    CatalogConflict,
+    ConfigError,
+)
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.keys import LAYOUT
+from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, TokenRecord
 from aenv_ray.hub.redis_server import RedisServer
 
@@ -49,13 +55,16 @@ _ARTIFACTS: Final = "artifacts/"
 _PIECE_BYTES: Final = 1 << 20
 _MARK_MS: Final = 3_600_000
 
-_NAMES: Final = """
+_NAMES: Final = (
+    "local of_gateway = {"
+    + "".join(f"['doc:{kind}']=true," for kind in RUNNING_KINDS)
+    + """}
 local root = KEYS[1]
 local pattern = string.gsub(root, '[%*%?%[%]%^%\\\\]', '\\\\%0')..'*'
 local function begins(name, word) return string.sub(name, 1, #word) == word end
 local function is_of_now(name)
     return begins(name, 'lease:') or begins(name, 'once:') or begins(name, 'quota:waiting:')
-        or begins(name, 'token:of:') or name == 'layout'
+        or begins(name, 'token:of:') or name == 'layout' or of_gateway[name]
 end
 local function is_merged(name) return begins(name, 'token:') or name == 'audit' end
 local names = {}
@@ -64,6 +73,7 @@ for _, key in ipairs(redis.call('KEYS', pattern)) do
     if not is_of_now(name) then names[#names + 1] = name end
 end
 """
+)
 
 SNAPSHOT: Final = (
     _NAMES
@@ -155,7 +165,7 @@ class BackupSummary(_Frozen):
     artifacts: int
     artifact_bytes: int
     missing: tuple[str, ...]
-    """Versions whose archive the artifact store did not have."""
+    """Versions whose archive the artifact store does not have, or only damaged."""
 
 
 class StoredHub(HubCore):
@@ -242,7 +252,6 @@ async def backup(
 
     Raises:
         FabricUnavailable: Redis or the artifact store does not answer; the file is incomplete.
-        ArtifactDamaged: An archive is damaged; so is the file.
     """
     header = BackupHeader(
         version=FORMAT, layout=LAYOUT, software=aenv_ray.__version__, created_at=clock.now()
@@ -253,7 +262,7 @@ async def backup(
         found = await hub.snapshot()
         for is_last in (False, True):
             for digest in sorted(_archives(found).keys() - sizes.keys()):
-                with contextlib.suppress(ArtifactNotFound):
+                with contextlib.suppress(ArtifactNotFound, ArtifactDamaged):
                     content = await store.read(digest)
                     _add(tar, _ARTIFACTS + digest, content, header.created_at)
                     sizes[digest] = len(content)
@@ -298,7 +307,8 @@ async def restore(
     """Check a whole backup, then store its archives, then write its keys at once.
 
     Args:
-        hub: Must be empty but for tokens, leases and the audit log, unless `replace`.
+        hub: Must be empty but for tokens, leases, the audit log and documents of `RUNNING_KINDS`,
+            unless `replace`.
         store: Where the archives go; those that it has remain.
         file: Seekable.
         replace: Delete what the hub has and the backup lacks, except for tokens and leases.

@@ -102,11 +102,14 @@ return others == 0 and 1 or 0
 """Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
 
 NOTE_LAYOUT: Final = """
-redis.call('SET', KEYS[1]..'layout', ARGV[1]..' '..ARGV[2], 'NX')
-return redis.call('GET', KEYS[1]..'layout')
+local key = KEYS[1]..'layout'
+local found = redis.call('GET', key)
+if found then return found end
+redis.call('SET', key, ARGV[1]..' '..ARGV[2])
+return redis.call('GET', key)
 """
 """Arguments: `LAYOUT`, the version of aenv-ray. Returns the layout of the data, and the
-version that noted it."""
+version that noted it. Writes only once, because a Redis without memory or disk refuses writes."""
 
 REMEMBER: Final = """
 local stored = {}

@@ -24,7 +24,7 @@ from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
-from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, InternalError
 from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
@@ -92,10 +92,15 @@ class HubActor:
             AenvError: What the method raises.
         """
         begin = time.monotonic()
-        outcome = "ok"
+        outcome = InternalError.code
         try:
             core = await self._ready()
-            return await getattr(core, method)(*arguments, **options)
+            result = await getattr(core, method)(*arguments, **options)
+            outcome = "ok"
+            return result
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         except AenvError as exc:
             outcome = exc.code
             if isinstance(exc, FabricUnavailable):
@@ -139,19 +144,24 @@ class HubActor:
         """Return the core, after starting the bundled Redis if it may not be running."""
         if self._server is not None and self._is_doubtful:
             await self._server.ensure()
-        if self._core is None:
-            url = self._options.redis_url
-            client = connect(url) if url is not None else self._connect_bundled()
-            where = redacted(url) if url is not None else "the hub's own"
-            core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
-            try:
-                await core.check_layout()
-            except AenvError:
-                await core.close()
-                raise
-            self._core = core
+        core = self._core or await self._connect()
         self._is_doubtful = False
-        return self._core
+        return core
+
+    async def _connect(self) -> HubCore:
+        """Connect to Redis and check its data; concurrent calls all get the first connection."""
+        url = self._options.redis_url
+        client = connect(url) if url is not None else self._connect_bundled()
+        where = redacted(url) if url is not None else "the hub's own"
+        core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
+        try:
+            await core.check_layout()
+            if self._core is None:
+                self._core = core
+            return self._core
+        finally:
+            if core is not self._core:
+                await core.close()
 
     def _connect_bundled(self) -> Any:
         assert self._server is not None

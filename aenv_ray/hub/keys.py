@@ -81,7 +81,8 @@ time after its end, unless noted.
 ``P:once:<key>``
     string: the first value stored under an idempotency key. Lives for the caller's TTL.
 ``P:doc:<kind>``
-    hash: name -> JSON document, such as a service. Lives until deleted.
+    hash: name -> JSON document, such as a service. Lives until deleted. Those of
+    `RUNNING_KINDS` describe the gateway that runs, and are not part of backups.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ DEFAULT_PREFIX: Final = "aenv"
 LAYOUT: Final = 1
 """Version of the keys and of what they hold. Raise it with a change that other versions would
 misread, and migrate older data in `HubCore.check_layout`."""
+
+GATEWAY_DEPLOYED: Final = "deployed"
+"""Kind of the document with the settings of the gateway that runs."""
+GATEWAY_REPLICA: Final = "gateway-replica"
+"""Kind of the documents that hold the heartbeats of its replicas."""
+RUNNING_KINDS: Final = (GATEWAY_DEPLOYED, GATEWAY_REPLICA)
 
 
 class Keys:

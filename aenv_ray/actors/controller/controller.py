@@ -456,7 +456,7 @@ class Controller:
         metrics.note(nodes, loads, self._admission.queued())
 
     async def _load_of(self, name: str) -> HostLoad | None:
-        """Return the load of a host; None if it does not answer, and so offers no place."""
+        """Return the load of a host; None if it does not answer."""
         try:
             count, capacity = await self._ask(name, "load")
         except AenvError as exc:

@@ -38,6 +38,7 @@ def init(address: str | None = None) -> Fabric:
         address: Ray cluster. None: ``RAY_ADDRESS``, else a running local Ray, else a new one.
 
     Raises:
+        ConfigError: The cluster runs an incompatible version of aenv-ray.
         FabricUnavailable: Ray or the controller does not answer.
     """
     with _fabric_lock:

@@ -152,7 +152,8 @@ def _delete(entry: Path) -> bool:
             locks.enter_context(lock)
         entry.with_name(f"{entry.name}.done").unlink(missing_ok=True)  # it is incomplete from here
         gone = entry.with_name(f"{_DELETED}{entry.name}")
-        entry.rename(gone)
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            entry.rename(gone)
         _remove(gone)
         for end in _BESIDE:
             entry.with_name(f"{entry.name}{end}").unlink(missing_ok=True)

@@ -19,13 +19,14 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import sys
 import termios
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -49,6 +50,8 @@ FAIR_PROCESSES: Final = 256
 """A sandbox with fewer processes and threads is not ended for the node's want of ids."""
 _HIDDEN: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
 """Names of shared memory that is not a file of the sandbox's own tmpfs."""
+_CLOSE_S: Final = 0.05
+"""Longest close of a sandbox's socket."""
 _PIDFD_GETFD: Final = 438
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
@@ -339,7 +342,8 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
             total += _private_bytes(pid)
             continue
         total += rollup["Pss_Anon"] + rollup["SwapPss"]
-        files = _open_memory_files(pid, queues)
+        with _short_closes():
+            files = _open_memory_files(pid, queues)
         hidden |= files
         if rollup["Pss_Shmem"]:
             for key, size in _mapped_memory_files(pid).items():
@@ -406,22 +410,43 @@ class _Queues:
         if own < 0:
             return
         self._seen.add(name)
-        if name.startswith("socket:"):
-            with socket.socket(fileno=own) as sock:
-                self._add_socket(sock)
-            return
-        try:
-            self.pipes += fcntl.fcntl(own, fcntl.F_GETPIPE_SZ) if _unread(own) else 0
+        try:  # the process may have opened something else under this number meanwhile
+            if name.startswith("socket:"):
+                self._add_socket(own)
+            elif _unread(own):
+                self.pipes += fcntl.fcntl(own, fcntl.F_GETPIPE_SZ)
         finally:
             os.close(own)
 
-    def _add_socket(self, sock: socket.socket) -> None:
-        data = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
-        received, _, sent, _, _, queued = _MEMINFO.unpack(data)
-        self.received += received
-        self.sent += max(sent, queued)
-        if sock.family == socket.AF_UNIX:
-            self.unread += _unread(sock.fileno())
+    def _add_socket(self, descriptor: int) -> None:
+        sock = socket.socket(fileno=descriptor)
+        try:
+            data = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
+            received, _, sent, _, _, queued = _MEMINFO.unpack(data)
+            self.received += received
+            self.sent += max(sent, queued)
+            if sock.family == socket.AF_UNIX:
+                self.unread += _unread(descriptor)
+        finally:
+            sock.detach()
+
+
+@contextlib.contextmanager
+def _short_closes() -> Iterator[None]:
+    """Interrupt every close within the block that takes `_CLOSE_S`; call it in the main thread.
+
+    Whoever closes a TCP socket last waits as long as its SO_LINGER says, until its data has been
+    received. A sandbox could otherwise stop the launcher: it need only close such a socket first
+    while it is measured.
+    """
+    handler = signal.signal(signal.SIGALRM, lambda *_: None)
+    timer = signal.setitimer(signal.ITIMER_REAL, _CLOSE_S, _CLOSE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler or signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def _unread(fd: int) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
+from aenv_ray.hub.keys import GATEWAY_DEPLOYED
 from aenv_ray.hub.records import AuditRecord, Role
 from aenv_ray.serve.gateway.settings import CONTROL_PORT, MCP_PORT, GatewaySettings
 
@@ -30,7 +31,6 @@ _CONNECT_S: Final = 5.0
 _LONGEST_S: Final = 3600.0
 _MIN_SECRET: Final = 32
 _OWNER: Final = "admin"
-_KIND: Final = "deployed"
 _NAME: Final = "gateway"
 
 
@@ -121,13 +121,13 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
         if secret is not None:
             asyncio.run(keep_token(hub, secret))
         wanted = settings.model_dump(mode="json")
-        known = asyncio.run(hub.documents(_KIND)).get(_NAME)
+        known = asyncio.run(hub.documents(GATEWAY_DEPLOYED)).get(_NAME)
         # Deploying it again would replace all replicas, even without a change.
         if known == wanted and deployment.is_deployed():
             deployment.apply_policy(hub)
             return
         deployment.deploy(settings)
-        asyncio.run(hub.put_document(_KIND, _NAME, wanted))
+        asyncio.run(hub.put_document(GATEWAY_DEPLOYED, _NAME, wanted))
     finally:
         driver_api.shutdown()
         ray_api.leave()

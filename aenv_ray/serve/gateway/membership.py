@@ -6,9 +6,8 @@ from typing import Final
 
 from aenv_ray.clock import Clock
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.keys import GATEWAY_REPLICA
 
-REPLICAS: Final = "gateway-replica"
-"""Kind of the hub's documents that hold heartbeats."""
 MISSED_HEARTBEATS: Final = 4
 """A replica is dead after missing this many heartbeats …"""
 MIN_SILENCE_S: Final = 15.0
@@ -29,14 +28,14 @@ class Replicas:
 
     async def heartbeat(self) -> None:
         """Tell the other replicas that this one is alive."""
-        await self._hub.put_document(REPLICAS, self.name, {"seen_at": self._clock.now()})
+        await self._hub.put_document(GATEWAY_REPLICA, self.name, {"seen_at": self._clock.now()})
 
     async def alive(self) -> set[str]:
         """Return the replicas that are alive, this one included; delete those long dead."""
         now = self._clock.now()
-        documents = await self._hub.documents(REPLICAS)
+        documents = await self._hub.documents(GATEWAY_REPLICA)
         ages = {name: now - float(d.get("seen_at", 0.0)) for name, d in documents.items()}
         for name, age_s in ages.items():
             if age_s > _FORGET_AFTER * self.silence_s:
-                await self._hub.delete_document(REPLICAS, name)
+                await self._hub.delete_document(GATEWAY_REPLICA, name)
         return {name for name, age_s in ages.items() if age_s <= self.silence_s} | {self.name}

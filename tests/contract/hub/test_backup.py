@@ -18,6 +18,7 @@ from aenv_ray.errors import BackupInvalid, CatalogConflict, ConfigError, Environ
 from aenv_ray.hub import backup as backups
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
+from aenv_ray.hub.keys import RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
 from tests.contract.hub.hub_contract import START_S, entry, lease
@@ -131,6 +132,23 @@ async def test_only_an_empty_hub_is_restored_into(
     assert actions == ["hub.restore", "grant.set", "publish"]
 
 
+async def test_the_notes_of_a_running_gateway_are_not_moved(
+    hub: StoredHub, other: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    """On Kubernetes there are always some: a hub with nothing else is empty."""
+    for kind in RUNNING_KINDS:
+        await hub.put_document(kind, "old", {})
+        await other.put_document(kind, "new", {})
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+    await restore(other, store, file, replace=False)
+    await restore(other, store, file, replace=True)
+    assert (await other.environment("weather")).version == "2.0.0"
+    for kind in RUNNING_KINDS:
+        assert await other.documents(kind) == {"new": {}}
+
+
 async def test_a_version_deleted_during_the_backup_is_out_whole(
     hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,10 +170,37 @@ async def test_a_version_deleted_during_the_backup_is_out_whole(
     assert (summary.versions, summary.missing) == (1, ())
 
 
-async def test_a_missing_archive_is_named(hub: StoredHub, clock: FakeClock, tmp_path: Path) -> None:
+async def test_a_redis_without_memory_is_backed_up(
+    hub: StoredHub, shared: RedisServer, clock: FakeClock, tmp_path: Path
+) -> None:
+    """It refuses writes, but what it has can be saved."""
+    store = store_in(tmp_path, clock)
+    await filled(hub, store)
+    client = shared.connect()
+    try:
+        await client.config_set("maxmemory", "1")
+        await hub.check_layout()
+        assert (await backup(hub, store, io.BytesIO(), clock)).versions == 2
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
+
+
+async def test_missing_and_damaged_archives_are_named(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    """What is not lost yet can be saved."""
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    kept, damaged = await store.put(b"kept"), await store.put(b"damaged")
     await hub.push(entry())
-    summary = await backup(hub, store_in(tmp_path, clock), io.BytesIO(), clock)
-    assert summary.missing == ("weather@1.0.0",)
+    await hub.push(entry("kept", archive=kept))
+    await hub.push(entry("damaged", archive=damaged))
+    (path,) = [path for path in tmp_path.rglob("*") if path.is_file() and path.name == damaged]
+    path.write_bytes(b"changed")
+    summary = await backup(hub, store, file, clock)
+    assert summary.missing == ("damaged@1.0.0", "weather@1.0.0")
+    assert summary.artifacts == 1
+    check(file)
 
 
 async def test_every_truncated_or_damaged_file_is_refused(

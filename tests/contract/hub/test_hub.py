@@ -231,3 +231,30 @@ async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) 
     assert socket.exists()
     await host.end()
     assert not socket.exists()
+
+
+async def test_every_connection_of_concurrent_first_calls_is_closed(
+    beside: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await emptied(beside)
+    root = beside.directory.parents[1]
+    host = HubActor(HubSettings(data_dir=root / "data", runtime_dir=root / "run"))
+    closed: list[HubCore] = []
+    opened: list[HubCore] = []
+    check, close = HubCore.check_layout, HubCore.close
+
+    async def checked(core: HubCore) -> None:
+        opened.append(core)
+        await check(core)
+
+    async def ended(core: HubCore) -> None:
+        closed.append(core)
+        await close(core)
+
+    monkeypatch.setattr(HubCore, "check_layout", checked)
+    monkeypatch.setattr(HubCore, "close", ended)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(host.call("ping"))
+    await host.end()
+    assert {id(core) for core in opened} == {id(core) for core in closed}

@@ -66,3 +66,14 @@ def test_entries_from_before_and_rests_of_a_deletion_are_found(tmp_path: Path) -
     assert caches.hold(entry) is None  # not a cache's, as far as that can be known
     assert caches.collect(tmp_path, PLENTY, DAY_S) == ["old"]
     assert left(tmp_path) == set()
+
+
+def test_an_entry_that_another_process_deletes_first_is_no_error(tmp_path: Path) -> None:
+    fill(tmp_path, age_s=2 * DAY_S)
+
+    def another_process() -> tuple[str, ...]:
+        caches.collect(tmp_path, 0, DAY_S)
+        return ()
+
+    caches.collect(tmp_path, 0, DAY_S, another_process)
+    assert left(tmp_path) == set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from aenv_ray.engines.process.resource_watch import (
     ResourceWatch,
     SandboxUsage,
     Watched,
+    _Queues,
     measure,
     offences,
     read_node,
@@ -116,6 +119,37 @@ def _sends(sender: socket.socket) -> bool:
         return sender.send(bytes(65_536)) > 0
     except BlockingIOError:
         return False
+
+
+def test_a_descriptor_that_changed_meanwhile_is_closed(tmp_path: Path) -> None:
+    """Invariant 7: a sandbox that races with the launcher does not use up its descriptors."""
+    before = len(os.listdir("/proc/self/fd"))
+    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="non-socket"):
+        _Queues().add(os.getpid(), file.fileno(), "socket:[1]")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_socket_that_lingers_does_not_stop_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 3: a sandbox that closes it while it is measured leaves the last close to us."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    sender.setblocking(False)
+    while _sends(sender):
+        pass
+    name = os.readlink(f"/proc/self/fd/{sender.fileno()}")
+    add_socket = _Queues._add_socket
+
+    def closed_meanwhile(queues: _Queues, descriptor: int) -> None:
+        add_socket(queues, descriptor)
+        if os.readlink(f"/proc/self/fd/{descriptor}") == name:
+            sender.close()
+
+    monkeypatch.setattr(_Queues, "_add_socket", closed_meanwhile)
+    with receiver:
+        measure([os.getpid()], Watched("a", os.getpid(), None, is_isolated=False))
+    assert sender.fileno() == -1
 
 
 def test_memory_in_no_process_has_sandboxes_measured(monkeypatch: pytest.MonkeyPatch) -> None:

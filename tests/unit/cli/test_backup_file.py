@@ -1,0 +1,34 @@
+"""The file of `aenv hub backup` appears once it is complete, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aenv_ray.cli.status import _written
+from aenv_ray.errors import ConfigError
+
+
+def test_a_backup_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "hub.tar"
+    file.write_bytes(b"of yesterday")
+    with pytest.raises(ConfigError, match="Redis"), _written(file):
+        raise ConfigError("Redis is down")
+    assert file.read_bytes() == b"of yesterday"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_disk_that_is_full_is_an_error_with_the_path(tmp_path: Path) -> None:
+    file = tmp_path / "hub.tar"
+    with pytest.raises(ConfigError, match="cannot be written: No space"), _written(file):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "hub.tar"
+    file.mkdir()
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"), _written(file):
+        pass
+    assert list(tmp_path.iterdir()) == [file]
