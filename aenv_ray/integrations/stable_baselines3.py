@@ -1,9 +1,10 @@
-"""Environments for Stable-Baselines3, stepped at once.
+"""Environments for Stable-Baselines3, all stepped at the same time.
 
     env = ToolVecEnv(EpisodePool("gymnasium"), {"env": "CartPole-v1"}, 8, observations, actions)
     PPO("MlpPolicy", VecMonitor(env)).learn(10_000)
 
-A void episode ends as one of a time limit, with ``info["void"]``: its value is bootstrapped.
+A void episode ends like one that reached a time limit, with ``info["void"]``, so that the value of
+its last observation is bootstrapped.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ToolVecEnv(DummyVecEnv):
         super().__init__(make)
 
     def step_wait(self) -> Any:
-        """Take the steps of `step_async`, all at once; begin the next episode of those that end."""
+        """Take the steps of `step_async` at the same time; where an episode ends, begin the next."""
         for place, (step, begun) in enumerate(self._pool.run(self._steps())):
             observation, reward, terminated, truncated, info = step
             self.buf_infos[place] = {**info, "TimeLimit.truncated": truncated and not terminated}

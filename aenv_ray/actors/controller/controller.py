@@ -110,7 +110,7 @@ class Controller:
     async def create_dedicated(
         self, specs: Sequence[InstanceSpec], wait_s: float
     ) -> list[DedicatedAnswer]:
-        """Make a host and an instance for each spec; a cluster that grows may need time for room.
+        """Create a host and an instance for each spec; wait for room in a full cluster.
 
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
@@ -191,7 +191,7 @@ class Controller:
         return self._where.get(instance_id, instance_id)
 
     def _note_created(self, instance_id: str) -> None:
-        """Note that a create has ended, however it did."""
+        """Note that a create has ended, successfully or not."""
         self._creating.discard(instance_id)
         self._doomed.discard(instance_id)
 
@@ -460,7 +460,7 @@ class Controller:
         try:
             count, capacity = await self._ask(name, "load")
         except AenvError as exc:
-            logger.info("host %s is not measured: %s", name, exc.message)
+            logger.info("host %s is missing from the metrics: %s", name, exc.message)
             return None
         return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
 
@@ -490,7 +490,7 @@ class Controller:
         try:
             claimed_for: str | None = await self._ask(name, "retire")
         except AenvError as exc:
-            logger.warning("host %s does not say for whom it is: %s", name, exc)
+            logger.warning("cannot ask host %s for which instance it is claimed: %s", name, exc)
             return
         if claimed_for is None:
             self._forget(name)
@@ -498,7 +498,7 @@ class Controller:
             self._note_claimed(name, claimed_for)
 
     async def _end_hosts(self) -> None:
-        before = dict(self._dedicated)  # hosts made while Ray lists may not be in its list
+        before = dict(self._dedicated)  # copied first: Ray's list may lack hosts made later
         spares = self._spares.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
         self._spares.tick(spares - names)

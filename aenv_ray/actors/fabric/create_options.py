@@ -40,7 +40,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """What one instance has instead of the options of its batch."""
+    """Options of one instance that replace those of its batch."""
 
     datasource: str = ""
     """"": that of the batch."""
@@ -200,7 +200,9 @@ def _check_near(near: Near) -> None:
 
 def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
     if not isinstance(values, Mapping | None):
-        raise ConfigError(f"{what} must map strings to strings, not be {type(values).__name__}")
+        raise ConfigError(
+            f"{what} must be a mapping of strings to strings, not {type(values).__name__}"
+        )
     return {
         _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
         for key, value in (values or {}).items()
