@@ -46,7 +46,7 @@ class ToolVecEnv(DummyVecEnv):
         super().__init__(make)
 
     def step_wait(self) -> Any:
-        """Take the steps of `step_async` at the same time; where an episode ends, begin the next."""
+        """Take the steps of `step_async` at the same time; begin the next of ended episodes."""
         for place, (step, begun) in enumerate(self._pool.run(self._steps())):
             observation, reward, terminated, truncated, info = step
             self.buf_infos[place] = {**info, "TimeLimit.truncated": truncated and not terminated}

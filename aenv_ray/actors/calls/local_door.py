@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 DIRECT_AFTER: Final = 4
 """A connection costs as much as a few calls, so an instance with fewer calls gets none."""
 PAUSE_S: Final = 0.5
-"""A caller without calls for this long reports a pause; while it is busy, it reports once a second."""
+"""A caller without calls for this long reports a pause; a busy one reports once a second."""
 RETRY_S: Final = 1.0
 """Between two attempts to be introduced."""
 _OPEN_S: Final = 30.0

@@ -35,7 +35,7 @@ from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 """Largest JSON of a call's parameters; the rest of the limit is for the message around them."""
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
-"""Most file bytes in one call, where they are base64; the rest of the limit is for the path."""
+"""Maximum file bytes in one call, which sends them as base64; the rest is for the path."""
 CALL_GRACE_S: Final = 5.0
 """A sandbox that does not answer this long after the call's deadline counts as lost."""
 
@@ -198,7 +198,8 @@ def decode(method: str, result: Any) -> Any:
     """Return the Python value of a fast-door result.
 
     Raises:
-        SandboxDiedInside: The result has another form; something in the sandbox speaks for it.
+        SandboxDiedInside: The result is malformed, so it is not from our runtime: something in the
+            sandbox answered in its place.
     """
     decoder = _DECODERS.get(method)
     try:
