@@ -171,7 +171,10 @@ class Sampling:
             )
             return content
         if self._out is None:
-            raise ConfigError(f"no finished episode has the attachment {digest}")
+            raise ConfigError(
+                f"no finished episode has the attachment {digest}",
+                hint="pass an attachment of a step of an episode of this sampling",
+            )
         return AttachmentFiles(self._out, is_directory=self._out.is_dir()).read(digest)
 
     def _keep_attachments(self, episode: Episode) -> None:
@@ -491,12 +494,16 @@ def sample(  # noqa: PLR0913  # each is an option
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
-        raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
+        raise ConfigError(
+            f"concurrency must be at least 1, not {concurrency!r}",
+            hint="pass the number of episodes to run at the same time",
+        )
     chosen = policy_of(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
             f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "
-            f"and {hedge!r}"
+            f"and {hedge!r}",
+            hint="samples_per_task=1, hedge=0 plays each task once",
         )
     limit_s = None
     if episode_timeout is not None:

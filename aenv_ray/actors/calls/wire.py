@@ -136,7 +136,11 @@ def call_message(
         ConfigError: The timeout is not a positive number.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise ConfigError(f"invalid timeout {timeout_s!r}: expected a number of seconds above 0")
+        raise ConfigError(
+            f"invalid timeout {timeout_s!r} of a call of {instance_id}: expected a number of "
+            "seconds above 0",
+            hint="leave the timeout out for the default",
+        )
     meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
     try:
         encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")

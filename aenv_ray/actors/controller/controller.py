@@ -161,7 +161,9 @@ class Controller:
         host = self._hosts.actors.get(name)
         try:
             if host is None:
-                raise FabricUnavailable(f"the host of {spec.instance_id} is gone")
+                raise FabricUnavailable(
+                    f"the host of {spec.instance_id} is gone", hint="create the instance again"
+                )
             with ray_api.translated(f"creating {spec.instance_id}"):
                 answers = decode_outcomes(await host.start.remote(encode_specs([spec])))
             answer = answers if isinstance(answers, ProjectMissing) else answers[0]
@@ -231,7 +233,10 @@ class Controller:
             self._dedicated[instance_id] = chosen
             return False
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
-        raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
+        raise FabricUnavailable(
+            f"no node starts a host for {instance_id}: {why}",
+            hint="check the nodes with: ray status",
+        )
 
     async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:
         kind = SpareKind(node, environment_part(spec.instance_id))
@@ -311,7 +316,7 @@ class Controller:
             raise
         except Exception as exc:  # one failing host must not fail the others
             raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
-        raise FabricUnavailable(f"host {name} is gone")
+        raise FabricUnavailable(f"{operation} on host {name}: the host is gone")
 
     async def _may_have(self, instance_id: str) -> list[str]:
         """Return the names of the hosts that may have an instance: its own, or all shared ones."""

@@ -153,7 +153,7 @@ class CreateOptions:
 
 def _seed(seed: object) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed {seed!r} is not an integer")
+        raise ConfigError(f"seed {seed!r} is not an integer", hint="pass an int, or None")
     return seed
 
 
@@ -201,7 +201,8 @@ def _check_near(near: Near) -> None:
 def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
     if not isinstance(values, Mapping | None):
         raise ConfigError(
-            f"{what} must be a mapping of strings to strings, not {type(values).__name__}"
+            f"{what} must be a mapping of strings to strings, not {type(values).__name__}",
+            hint='pass a dict such as {"NAME": "value"}',
         )
     return {
         _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
