@@ -450,7 +450,7 @@ class Host:
     ) -> bytes:
         """Answer a request of a sandbox; if the infrastructure fails, the instance is lost.
 
-        The host decides this itself, because it does not believe a sandbox that claims so.
+        The host decides this: a sandbox that reports such a failure is not believed.
         """
         try:
             return await service(params)
