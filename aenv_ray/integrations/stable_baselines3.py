@@ -29,8 +29,8 @@ class ToolVecEnv(DummyVecEnv):
         pool: Plays the episodes.
         game: A `ToolGame`, or the task of one.
         num_envs: Number of instances.
-        observation_space: Of one instance.
-        action_space: Of one instance.
+        observation_space: Observation space of one instance.
+        action_space: Action space of one instance.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class LocalDoor:
     """The direct connection to one instance, if it is on this node. Use it on one event loop.
 
     Args:
-        handle: Of the instance.
+        handle: Handle of the instance.
         role: What the connection may be used for.
         introduction: For this role, if the host has given one already.
     """

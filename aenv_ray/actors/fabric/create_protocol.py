@@ -133,8 +133,8 @@ class CreateProtocol:
 
     Args:
         notices: Logs that creates take long. None: nothing is logged.
-        scope: Of this process, see `ray_api.session_scope`: the hosts of its node introduce it to
-            the shared instances that they start. "" if it does not call them directly.
+        scope: Scope of this process, see `ray_api.session_scope`: the hosts of its node introduce
+            it to the shared instances that they start. "" if it does not call them directly.
 
     Attributes:
         shared_hosts: The shared hosts as this connection knows them.

@@ -54,7 +54,7 @@ class InstanceBatches:
     Args:
         fabric: The connection.
         source: The project.
-        options: Of the instances.
+        options: Options of the instances.
         labels: Added to those in `options`; no quota counts them.
     """
 

@@ -28,8 +28,8 @@ class InstanceTable:
     """The instances of one host.
 
     Args:
-        engines: Of the host.
-        store: Of the records.
+        engines: Engines of the host.
+        store: Store of the records.
         clock: The host's.
         on_sandbox: Called with each instance and its sandbox, new or adopted.
         on_end: Called with each instance that has ended.

@@ -62,9 +62,9 @@ class Introductions:
     """The keys of one host, and the callers that presented one.
 
     Args:
-        path: Of the Unix socket, in a directory of this user; the socket is made at first use.
-        calls: Of the host.
-        clock: For the age of keys.
+        path: Path of the Unix socket, in a directory of this user; the socket is made at first use.
+        calls: Calls of the host.
+        clock: Clock for the age of keys.
     """
 
     def __init__(self, path: Path, calls: HostCalls, clock: Clock) -> None:
@@ -183,7 +183,7 @@ class _Caller:
     Args:
         sock: Its connection to this host.
         life: The instance that it calls.
-        clock: For idle times.
+        clock: Clock for idle times.
     """
 
     def __init__(self, sock: socket.socket, life: InstanceLife, clock: Clock) -> None:
