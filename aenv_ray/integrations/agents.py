@@ -62,8 +62,8 @@ def agent_env(
         network: As ``deployConfig.network``; ``none`` suits agents that call no model.
         environment_variables: Variables of all instances. Give keys to `create` instead, which
             keeps them out of the project.
-        directory: Directory to write to; files of the same names are replaced. None: one in the data
-            directory, named by the content.
+        directory: Directory to write to; files of the same names are replaced. None: one in the
+            data directory, named by the content.
 
     Raises:
         ConfigError: It is no agent, or is not at the top of a file.
