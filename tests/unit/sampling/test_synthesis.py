@@ -37,7 +37,7 @@ class _Played:
             status = outcome if isinstance(outcome, EpisodeStatus) else COMPLETED
             reward = None if isinstance(outcome, EpisodeStatus) else outcome
             self.played.append(f"{name} {task.id}")
-            sampling._episodes.append(
+            sampling._held.append(
                 Episode(
                     index=index, task_id=task.id, status=status, reward=reward, error=f"{status}: x"
                 )
