@@ -4,7 +4,7 @@
     ├─ ConfigError                   wrong settings, arguments or project files                400
     │  ├─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
     │  ├─ ArtifactQuotaExceeded      an owner's artifacts exceed their quota                   413
-    │  ├─ BackupInvalid              a file is no backup, is damaged, or is of a newer version  400
+    │  ├─ BackupInvalid              a file is no backup, is damaged, or of another version    400
     │  └─ PolicyRefused              the operator's policy does not allow it                   403
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
@@ -19,7 +19,7 @@
     ├─ Forbidden                     the token may not do this                                 403
     ├─ CapacityExceeded              no capacity now; has retry_after_s          retryable     429
     │  ├─ QuotaExceeded              quota of an owner or label reached          retryable     429
-    │  └─ RateLimited                too many requests with one token        retryable     429
+    │  └─ RateLimited                too many requests with one token           retryable     429
     ├─ InstanceError                 has instance_id
     │  ├─ InstanceNotFound           unknown id, or ended long ago                             404
     │  ├─ InstanceExpired            ended by TTL, idle timeout or end of its job              410

@@ -85,7 +85,7 @@ class Environment:
         actor: ``dedicated`` or ``shared``. None: dedicated over Ray, else the gateway chooses.
         engine: None: chosen by project and cluster.
         idle_timeout: Ends the instance after this long without a call.
-        seed: Of the first episode, see `aenv_ray.create`.
+        seed: Seed of the first episode, see `aenv_ray.create`.
 
     Methods may be called concurrently. The first call creates the instance if neither
     ``async with`` nor `initialize` did.
@@ -422,7 +422,7 @@ class Environment:
 
         Args:
             task: JSON data for the environment's function.
-            seed: For the environment's function, and its `current_call().seed`.
+            seed: Seed for the environment's function, and its `current_call().seed`.
             timeout: Seconds for the function. None: that of the environment.
 
         Returns:

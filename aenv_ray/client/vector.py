@@ -79,7 +79,7 @@ class VectorEnvironment:
 
         Args:
             tool: Its name.
-            arguments: For each instance.
+            arguments: Arguments for each instance.
             indices: The instances, without repetition. None: all.
             timeout_s: Seconds for each call.
 
@@ -143,7 +143,7 @@ class VectorEnvironment:
 
         Args:
             tool: Its name.
-            arguments: For each instance.
+            arguments: Arguments for each instance.
             indices: The instances, without repetition. None: all.
             timeout_s: Seconds for each call.
 

@@ -58,9 +58,9 @@ def application(
             ``chat`` takes ``message`` and ``conversation``. Pieces of an answer are streamed from a
             handle; an `Environment` has the whole answer as one piece.
         url: Where clients reach the application.
-        name: Of the agent. "": that of the environment.
-        version: Of the agent.
-        description: For the agent card.
+        name: Name of the agent. "": that of the environment.
+        version: Version of the agent.
+        description: Description for the agent card.
 
     Raises:
         ConfigError: The A2A SDK is missing, or of another version.

@@ -53,17 +53,17 @@ def agent_env(
             of its pieces), an `Agent` of the OpenAI Agents SDK, a runnable of LangChain or
             LangGraph, or a `ChatAgent` of CAMEL. Or an `aenv_ray.runtime.ChatEndpoint`. The file is
             imported in the sandbox, so programs in it belong below ``if __name__ == "__main__"``.
-        name: Of the environment.
-        version: Of the environment.
+        name: Name of the environment.
+        version: Version of the environment.
         reward: A function of the same kind of file, which takes the messages of a conversation.
             None: the environment has no reward.
-        requirements: Packages that the file needs, as in ``requirements.txt``. None: those of the
-            node's Python are there.
+        requirements: Packages that the file needs, as in ``requirements.txt``. None: only the
+            packages of the node's Python are available.
         network: As ``deployConfig.network``; ``none`` suits agents that call no model.
-        environment_variables: Of all instances. Give keys to `create` instead, which keeps them out
-            of the project.
-        directory: To write to; files of the same names are replaced. None: one in the data
-            directory, named by the content.
+        environment_variables: Variables of all instances. Give keys to `create` instead, which
+            keeps them out of the project.
+        directory: Directory to write to; files of the same names are replaced. None: one in the
+            data directory, named by the content.
 
     Raises:
         ConfigError: It is no agent, or is not at the top of a file.

@@ -36,7 +36,7 @@ class EnvironmentWorkbench(Workbench):
     Args:
         environment: The agents act on it; stopping the workbench leaves its instance.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
     """
 
     component_config_schema = _NoConfig

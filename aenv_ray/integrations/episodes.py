@@ -206,7 +206,7 @@ class LiveEpisode:
 
         Args:
             tool_name: Its name.
-            arguments: By name.
+            arguments: Arguments by name.
             timeout: Seconds. None: 60.
 
         Raises:
@@ -333,9 +333,9 @@ class EpisodePool:
         infra_retries: Restarts of an episode whose instance or setup fails for infrastructure
             before the trainer acts. Afterwards such an episode is void.
         episode_timeout: As in `aenv_ray.sample`, and likewise the next ones.
-        reward_on_death: Of episodes whose sandbox was ended from inside.
-        reward_on_timeout: Of episodes that ran out of time in calls. None: void.
-        reward_on_failure: Of episodes whose reward raised. None: void.
+        reward_on_death: Reward of episodes whose sandbox was ended from inside.
+        reward_on_timeout: Reward of episodes that ran out of time in calls. None: void.
+        reward_on_failure: Reward of episodes whose reward raised. None: void.
         out: File or directory of the records. None: they are only in outcomes.
         actor: Density of the instances.
         options: Further options of `aenv_ray.create`.

@@ -33,8 +33,8 @@ class GemEnv(Env):
         tasks: A reset chooses one of them, by its seed.
         only: Names of the tools to offer. None: all.
         max_turns: Number of texts after which an episode is truncated.
-        seed: Of the choice of tasks.
-        options: Of the `EpisodePool`.
+        seed: Seed for the choice of tasks.
+        options: Options of the `EpisodePool`.
     """
 
     def __init__(

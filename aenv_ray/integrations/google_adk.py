@@ -53,7 +53,7 @@ class EnvironmentToolset(BaseToolset):
     Args:
         environment: The agent acts on it; closing the toolset leaves its instance.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
         tool_name_prefix: Put before the names, by the framework.
     """
 

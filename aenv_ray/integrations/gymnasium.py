@@ -58,7 +58,7 @@ class ToolGame:
             options of a reset and returns it.
         step: The tool of a step.
         observe: The tool that returns the first observation.
-        timeout_s: Of a call. None: 60.
+        timeout_s: Timeout of a call. None: 60.
     """
 
     def __init__(
@@ -255,8 +255,8 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         pool: Plays the episodes.
         game: A `ToolGame`, or the task of one.
         num_envs: Number of instances.
-        observation_space: Of one instance.
-        action_space: Of one instance.
+        observation_space: Observation space of one instance.
+        action_space: Action space of one instance.
 
     Attributes:
         seats: The episodes of each instance, on the event loop of the pool.

@@ -317,7 +317,7 @@ class EnvironmentToolSource(ToolSource):
 
     Args:
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: that of the sandbox's configuration.
+        timeout_s: Timeout of a call. None: that of the sandbox's configuration.
     """
 
     def __init__(self, only: Collection[str] | None = None, timeout_s: float | None = None) -> None:
@@ -364,8 +364,8 @@ def environment_reward(name: str | None = None, arguments: dict[str, Any] | None
     """Return a scorer that calls a reward of the sample's environment.
 
     Args:
-        name: Of the reward. None: that of the sample's task, else the default one.
-        arguments: Of the reward. None: those of the sample's task.
+        name: Name of the reward. None: that of the sample's task, else the default one.
+        arguments: Arguments of the reward. None: those of the sample's task.
 
     A sandbox that was ended from inside, or whose limits its agent has reached, scores 0; an
     infrastructure failure, or a reward that raises, is an error of the sample.

@@ -32,7 +32,7 @@ async def tools(
         environment: The agent acts on it. With a `SyncEnvironment`, the tools can also be called
             by ``invoke``; with an `Environment` only by ``ainvoke``.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
 
     Returns:
         Tools whose artifact is the `ToolResult`.

@@ -30,7 +30,7 @@ class OpenAITools:
     Args:
         environment: Whose tools the model may call.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class EnvironmentServer(MCPServer):
         environment: The agent acts on it. Connecting creates its instance if there is none yet;
             cleaning up leaves it, since the caller may still want the reward.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ async def function_tools(
     Args:
         environment: The agent acts on it.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
 
     Raises:
         AenvError: The environment cannot be reached, or `only` names a tool that it lacks.

@@ -32,7 +32,7 @@ class EnvironmentToolset(AbstractToolset[Any]):
     Args:
         environment: The agent acts on it; it is not released with the agent.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
         id: Of the toolset. None: the environment's name.
     """
 

@@ -79,7 +79,7 @@ def tools(
     Args:
         environment: The agent acts on it.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
 
     Raises:
         ConfigError: The environment is not a `SyncEnvironment`, or lacks a tool of `only`.

@@ -1,9 +1,10 @@
-"""Environments for Stable-Baselines3, stepped at once.
+"""Environments for Stable-Baselines3, all stepped at the same time.
 
     env = ToolVecEnv(EpisodePool("gymnasium"), {"env": "CartPole-v1"}, 8, observations, actions)
     PPO("MlpPolicy", VecMonitor(env)).learn(10_000)
 
-A void episode ends as one of a time limit, with ``info["void"]``: its value is bootstrapped.
+A void episode ends like one that reached a time limit, with ``info["void"]``, so that the value of
+its last observation is bootstrapped.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class ToolVecEnv(DummyVecEnv):
         pool: Plays the episodes.
         game: A `ToolGame`, or the task of one.
         num_envs: Number of instances.
-        observation_space: Of one instance.
-        action_space: Of one instance.
+        observation_space: Observation space of one instance.
+        action_space: Action space of one instance.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ToolVecEnv(DummyVecEnv):
         super().__init__(make)
 
     def step_wait(self) -> Any:
-        """Take the steps of `step_async`, all at once; begin the next episode of those that end.
+        """Take the steps of `step_async` at the same time; begin the next of ended episodes.
 
         Raises:
             AenvError: One cannot begin.

@@ -43,7 +43,7 @@ class TextEpisode:
         episode: That is played.
         only: Names of the tools to offer. None: all.
         max_turns: Number of texts after which the episode ends.
-        timeout_s: Of a call. None: 60.
+        timeout_s: Timeout of a call. None: 60.
     """
 
     def __init__(

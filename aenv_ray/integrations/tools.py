@@ -98,7 +98,7 @@ class EnvironmentTools:
         environment: An `Environment` or `LiveEpisode`; or a `SyncEnvironment` or `SyncEpisode`,
             whose calls may also be awaited.
         only: Names of the tools to offer. None: all.
-        timeout_s: Of a call. None: the environment's.
+        timeout_s: Timeout of a call. None: the environment's.
         naming: Makes a name legal for the framework, different from those it has made.
 
     Calls may run concurrently. Cancelling a call cancels the tool.

@@ -72,7 +72,7 @@ class Environments:
         only: Names of the tools to offer. None: all.
         observe: A tool that is called by each reset; its text is appended to the prompt. None: the
             result of the task's setup is, if that is text.
-        timeout_s: Of a call. None: 60.
+        timeout_s: Timeout of a call. None: 60.
         task: Makes a task of a row. None: all its columns but ``prompt`` are fields. (A `Dataset`
             gives each mapping in a column the keys of all rows; so look tasks up by their id.)
         is_async: For ``AsyncGRPOTrainer``, whose rollouts end one by one. Otherwise the first

@@ -18,7 +18,7 @@ REPLAYABLE: Final = (
     EpisodeStatus.DIED_INSIDE,
     EpisodeStatus.REWARD_FAILED,
 )
-"""Other episodes ended by something that no call repeats."""
+"""Statuses that repeating the calls can reproduce; other episodes ended for other reasons."""
 
 
 async def recorded(env: EpisodeEnv, task: Task) -> Any:
@@ -29,7 +29,7 @@ async def recorded(env: EpisodeEnv, task: Task) -> Any:
         try:
             await env.call_tool(recorded_call.tool, recorded_call.arguments)
         except ToolError:
-            continue  # it is in the record, as it was in the first one
+            continue  # recorded as an error of the step, as in the original episode
     return extra["recorded_output"]
 
 
@@ -66,7 +66,7 @@ def replay(
 
     Raises:
         ConfigError: There is nothing to replay, an episode does not hold its task, or the episodes
-            are of several environments and none is given.
+            come from several environments and none is given.
     """
     originals = tuple(one for one in episodes if one.status in REPLAYABLE)
     if not originals:
@@ -91,7 +91,7 @@ def _environment(episodes: Iterable[Episode]) -> str:
     names = sorted({one.environment for one in episodes if one.environment is not None})
     if len(names) != 1:
         raise ConfigError(
-            f"the episodes are of {len(names)} environments: {', '.join(names) or 'unknown'}",
+            f"the episodes come from {len(names)} environments: {', '.join(names) or 'unknown'}",
             hint="name the environment to replay them on",
         )
     return names[0]

@@ -41,7 +41,7 @@ from aenv_ray.units import parse_duration_s
 logger = logging.getLogger("aenv_ray")
 
 _BLOCKED_S: Final = 10.0
-"""An event loop that does not react for this long is blocked by an async policy."""
+"""An event loop that does not react for this long is taken to be blocked by an async policy."""
 
 
 _CONTENT_S: Final = 60.0
@@ -51,7 +51,7 @@ RUNNERS_FROM: Final = 256
 
 
 _UNREAD: Final = 1024
-"""Finished episodes that wait for their reader; with more, no further ones are collected."""
+"""Maximum number of finished episodes that wait to be read; then no more are collected."""
 
 
 class Where(StrEnum):
@@ -98,7 +98,7 @@ class Sampling:
         self.output_failure: ConfigError | None = None
         """Why episodes are missing in the output file; raised at the end. None if none are."""
         self._kept = kept
-        """Until they are in the output."""
+        """Episodes of an earlier run, until they are in the output."""
         self._kept_count = len(kept)
         self._summary = RunningSummary(tasks.samples)
         for episode in kept:
@@ -107,7 +107,7 @@ class Sampling:
         """Finished episodes that are in no output."""
         self._has_output = False
         self._attachments: dict[str, Any] = {}
-        """References to contents that are in no file, by digest."""
+        """Ray references to attachments that are in no file, by digest."""
         self._is_draining = False
         self._drain: Callable[[], object] | None = None
         """Drains the pool of runners while there is one."""
@@ -126,15 +126,15 @@ class Sampling:
 
     @property
     def finished(self) -> int:
-        """The number of episodes finished so far, with those of an earlier run."""
+        """The number of episodes finished so far, including those of an earlier run."""
         return self._summary.rollouts
 
     @property
     def episodes(self) -> list[Episode]:
-        """The episodes finished so far, with those of an earlier run.
+        """The episodes finished so far, including those of an earlier run.
 
-        Without `out`, in the order in which they finished. With it, this process does not keep
-        them: they are read from the output, in order of their index, each time.
+        Without `out`, they are in the order in which they finished. With `out`, this process does
+        not keep them: each access reads them from the output, in order of their index.
 
         Raises:
             ConfigError: The output cannot be read any more.
@@ -173,7 +173,10 @@ class Sampling:
             )
             return content
         if self._out is None:
-            raise ConfigError(f"no finished episode has the attachment {digest}")
+            raise ConfigError(
+                f"no finished episode has the attachment {digest}",
+                hint="pass an attachment of a step of an episode of this sampling",
+            )
         return AttachmentFiles(self._out, is_directory=self._out.is_dir()).read(digest)
 
     def _keep_attachments(self, episode: Episode) -> None:
@@ -260,8 +263,8 @@ class Sampling:
         """Run all episodes and return the summary.
 
         Raises:
-            ConfigError: The output file could not be written; `episodes` and `summary` have all
-                episodes. Or a task of an iterator is invalid, or belongs to another run.
+            ConfigError: The output file could not be written (`episodes` and `summary` still have
+                all episodes), or a task of an iterator is invalid or belongs to another run.
             Exception: Raised by the iterator of tasks, after the running episodes have ended.
         """
         for _ in self:
@@ -448,7 +451,7 @@ def sample(  # noqa: PLR0913  # each is an option
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
         policy: ``policy(env, task)``, sync or async; a class that is made without arguments and
-            whose instances are called so; a method of a Ray actor or a Serve handle, see
+            whose instances are called in this way; a method of a Ray actor or a Serve handle, see
             `RemotePolicy`; or a name such as ``reference`` or ``module:function``.
         tasks: Tasks, mappings with their fields, a table or a file, see `TaskSource`; None: the
             environment's own. A file, list or table is checked here. An iterator, async or not, may
@@ -458,8 +461,8 @@ def sample(  # noqa: PLR0913  # each is an option
         samples_per_task: Episodes of each task. They form a group: they get their instances
             together or not at all, and their records have the same ``group`` and a ``sample``.
         hedge: Further episodes of each task to start; the first `samples_per_task` that finish are
-            kept, and the others are cancelled. This shortens the wait for slow episodes, and
-            favours tasks' fast ones.
+            kept, and the others are cancelled. This shortens the wait for slow episodes, but
+            favours fast episodes among the samples of a task.
         runners: Where the policy runs. ``nodes``: on each node, next to the sandboxes, in processes
             that have no GPU and get the driver's environment variables. ``driver``: in this
             process. ``auto``: on the nodes from 256 episodes on, if the policy can be pickled and
@@ -476,7 +479,7 @@ def sample(  # noqa: PLR0913  # each is an option
         reward_on_failure: Reward of episodes in which the reward raised after the policy had acted
             (``reward_failed``), or in which the policy did not handle the error of a tool call
             (``policy_failed``). None leaves them out of means.
-        out: File for one JSON object per line and finished episode. A directory, or a new path
+        out: File that gets one line of JSON for each finished episode. A directory, or a new path
             without suffix, gets shards of JSON Lines and a manifest; a new path with the suffix
             ``.parquet``, shards of Parquet. If it cannot be written, the run continues, and raises
             ConfigError after its last episode.
@@ -495,12 +498,16 @@ def sample(  # noqa: PLR0913  # each is an option
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
-        raise ConfigError(f"concurrency must be at least 1, not {concurrency!r}")
+        raise ConfigError(
+            f"concurrency must be at least 1, not {concurrency!r}",
+            hint="pass the number of episodes to run at the same time",
+        )
     chosen = policy_of(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
             f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "
-            f"and {hedge!r}"
+            f"and {hedge!r}",
+            hint="samples_per_task=1, hedge=0 plays each task once",
         )
     limit_s = None
     if episode_timeout is not None:

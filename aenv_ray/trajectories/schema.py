@@ -23,7 +23,7 @@ from aenv_ray.errors import FunctionFailed
 from aenv_ray.trajectories.storable import storable
 
 SCHEMA_VERSION: Final = 1
-"""Raised when the meaning of a field changes. Fields that are added have defaults."""
+"""Incremented when the meaning of a field changes. Fields that are added have defaults."""
 
 
 class Call(BaseModel):
@@ -57,7 +57,7 @@ class ToolCall(BaseModel):
 
 
 class ImageBuild(BaseModel):
-    """An image to build on the node that plays the episode, once for each content."""
+    """An image to build on the node that plays the episode, once for each distinct content."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -72,15 +72,16 @@ class ImageBuild(BaseModel):
 
 
 class InstanceNeeds(BaseModel):
-    """What a task needs of its instance, instead of what all instances of the run have."""
+    """Settings of a task's instance that replace those of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     build: ImageBuild | None = None
     """The image is built, and becomes the datasource."""
     cpu: str | None = None
-    """As ``deployConfig.cpu``; None: that of the project. Likewise the next one."""
+    """As ``deployConfig.cpu``; None: the project's value."""
     memory: str | None = None
+    """As ``deployConfig.memory``; None: the project's value."""
     network: Literal["none"] | None = None
     """``none``: no network, even if the project has one."""
 
@@ -97,7 +98,7 @@ class Task(BaseModel):
     seed: int | None = None
     """Given to the environment's reset, if it has one."""
     reward: Call | None = Field(default_factory=Call)
-    """Called after the policy; None computes no reward."""
+    """Called after the policy; None: no reward is computed."""
     datasource: str = ""
     """Of the instances of its episodes, such as the image of their sidecar; empty: that of the
     run."""
@@ -112,13 +113,14 @@ class Task(BaseModel):
     instance: InstanceNeeds | None = None
     """None: the instances of the run suit the task."""
     timeout_s: float | None = Field(default=None, gt=0)
-    """Limit for the policy, unless ``episode_timeout`` of the run is shorter. None: only that."""
+    """Limit for the policy, unless the run's ``episode_timeout`` is shorter. None: only the run's
+    limit applies."""
     unsupported: str | None = None
     """Why the task cannot be played here: its episode is ``refused``. None: it can."""
 
 
 class Attachment(BaseModel):
-    """A content that is too large for a record, or is no text."""
+    """Content that is too large for a record, or is not text."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -161,12 +163,12 @@ class Step(BaseModel):
 
 
 class Usage(BaseModel):
-    """What the models of an episode were asked, as `EpisodeEnv.record_usage` was told."""
+    """Requests to the models of an episode, as recorded with `EpisodeEnv.record_usage`."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     requests: int = 0
-    """Answers of the models."""
+    """Number of answers."""
     prompt_tokens: int = 0
     """Tokens of the prompts."""
     completion_tokens: int = 0
@@ -195,9 +197,9 @@ class Generation(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     prompt_ids: tuple[int, ...]
-    """Before the first answer of the model."""
+    """The tokens before the first answer of the model."""
     response_ids: tuple[int, ...]
-    """All that follows: answers of the model, and what the environment replied."""
+    """All tokens that follow: answers of the model, and what the environment replied."""
     response_mask: tuple[int, ...]
     """For each token of the response: 1 if the model wrote it, 0 if the environment did."""
     logprobs: tuple[FiniteFloat, ...] | None = None
@@ -234,7 +236,8 @@ class EpisodeStatus(StrEnum):
     """The reward raised, or returned no number: counted in means with `reward_on_failure` if the
     policy had acted. Otherwise, and if the setup raised: void, excluded from means."""
     REFUSED = "refused"
-    """The task needs what is not available here, so it was not played: excluded from means."""
+    """The task needs something that is not available here, so it was not played: excluded from
+    means."""
 
 
 class Episode(BaseModel):
@@ -249,7 +252,7 @@ class Episode(BaseModel):
     status: EpisodeStatus
     """How the episode ended."""
     reward: float | None
-    """None if the episode is void: it enters no mean."""
+    """None if the episode is void: it counts in no mean."""
     reward_detail: Any = None
     """The result of the reward function."""
     steps: tuple[Step, ...] = ()
@@ -283,9 +286,10 @@ class Episode(BaseModel):
     seed: int | None = None
     """Seed given to the environment and the policy."""
     phases: dict[str, float] = Field(default_factory=dict)
-    """Seconds spent in each phase: image (until that of the task was built), queue (until there was
-    an instance), reset, setup, policy, submission, grader (until the instance of the reward runs),
-    reward. Besides, create is how long the instance took to start, ahead of or during queue."""
+    """Seconds spent in each phase: image (until the task's image was built), queue (until an
+    instance was available), reset, setup, policy, submission, grader (until the instance for the
+    reward ran), reward. In addition, create: how long the instance took to start, before or during
+    queue."""
     start_mode: str | None = None
     """How the instance was obtained, such as fork, warm, or reset."""
     node_id: str | None = None
@@ -293,12 +297,14 @@ class Episode(BaseModel):
     policy: str | None = None
     """Name of the policy."""
     policy_versions: tuple[int, ...] = ()
-    """Versions of the weights during the episode, in order, as the trainer told them: several if
-    they were updated meanwhile. The last is that of the end, even if it made no call."""
+    """Versions of the model's weights during the episode, in order, as the trainer reported them:
+    several if the weights were updated meanwhile. The last one is the version at the end of the
+    episode, even if it made no call."""
     generation: Generation | None = None
     """The tokens, if the trainer recorded them."""
     task: Task | None = None
-    """The task; None in records without it. Values that JSON lacks are replaced by their repr."""
+    """The task; None in records without it. Values that JSON cannot represent are replaced by their
+    repr."""
     _contents: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
     @field_validator("reward_detail", "messages", "output", "error")
@@ -319,7 +325,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def recordable_task(task: Task) -> Task:
-    """Return the task with every value that JSON lacks replaced by its repr."""
+    """Return the task with every value that JSON cannot represent replaced by its repr."""
     try:
         task.model_dump_json()
     except ValueError:

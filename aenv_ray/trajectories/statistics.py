@@ -133,7 +133,7 @@ class Summary(BaseModel):
     timed_out: int
     reward_failed: int
     refused: int
-    """Tasks that need what is not available here; they are not played."""
+    """Tasks that need something that is not available here; they are not played."""
     reward_mean: float | None
     """Mean over episodes with a reward: completed ones, and those that failed
     by what their agent did."""

@@ -25,7 +25,7 @@ class BatchedSender:
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
     def to(self, handle: EnvHandle) -> Send:
-        """Return what sends the calls of an instance."""
+        """Return a function that sends calls to an instance."""
         host = host_of(handle)
         client = self._clients.get(host)
         if client is None:

@@ -56,11 +56,13 @@ _LINGER_S: Final = 0.0002
 _MAX_LINGERED: Final = 10
 
 _MAX_CALLS: Final = 64
-"""Calls per task. Bounds what one of many slow calls costs when another one ends."""
+"""Calls per task. A task returns when one of its calls ends, and the keys of the others are sent
+again; the limit bounds that cost."""
 _MAX_BYTES: Final = 4 * 1024 * 1024
-"""Messages per task, in bytes; a larger message travels alone."""
+"""Total size of the messages of a task; a larger message travels alone."""
 _GAP_S: Final = 0.0002
-"""Pause between two tasks per call in flight: batches grow with load, a single call never waits."""
+"""Pause between two tasks, for each call in flight. So batches grow with load, and a single call
+never waits."""
 _MAX_GAPS: Final = 16
 
 
@@ -233,7 +235,7 @@ class BatchedCall:
     on_progress: Callable[[Reports], None] | None = None
 
     def begin(self) -> Begin:
-        """Return the call as it travels."""
+        """Return the call in the form in which it is sent."""
         return [self.key, self.name, self.on_progress is not None, self.message]
 
 
@@ -269,7 +271,7 @@ class BatchClient:
 
         Args:
             message: See `aenv_ray.actors.calls.wire.CallMessage`.
-            name: By which any process can cancel the call; "" if none can.
+            name: Name by which any process can cancel the call; "" if none can.
             on_progress: Receives progress reports, in batches. None asks for none.
         """
         key = f"{self._prefix}-{next(self._numbers)}"

@@ -184,7 +184,7 @@ class EnvHandle:
 
         Args:
             name: ``tool``, or ``name@version/tool`` with the environment of this instance.
-            arguments: By parameter name. None means no arguments.
+            arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the tool. None means 60.
             call_id: Calls with the same id run once and share one result. None makes a new id.
 
@@ -240,7 +240,7 @@ class EnvHandle:
 
         Args:
             name: As for `call_tool`.
-            arguments: By parameter name. None means no arguments.
+            arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the tool. None means 60.
 
         Returns:
@@ -291,7 +291,7 @@ class EnvHandle:
         """Read a resource.
 
         Args:
-            uri: Of the resource, with the parameters of a template filled in.
+            uri: URI of the resource, with the parameters of a template filled in.
             timeout_s: Seconds after which the runtime stops the read. None means 60.
 
         Returns:
@@ -323,8 +323,8 @@ class EnvHandle:
         """Fill in a prompt.
 
         Args:
-            name: Of the prompt.
-            arguments: By parameter name. None means no arguments.
+            name: Name of the prompt.
+            arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the prompt. None means 60.
 
         Returns:
@@ -358,8 +358,8 @@ class EnvHandle:
         """Call a function of the environment.
 
         Args:
-            name: Of the function.
-            arguments: By parameter name. None means no arguments.
+            name: Name of the function.
+            arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the function. None means 60.
             call_id: As for `call_tool`.
 
@@ -384,8 +384,8 @@ class EnvHandle:
         """Compute a reward.
 
         Args:
-            arguments: By parameter name. None means no arguments.
-            name: Of the reward. None means the default reward.
+            arguments: Arguments by parameter name. None: no arguments.
+            name: Name of the reward. None: the default reward.
             timeout_s: Seconds after which the runtime stops the reward. None means 60.
             call_id: As for `call_tool`.
 
@@ -414,7 +414,7 @@ class EnvHandle:
 
         Args:
             task: JSON data for the environment's function.
-            seed: For the environment's function, and its `current_call().seed`.
+            seed: Seed for the environment's function, and its `current_call().seed`.
             timeout_s: Seconds after which the runtime stops the function. None means 60.
             call_id: As for `call_tool`.
 
@@ -454,7 +454,7 @@ class EnvHandle:
         """Run the environment's health check.
 
         Args:
-            arguments: By parameter name. None means no arguments.
+            arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the check. None means 60.
 
         Returns:
@@ -621,7 +621,7 @@ def with_sender(handle: EnvHandle, send: Callable[[bytes], Any]) -> EnvHandle:
     """Return a handle to the same instance that sends its calls another way.
 
     Args:
-        handle: Of the instance.
+        handle: Handle of the instance.
         send: Receives the message of each call, and returns an awaitable of the result's value.
     """
     copy = EnvHandle(handle.instance_id, handle.reference, handle._host, handle._controller)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 DIRECT_AFTER: Final = 4
 """A connection costs as much as a few calls, so an instance with fewer calls gets none."""
 PAUSE_S: Final = 0.5
-"""A caller without calls for this long reports a pause; while it is busy, a report a second."""
+"""A caller without calls for this long reports a pause; a busy one reports once a second."""
 RETRY_S: Final = 1.0
 """Between two attempts to be introduced."""
 _OPEN_S: Final = 30.0
@@ -45,7 +45,7 @@ _CLOSE_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _BROKEN: Final = EndCause("the direct connection is closed")
 
 
-class NotDirect(Exception):  # a direction to the caller, not an error
+class NotDirect(Exception):  # tells the caller what to do; not an error
     """The call must be made through the host, with the same message."""
 
 
@@ -53,7 +53,7 @@ class LocalDoor:
     """The direct connection to one instance, if it is on this node. Use it on one event loop.
 
     Args:
-        handle: Of the instance.
+        handle: Handle of the instance.
         role: What the connection may be used for.
         introduction: For this role, if the host has given one already.
     """
@@ -196,7 +196,7 @@ async def present(
         await _readable(sock)
         data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1, _CLOSE_ON_EXEC)
         if data != ACCEPTED or not descriptors:
-            raise ConnectionRefusedError(f"its host does not open {claim.instance_id} to this key")
+            raise ConnectionRefusedError(f"its host refused the key for {claim.instance_id}")
         return sock, socket.socket(fileno=descriptors[0])
     except BaseException:
         sock.close()
@@ -250,7 +250,8 @@ class _HostLink:
     def begin(self) -> bool:
         """Note the beginning of a call; False if it must be made through the host.
 
-        After a long pause the host could be about to end the instance: it decides.
+        After a long pause the host may be about to end the idle instance. Only the host knows, so
+        the call must be made through it.
         """
         now = self._loop.time()
         pause_s, self._last_call = now - self._last_call, now

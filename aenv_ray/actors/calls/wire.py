@@ -35,7 +35,7 @@ from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 """Largest JSON of a call's parameters; the rest of the limit is for the message around them."""
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
-"""Most file bytes in one call, where they are base64; the rest of the limit is for the path."""
+"""Maximum file bytes in one call, which sends them as base64; the rest is for the path."""
 CALL_GRACE_S: Final = 5.0
 """A sandbox that does not answer this long after the call's deadline counts as lost."""
 
@@ -136,7 +136,11 @@ def call_message(
         ConfigError: The timeout is not a positive number.
     """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise ConfigError(f"invalid timeout {timeout_s!r}: expected a number of seconds above 0")
+        raise ConfigError(
+            f"invalid timeout {timeout_s!r} of a call of {instance_id}: expected a number of "
+            "seconds above 0",
+            hint="leave the timeout out for the default",
+        )
     meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
     try:
         encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")
@@ -198,7 +202,8 @@ def decode(method: str, result: Any) -> Any:
     """Return the Python value of a fast-door result.
 
     Raises:
-        SandboxDiedInside: The result has another form; something in the sandbox speaks for it.
+        SandboxDiedInside: The result is malformed, so it is not from our runtime: something in the
+            sandbox answered in its place.
     """
     decoder = _DECODERS.get(method)
     try:

@@ -19,7 +19,7 @@ from aenv_ray.ids import InstanceId
 OVERTAKEN_S: Final = 10.0
 """How long smaller groups may overtake one that does not fit."""
 MOST_BUNDLES: Final = 64
-"""Most demands that Ray is told at a time: its autoscaler looks at each of them repeatedly."""
+"""Maximum number of demands sent to Ray at a time: its autoscaler looks at each one repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class AdmissionQueue:
                 fits_ever = len(ticket.ids) <= sum(load.capacity for load in loads.values())
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
                     break  # places that become free from now on are kept for this group
-                # Later creates of the same owner wait behind it: the order is the owner's.
+                # Later creates of the same owner wait behind it, to keep that owner's order.
                 waiting = [other for other in waiting if other.owner != ticket.owner]
                 continue
             shares, start = {}, 0

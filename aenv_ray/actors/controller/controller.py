@@ -110,7 +110,7 @@ class Controller:
     async def create_dedicated(
         self, specs: Sequence[InstanceSpec], wait_s: float
     ) -> list[DedicatedAnswer]:
-        """Make a host and an instance for each spec; a cluster that grows may need time for room.
+        """Create a host and an instance for each spec; wait for room in a full cluster.
 
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
@@ -161,7 +161,9 @@ class Controller:
         host = self._hosts.actors.get(name)
         try:
             if host is None:
-                raise FabricUnavailable(f"the host of {spec.instance_id} is gone")
+                raise FabricUnavailable(
+                    f"the host of {spec.instance_id} is gone", hint="create the instance again"
+                )
             with ray_api.translated(f"creating {spec.instance_id}"):
                 answers = decode_outcomes(await host.start.remote(encode_specs([spec])))
             answer = answers if isinstance(answers, ProjectMissing) else answers[0]
@@ -191,7 +193,7 @@ class Controller:
         return self._where.get(instance_id, instance_id)
 
     def _note_created(self, instance_id: str) -> None:
-        """Note that a create has ended, however it did."""
+        """Note that a create has ended, successfully or not."""
         self._creating.discard(instance_id)
         self._doomed.discard(instance_id)
 
@@ -231,7 +233,10 @@ class Controller:
             self._dedicated[instance_id] = chosen
             return False
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
-        raise FabricUnavailable(f"no node starts a host for {instance_id}: {why}")
+        raise FabricUnavailable(
+            f"no node starts a host for {instance_id}: {why}",
+            hint="check the nodes with: ray status",
+        )
 
     async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:
         kind = SpareKind(node, environment_part(spec.instance_id))
@@ -311,7 +316,7 @@ class Controller:
             raise
         except Exception as exc:  # one failing host must not fail the others
             raise FabricUnavailable(f"{operation} on host {name}: {exc!r}") from exc
-        raise FabricUnavailable(f"host {name} is gone")
+        raise FabricUnavailable(f"{operation} on host {name}: the host is gone")
 
     async def _may_have(self, instance_id: str) -> list[str]:
         """Return the names of the hosts that may have an instance: its own, or all shared ones."""
@@ -460,7 +465,7 @@ class Controller:
         try:
             count, capacity = await self._ask(name, "load")
         except AenvError as exc:
-            logger.info("host %s is not measured: %s", name, exc.message)
+            logger.info("host %s is missing from the metrics: %s", name, exc.message)
             return None
         return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
 
@@ -490,7 +495,7 @@ class Controller:
         try:
             claimed_for: str | None = await self._ask(name, "retire")
         except AenvError as exc:
-            logger.warning("host %s does not say for whom it is: %s", name, exc)
+            logger.warning("cannot ask host %s for which instance it is claimed: %s", name, exc)
             return
         if claimed_for is None:
             self._forget(name)
@@ -498,7 +503,7 @@ class Controller:
             self._note_claimed(name, claimed_for)
 
     async def _end_hosts(self) -> None:
-        before = dict(self._dedicated)  # hosts made while Ray lists may not be in its list
+        before = dict(self._dedicated)  # copied first: Ray's list may lack hosts made later
         spares = self._spares.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
         self._spares.tick(spares - names)

@@ -92,7 +92,7 @@ class HostDirectory:
     async def start_spare(self, name: str, node: str, spare_s: float) -> RemoteHost:
         """Start a dedicated host that ends unless an instance claims it within `spare_s`.
 
-        It is not among `actors` until it is added.
+        It is not in `actors` until it is passed to `add`.
 
         Raises:
             FabricUnavailable: As `make`.

@@ -46,7 +46,7 @@ class ClusterMetrics:
 
         Args:
             nodes: The live nodes.
-            loads: Of the shared hosts that answer.
+            loads: Loads of the shared hosts that answer.
             queued: Waiting creates, their instances, and the age of the oldest in seconds.
         """
         self._gauges["aenv_nodes"].set(float(len(usable(nodes))))

@@ -13,8 +13,8 @@ from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
 
 DEDICATED_PER_NODE: Final = 1024
-"""Most dedicated instances of one group per node. An actor needs 50 MB and 22 threads, so usual
-nodes reach their limits earlier."""
+"""Maximum number of dedicated instances of one group per node. An actor needs 50 MB and 22 threads,
+so most nodes reach their own limits earlier."""
 
 SHARED_PREFIX: Final = "aenv-host-"
 CORES_PER_HOST: Final = 8
@@ -43,7 +43,7 @@ def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
 def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
     """Return the nodes that may run instances.
 
-    If some nodes declare slots, the others run none: without a limit they would get all of them.
+    If some nodes declare slots, the others run none: without a limit they would get all instances.
     """
     are_declared = any(facts.slots is not None for facts in nodes.values())
     return {

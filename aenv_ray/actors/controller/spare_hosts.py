@@ -26,8 +26,8 @@ from aenv_ray.ids import InstanceId, new_instance_id
 logger = logging.getLogger(__name__)
 
 SPARE_S: Final = 60.0
-"""A node keeps spares for an environment for this long after its last dedicated create there. An
-autoscaler removes no node with a spare, so it is short."""
+"""A node keeps spares for an environment for this long after its last dedicated create there. It is
+short because an autoscaler removes no node with a spare."""
 CLAIM_S: Final = 5.0
 """A spare that does not answer within this is ended, and the create starts a new host."""
 
@@ -78,7 +78,7 @@ class SparePlan:
         return None if demand is None else demand.engine
 
     def missing(self, now: float) -> SpareKind | None:
-        """Return what a spare is to be started for next, or None."""
+        """Return the kind of the spare to start next, or None."""
         present = set(self._ready.values())
         for kind, demand in self._demands.items():
             if now < demand.until and kind not in present:
@@ -86,7 +86,7 @@ class SparePlan:
         return None
 
     def failed(self, kind: SpareKind) -> None:
-        """Note that no spare starts there; the next create of this kind asks again."""
+        """Note that no spare starts there; none is tried again until the next such create."""
         self._demands.pop(kind, None)
 
     def ready(self, name: str, kind: SpareKind) -> None:
@@ -94,7 +94,7 @@ class SparePlan:
         self._ready[name] = kind
 
     def take(self, kind: SpareKind) -> str | None:
-        """Return the name of a spare, which is one no longer; None if there is none."""
+        """Take a spare of this kind and return its name; None if there is none."""
         name = next((name for name, one in self._ready.items() if one == kind), None)
         if name is not None:
             del self._ready[name]
@@ -105,7 +105,7 @@ class SparePlan:
         self._ready = {name: kind for name, kind in self._ready.items() if name not in names}
 
     def take_surplus(self, now: float) -> list[str]:
-        """Return the names of the spares to end, which are spares no longer."""
+        """Remove the spares that are no longer wanted, and return their names, to end them."""
         self._demands = {k: demand for k, demand in self._demands.items() if now < demand.until}
         surplus = [name for name, kind in self._ready.items() if kind not in self._demands]
         for name in surplus:

@@ -40,7 +40,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """What one instance has instead of the options of its batch."""
+    """Options of one instance that replace those of its batch."""
 
     datasource: str = ""
     """"": that of the batch."""
@@ -153,7 +153,7 @@ class CreateOptions:
 
 def _seed(seed: object) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed {seed!r} is not an integer")
+        raise ConfigError(f"seed {seed!r} is not an integer", hint="pass an int, or None")
     return seed
 
 
@@ -200,7 +200,10 @@ def _check_near(near: Near) -> None:
 
 def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
     if not isinstance(values, Mapping | None):
-        raise ConfigError(f"{what} must map strings to strings, not be {type(values).__name__}")
+        raise ConfigError(
+            f"{what} must be a mapping of strings to strings, not {type(values).__name__}",
+            hint='pass a dict such as {"NAME": "value"}',
+        )
     return {
         _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
         for key, value in (values or {}).items()

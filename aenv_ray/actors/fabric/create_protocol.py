@@ -47,7 +47,7 @@ _REASON_S: Final = 2.0
 
 
 class Created(NamedTuple):
-    """A running instance. Its id is ``info.id``; one from a warm pool has another than its spec."""
+    """A running instance. Its id is ``info.id``, which differs from its spec's if it was warm."""
 
     spec: InstanceSpec
     host: RemoteHost
@@ -58,7 +58,7 @@ class Created(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """What became of one spec."""
+    """The outcome of one spec."""
 
     spec: InstanceSpec
     host: RemoteHost
@@ -76,7 +76,7 @@ _Refusals = dict[str, AenvError]
 
 
 class EachCreate(Protocol):
-    """Who creates independent instances: receives what becomes of them."""
+    """Receives the outcomes of `CreateProtocol.create_each`."""
 
     def on_outcome(self, outcome: Created | AenvError) -> None:
         """One instance runs, or has failed."""
@@ -85,7 +85,7 @@ class EachCreate(Protocol):
         """Some instances wait for room in the cluster."""
 
     def on_placed(self, count: int) -> None:
-        """Some of the waiting instances have got room."""
+        """Some of the waiting instances have room now."""
 
 
 class _Each:
@@ -132,9 +132,9 @@ class CreateProtocol:
     """Creates instances over one connection to the fabric.
 
     Args:
-        notices: Logs that creates take long; None: nobody reads the log.
-        scope: Of this process, see `ray_api.session_scope`: the hosts of its node introduce it to
-            the shared instances that they start. "" if it does not call them directly.
+        notices: Logs that creates take long. None: nothing is logged.
+        scope: Scope of this process, see `ray_api.session_scope`: the hosts of its node introduce
+            it to the shared instances that they start. "" if it does not call them directly.
 
     Attributes:
         shared_hosts: The shared hosts as this connection knows them.
@@ -405,7 +405,7 @@ class CreateProtocol:
                 group.create_task(each.guarded(left, self._queue_each(each, left)))
 
     async def _start_each(self, each: _Each, share: Share, *, may_retry: bool) -> None:
-        """Start instances on one host; if it refuses, they wait for others or move to one."""
+        """Start instances on one host; if it refuses, they wait in the queue or move to another."""
         async with self._starting.setdefault(share.name, asyncio.Semaphore(STARTS_PER_HOST)):
             started, refusals = await self._start(each.source, [share])
         each.tell(started)
@@ -509,7 +509,7 @@ class CreateProtocol:
         if reason:
             return reason
         if virtual_environment.may_be_installing(source.path):
-            return f"the requirements of {source.reference} may be being installed"
+            return f"the requirements of {source.reference} are probably being installed"
         return "the nodes are busy starting sandboxes"
 
 

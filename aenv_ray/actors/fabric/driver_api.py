@@ -125,7 +125,7 @@ def create(
         datasource: Value of ``AENV_DATASOURCE`` in the sandbox.
         queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do
             not wait.
-        seed: Of the first episode: ``AENV_SEED`` in the sandbox, and `current_call().seed`.
+        seed: Seed of the first episode: ``AENV_SEED`` in the sandbox, and `current_call().seed`.
         near: Run it on this node if there is room, else anywhere: the id of a Ray node, ``"me"``
             for the caller's node, or an actor, such as a trainer, for its node.
 

@@ -111,7 +111,7 @@ class Fabric:
     def shared_hosts(self, wanted: int) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load; blocks.
 
-        Nodes without hosts get some, as far as `wanted` places need them.
+        Nodes without hosts get some if the others have fewer than `wanted` free places.
 
         Raises:
             FabricUnavailable: No node has a host.

@@ -1,8 +1,9 @@
 """Instances that other instances call, created by their hosts.
 
-Hosts are below this package. The connection of a process passes `connect` on to the controller, and
-that to each host, which calls it when the first of its instances calls another environment. Imports
-are made there, since most hosts never do.
+Hosts must not import this package, which is above them. So the process that starts the controller
+passes it `connect`, and the controller passes that on to each host. A host calls it when the first
+of its instances calls another environment. The imports are inside the functions, because most hosts
+never need them.
 """
 
 from __future__ import annotations

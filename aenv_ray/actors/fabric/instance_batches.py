@@ -21,11 +21,11 @@ from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
 
 RELEASE_S: Final = 60.0
-"""Longest wait for a release; afterwards the deadlines of the instances end them."""
+"""Longest wait for a release; if it fails, the instances end at their deadlines."""
 
 
 class GatedWaits(AsyncWaits):
-    """Waits until the connection is shut down: then they fail instead of using Ray again."""
+    """Waits that fail once the connection is shut down, instead of using Ray again."""
 
     def __init__(self, gate: ShutdownGate) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class InstanceBatches:
     Args:
         fabric: The connection.
         source: The project.
-        options: Of the instances.
+        options: Options of the instances.
         labels: Added to those in `options`; no quota counts them.
     """
 
@@ -90,7 +90,7 @@ class InstanceBatches:
 
         Args:
             count: How many.
-            own: What these instances have instead of the options.
+            own: Options of these instances that replace the common ones.
 
         Raises:
             AenvError: As `aenv_ray.create_many`; nothing is left behind.

@@ -89,7 +89,7 @@ class QuotaPlaces:
         try:
             blocking(self._hub.admit(pending))
         except QuotaExceeded:
-            # Released instances may still be counted, until the hub compares.
+            # The hub may still count released instances, until it checks which ones run.
             blocking(self._hub.compare())
             blocking(self._hub.admit(pending))
 
@@ -106,4 +106,6 @@ class QuotaPlaces:
         try:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
         except AenvError as exc:  # the error of the create matters more
-            logger.warning("a quota counts a failed create for %g s: %s", self._starting_s, exc)
+            logger.warning(
+                "a failed create counts towards its quotas for %g s: %s", self._starting_s, exc
+            )

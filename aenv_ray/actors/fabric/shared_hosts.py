@@ -24,11 +24,11 @@ from aenv_ray.errors import CapacityExceeded
 from aenv_ray.models import InstanceSpec
 
 LOOK_AGAIN_S: Final = 5.0
-"""The hosts are asked for again after this long, for example for those of new nodes."""
+"""The controller is asked again after this long, for example to find the hosts of new nodes."""
 FIRST_PATIENCE_S: Final = 10.0
 """How long the first create waits for slow nodes, so that its group is spread over all nodes."""
 LATER_PATIENCE_S: Final = 1.0
-"""How long later creates do: a host that starts or hangs does not hold them up."""
+"""How long later creates wait; short, so that a host that starts or hangs does not delay them."""
 _ANSWER_S: Final = 300.0
 
 
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 class SharedHosts:
-    """The shared hosts with their load, as last told by the controller."""
+    """The shared hosts with their load, as the controller last reported them."""
 
     def __init__(self, controller: Any, waits: Waits) -> None:
         self._controller = controller
@@ -117,7 +117,7 @@ class SharedHosts:
     async def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts with their present load.
 
-        Nodes without hosts get some, as far as `wanted` places need them.
+        Nodes without hosts get some if the others have fewer than `wanted` free places.
 
         Raises:
             FabricUnavailable: No node has a host.
@@ -127,7 +127,7 @@ class SharedHosts:
             return list(self._hosts)
 
     def forget(self) -> None:
-        """Ask for the hosts again before the next placement: what is known proved wrong."""
+        """Ask the controller again before the next placement, because the known load was wrong."""
         self._looked_at = float("-inf")
 
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:

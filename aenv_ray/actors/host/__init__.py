@@ -1,1 +1,1 @@
-"""The actor that owns instances, and what it decides with."""
+"""The actor that owns instances, and the classes that decide for it."""

@@ -17,7 +17,8 @@ from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 
 DELAYED_S: Final = 0.005
-"""A pipelined call that waited this long in Ray's queues may wait for the calls behind it."""
+"""A pipelined call that waited this long in Ray's queues may be sent to the sandbox together with
+the calls behind it."""
 
 
 class HostCalls:
@@ -66,10 +67,10 @@ class HostCalls:
             life.call_finished(self._clock.now())
 
     def _is_delayed(self, message: CallMessage) -> bool:
-        """Whether a pipelined call already waited so long that it can wait for the next ones.
+        """Whether a pipelined call has waited so long that a short wait for others costs little.
 
         A caller that pipelines wants all its calls done soon rather than each one. Calls that were
-        not pipelined carry no time, because the clocks of two nodes may differ by as much.
+        not pipelined carry no time, because the clocks of two nodes may differ by `DELAYED_S`.
         """
         return bool(message.sent_at) and self._clock.now() - message.sent_at > DELAYED_S
 

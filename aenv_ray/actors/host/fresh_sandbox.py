@@ -46,9 +46,9 @@ async def fresh_sandbox(
     Args:
         source: The project; the sandbox loads a copy of it, as instances do.
         lifetime_s: Time until its deadline.
-        config: Replaces the config of the project. None: it does not.
-        make_engine: None: the process engine, with its own launcher.
-        isolation: Of that process engine. None: this process's setting, or ``auto``.
+        config: Replaces the config of the project. None: the project's own.
+        make_engine: Makes the engine. None: a process engine with its own launcher.
+        isolation: Isolation of that process engine. None: this process's setting, or ``auto``.
 
     Raises:
         SandboxStartFailed: Its code does not load, or the sandbox cannot be made.
@@ -129,7 +129,7 @@ def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
     deadline = time.monotonic() + _GONE_S
     while any(map(_is_held, locks)):
         if time.monotonic() > deadline:
-            # A launcher that cannot watch its owner ends once nobody uses it.
+            # It ends later: a launcher that cannot watch its owner ends once nobody uses it.
             logger.warning("a launcher in %s has not ended yet", runtime_dir)
             return
         time.sleep(_LOOK_S)

@@ -77,9 +77,11 @@ class Host:
         policy: Returns what instances may request.
         on_empty: Called when the host has nothing left to do and should be ended.
         is_node_up: Returns whether the raylet of this node is alive.
-        requests_path: File for requests of warm sandboxes; None: they end with this process.
-        introductions_path: Unix socket for callers on this node; None: there is none.
-        inner_instances: Returns what creates the instances that code of instances calls.
+        requests_path: File that keeps the requests for warm sandboxes. None: the requests end with
+            this process.
+        introductions_path: Unix socket for callers on this node. None: there is none.
+        inner_instances: Connects to the fabric, for calls from an instance's code to other
+            environments. None: such calls are not possible.
 
     Attributes:
         calls: Calls, streams and logs of its instances.
@@ -153,7 +155,7 @@ class Host:
             else EnvironmentRelay(inner_instances, store, self._clock)
         )
         self._endings: set[asyncio.Task[None]] = set()
-        """Of instances for which a service of this host failed."""
+        """Tasks that end instances for which a service of this host failed."""
         self._introductions = (
             None
             if introductions_path is None
@@ -167,7 +169,7 @@ class Host:
         """Adopt the instances of an earlier host with this id, then sweep until `close`.
 
         The earlier host may have died between making a sandbox and recording it. Unrecorded
-        sandboxes on the engines that it used are ended; Ray repeats its `start`.
+        sandboxes on the engines that it used are ended; Ray repeats the `start` that made them.
         """
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
@@ -196,7 +198,7 @@ class Host:
         if self._claimed_for not in {None, instance_id}:
             raise FabricUnavailable(f"host {self._id} is claimed for {self._claimed_for}")
         self._claimed_for = instance_id
-        self._table.note_if_empty()  # it waits for the instance as for late calls
+        self._table.note_if_empty()  # it lingers for its instance, as it does for late calls
 
     def prepare(self, engine: str) -> None:
         """Load an engine, so that the first start need not.
@@ -279,11 +281,12 @@ class Host:
     async def start(self, specs: Sequence[InstanceSpec]) -> Outcomes | ProjectMissing:
         """Start instances and wait until each answers calls or has failed.
 
-        Idempotent by instance id: for an instance that runs, has ended or was released this is the
-        answer, and one that another `start` is starting is waited for.
+        Idempotent by instance id: an instance that runs, has ended or was released is not started,
+        and the outcome says so; one that another `start` is starting is waited for.
 
         Returns:
-            What became of each spec, in order; or `ProjectMissing`: nothing was started.
+            The outcome of each spec, in order; or `ProjectMissing` if this node lacks the files of
+            a project: then nothing was started.
 
         Raises:
             CapacityExceeded: They do not fit; nothing was started.
@@ -447,9 +450,9 @@ class Host:
     async def _serve(
         self, instance_id: InstanceId, method: str, service: HostService, params: dict[str, Any]
     ) -> bytes:
-        """Answer a sandbox; if the infrastructure fails, the instance is lost.
+        """Answer a request of a sandbox; if the infrastructure fails, the instance is lost.
 
-        The sandbox could not say so itself: it is not believed that the infrastructure failed.
+        The host decides this: a sandbox that reports such a failure is not believed.
         """
         try:
             return await service(params)
@@ -467,13 +470,13 @@ class Host:
     ) -> None:
         if is_infrastructure(error):
             cause = f"{_SERVICES[method]} failed: {error.message}"
-            # Not here: with the sandbox, its request ends.
+            # In another task, because the end of the sandbox cancels this request.
             ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
     def _named(self, spec: InstanceSpec) -> InstanceSpec:
-        """Return the spec with the id that the instance gets: a dedicated host gives it its own."""
+        """Return the spec with the instance's actual id: on a dedicated host, the host's own id."""
         if self._density is ActorDensity.SHARED or spec.instance_id == InstanceId(self._id):
             return spec
         return spec.model_copy(update={"instance_id": InstanceId(self._id)})
@@ -567,7 +570,7 @@ class Host:
     def _is_done(self) -> bool:
         """Whether the host has been empty for a while.
 
-        A shared host waits for the dedicated hosts of its node, whose slots it occupies.
+        A shared host waits for the dedicated hosts of its node, because it reserves their slots.
         """
         if self._environment_relay is not None and self._environment_relay.is_busy:
             return False  # it ends the inner instances of those that have ended
@@ -601,7 +604,7 @@ class Host:
             found.append(introduction)
         return found
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------
 
     async def info(self, instance_id: InstanceId) -> InstanceInfo:
         """Return the info of an instance, also a while after its end; does not count as activity.

@@ -49,7 +49,7 @@ def _isolation() -> str:
 
 def make_engine_factory(host_id: HostId) -> EngineFactory:
     """Return what makes this node's engines, by the settings of this process."""
-    owner_pid = raylet_pid()  # asked later, it would be the adopter of orphans if the raylet died
+    owner_pid = raylet_pid()  # now: if the raylet dies, this process gets another parent
 
     def make(name: str) -> Engine:
         given = settings()
@@ -152,7 +152,7 @@ class HostShell:
     ) -> list[WireResult | AenvError] | WireResult | AenvError:
         """Run calls at the same time, and return the outcome of each: its result or its error.
 
-        Ray makes each outcome an object of its own; it expects a single one without a list.
+        Ray stores each outcome as a separate object; for a single call, it expects no list.
         """
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._outcome(message)) for message in messages]
@@ -278,5 +278,5 @@ async def _make_host(
 
 @functools.cache
 def host_actor() -> Any:
-    """Return the actor class; made once, since every `ray.remote` exports the class anew."""
+    """Return the actor class; cached, because each `ray.remote` exports the class again."""
     return ray_api.restartable_actor(HostShell, max_concurrency=100_000)

@@ -28,8 +28,8 @@ class InstanceTable:
     """The instances of one host.
 
     Args:
-        engines: Of the host.
-        store: Of the records.
+        engines: Engines of the host.
+        store: Store of the records.
         clock: The host's.
         on_sandbox: Called with each instance and its sandbox, new or adopted.
         on_end: Called with each instance that has ended.
@@ -70,8 +70,8 @@ class InstanceTable:
         the next host with this id.
 
         Raises:
-            FabricUnavailable: It is still unknown which sandboxes an earlier host left there; they
-                could not be told from new ones.
+            FabricUnavailable: It is still unknown which sandboxes an earlier host left there, so
+                new ones could not be told from them.
         """
         await self._end_left(engine)
         if engine not in self._noted:
@@ -95,7 +95,7 @@ class InstanceTable:
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
         """Adopt an instance of an earlier host with this id.
 
-        It is tried until `deadline`, on the loop's clock.
+        Retries until `deadline`, on the loop's clock; then the instance counts as lost.
         """
         record = record.model_copy(update={"generation": record.generation + 1})
         self._note_life(record)
@@ -103,7 +103,7 @@ class InstanceTable:
             sandbox = await self._engines.attach(record.spec.engine, record.id, deadline)
         except AenvError as exc:
             if not isinstance(exc, SandboxLost):
-                # It may be running, and nobody could call it or end it.
+                # Its sandbox may be running, and nothing else would end it.
                 logger.warning("%s cannot be adopted: %s", record.id, exc)
                 self._engines.owe(record.spec.engine, [record.id])
             inside = exc.died_of if isinstance(exc, SandboxDiedInside) else None

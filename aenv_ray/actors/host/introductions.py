@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 KEY_S: Final = 60.0
 """How long a key may be presented."""
 MAX_KEYS: Final = 20_000
-"""Keys that were not presented yet; the oldest are dropped."""
+"""Maximum number of keys that were not presented yet; beyond it, the oldest are dropped."""
 MAX_CALLERS: Final = 16
 """Introduced callers of one instance at once: each costs threads in the sandbox."""
 _CLAIM_S: Final = 10.0
@@ -62,9 +62,9 @@ class Introductions:
     """The keys of one host, and the callers that presented one.
 
     Args:
-        path: Of the Unix socket, in a directory of this user; the socket is made at first use.
-        calls: Of the host.
-        clock: For the age of keys.
+        path: Path of the Unix socket, in a directory of this user; the socket is made at first use.
+        calls: Calls of the host.
+        clock: Clock for the age of keys.
     """
 
     def __init__(self, path: Path, calls: HostCalls, clock: Clock) -> None:
@@ -97,7 +97,7 @@ class Introductions:
         return Introduction(str(self._path), key, life.record.spec.idle_timeout_s)
 
     async def close(self) -> None:
-        """Stop to listen and disconnect from all callers, which go on through the host."""
+        """Stop listening and disconnect from all callers, which continue through the host."""
         if self._acceptor is not None:
             await end_task(self._acceptor)
         for task in list(self._tasks):
@@ -162,14 +162,15 @@ class Introductions:
 
         Raises:
             PermissionError: The key does not open the instance that the caller names.
-            OSError, ValueError, AenvError: The caller or the sandbox does not do its part.
+            OSError, ValueError, AenvError: The caller sent no valid claim, or the sandbox accepts
+                no connection.
         """
         loop = asyncio.get_running_loop()
         claim = claim_of(await loop.sock_recv(sock, LINE_BYTES))
         permit = self._permits.get(claim.key)
         self._permits.pop(claim.key)
         if permit is None or permit.instance_id != claim.instance_id:
-            raise PermissionError(f"its key does not open {claim.instance_id}")
+            raise PermissionError(f"its key is not valid for {claim.instance_id}")
         life, sandbox = await self._calls.enter(permit.instance_id)
         with await sandbox.open_door(permit.role) as door:
             socket.send_fds(sock, [ACCEPTED], [door.fileno()])
@@ -182,7 +183,7 @@ class _Caller:
     Args:
         sock: Its connection to this host.
         life: The instance that it calls.
-        clock: For idle times.
+        clock: Clock for idle times.
     """
 
     def __init__(self, sock: socket.socket, life: InstanceLife, clock: Clock) -> None:

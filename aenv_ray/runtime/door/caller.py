@@ -1,4 +1,4 @@
-"""What a tool can send to the caller of its call, besides progress, and ask it for."""
+"""What a tool can send to its caller, besides progress, and what it can request from it."""
 
 from __future__ import annotations
 
