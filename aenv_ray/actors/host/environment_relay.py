@@ -213,8 +213,9 @@ class EnvironmentRelay:
         if creating is None:
             return
         # Others wait for it too, and one that is cancelled does not end it.
+        waiting = asyncio.timeout_at(ends_at)
         try:
-            async with asyncio.timeout_at(ends_at) as waiting:
+            async with waiting:
                 await asyncio.shield(creating)
         except TimeoutError:
             if not waiting.expired():
