@@ -130,7 +130,7 @@ _WRITE: Final[Query] = {
 
 
 def _mcp(path: str, *errors: type[AenvError]) -> Iterator[_Route]:
-    call = "MCP: one JSON-RPC message; only tools are offered"
+    call = "MCP: one JSON-RPC message; tools, resources and prompts are offered"
     yield _Route("post", path, call, _RPC, "RpcError", (*_CALL, *errors), _JSON)
     yield _Route("delete", path, "MCP: end a session", None, "RpcError", errors)
 
