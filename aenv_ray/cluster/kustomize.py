@@ -68,11 +68,29 @@ class _Kustomization:
         if unknown:
             raise ConfigError(
                 f"{path} uses {', '.join(unknown)}, which `aenv cluster` does not support",
-                hint=f"kubectl kustomize {directory} > all.yaml; then: aenv cluster apply all.yaml",
+                hint=self._by_kubectl(),
             )
 
+    def _by_kubectl(self) -> str:
+        return f"kubectl kustomize {self._directory} > all.yaml; then: aenv cluster apply all.yaml"
+
     def objects(self, above: list[Document]) -> list[Document]:
-        """Return its objects; a component changes the objects `above` it, too."""
+        """Return its objects; a component changes the objects `above` it, too.
+
+        Raises:
+            ConfigError: Names this file, and the way out if kubectl supports what it uses.
+        """
+        try:
+            return self._objects(above)
+        except ConfigError as exc:
+            if exc.hint:
+                raise
+            raise ConfigError(
+                f"{self._directory / FILE}: {exc.message}",
+                hint=f"correct it; or, if kubectl accepts it: {self._by_kubectl()}",
+            ) from None
+
+    def _objects(self, above: list[Document]) -> list[Document]:
         found = list(above)
         for entry in self._content.get("resources") or []:
             found += self._resource(entry)

@@ -171,6 +171,13 @@ def test_what_is_wrong_or_not_known_is_refused_and_named(tmp_path, content, mess
         kustomize.render(kustomization(tmp_path / "k", content))
 
 
+def test_an_error_names_the_file_and_the_way_out(tmp_path):
+    wrong = RESOURCES + LABELS.replace("false", "true")
+    with pytest.raises(ConfigError, match=r"/k/kustomization\.yaml: ") as caught:
+        kustomize.render(kustomization(tmp_path / "k", wrong))
+    assert f"kubectl kustomize {tmp_path / 'k'} > all.yaml" in str(caught.value.hint)
+
+
 def test_yaml_is_read_as_kubernetes_reads_it():
     text = (
         "{a: yes, b: on, c: 012, d: 1e3, e: 2026-11-21, f: 12:30, g: true, h: ~, i: 0o17, j: None}"
