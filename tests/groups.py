@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 TESTS: Final = Path(__file__).parent
 GROUPS: Final = {
@@ -30,6 +31,24 @@ class GroupScheduling(LoadScopeScheduling):
 
     xdist's own ``loadgroup`` has no effect with pytest 9.2, whose node ids xdist 3.8 cannot change.
     """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give the tests that a crashed worker had not begun to others; return the one that it ran.
+
+        xdist would run that one again, and would give others what the worker had finished: nothing,
+        for which they would wait.
+        """
+        workload = self.assigned_work.pop(node)
+        left = [test for unit in workload.values() for test, is_done in unit.items() if not is_done]
+        if not left:
+            return None
+        for scope, unit in workload.items():
+            rest = {test: False for test in unit if test in left[1:]}
+            if rest:
+                self.workqueue[scope] = rest
+        for other in self.nodes:
+            self._reschedule(other)
+        return left[0]
 
     def schedule(self) -> None:
         """Also end the workers once nothing is left to give them.

@@ -99,6 +99,29 @@ def test_a_test_that_no_timeout_ends_ends_its_process(command: list[str], tmp_pa
     assert "in test_hangs" in done.stderr
 
 
+def test_a_run_ends_after_a_worker_has_crashed(command: list[str], tmp_path: Path) -> None:
+    """The test that crashed it fails and is not tried again; the one after it still runs."""
+    scheduling = (
+        "from tests.groups import GroupScheduling\n"
+        "def pytest_xdist_make_scheduler(config, log):\n    return GroupScheduling(config, log)\n"
+    )
+    (tmp_path / "conftest.py").write_text(CONFTEST + scheduling)
+    (tmp_path / "test_a.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    (tmp_path / "test_b.py").write_text("def test_c(): pass\n")
+    (tmp_path / "test_x.py").write_text(
+        "import os\n"
+        "def test_first(): pass\n"
+        "def test_crashes():\n    os._exit(1)\n"
+        "def test_last(): pass\n"
+    )
+    done = subprocess.run(
+        [*command, "-n", "2", "--dist", "loadscope"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "1 failed, 5 passed" in done.stdout
+
+
 def test_why_a_run_broke_off_is_said_last(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         CONFTEST + "def pytest_runtest_makereport():\n    raise SystemError('the reason')\n"
