@@ -154,9 +154,9 @@ def test_a_socket_that_lingers_does_not_stop_the_launcher(monkeypatch: pytest.Mo
 
 def test_memory_in_no_process_has_sandboxes_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 7: measuring is dear, so it takes a reason."""
-    limit = 64 * GIB  # more than this process uses
+    limit = 8 * GIB  # more than this process uses
     watched = [Watched("a", os.getpid(), limit, is_isolated=False)]
-    nodes = [CALM._replace(kernel_bytes=GIB), CALM._replace(kernel_bytes=3 * GIB)]
+    nodes = [CALM._replace(kernel_bytes=GIB), CALM._replace(kernel_bytes=10 * GIB)]
     monkeypatch.setattr(resource_watch, "read_node", lambda: nodes[0])
     monkeypatch.setattr(resource_watch, "LOOK_AGAIN_S", 0.0)
     monkeypatch.setattr(resource_watch, "MOST_CPU", 1e9)
