@@ -2,8 +2,8 @@
 
 Code in a sandbox has no connection to Ray. It asks its host, which creates the inner instance for
 the owner of the outer one, calls it, and ends it with the outer one. The ids of inner instances are
-in the record of the outer one before they are created, so that a successor of this host knows them,
-and so does whoever ends the outer instance when its host is gone.
+in the record of the outer one before they are created. A successor of this host therefore knows
+them, and so does the cleanup that ends the outer instance when its host is gone.
 """
 
 from __future__ import annotations

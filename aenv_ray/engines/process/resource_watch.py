@@ -435,8 +435,8 @@ class _Queues:
 def _short_closes() -> Iterator[None]:
     """Interrupt every close within the block that takes `_CLOSE_S`; call it in the main thread.
 
-    Whoever closes a TCP socket last waits as long as its SO_LINGER says, until its data has been
-    received. A sandbox could otherwise stop the launcher: it need only close such a socket first
+    The last close of a TCP socket waits until its data has been received, for at most the time that
+    its SO_LINGER sets. A sandbox could otherwise stop the launcher by closing such a socket first
     while it is measured.
     """
     handler = signal.signal(signal.SIGALRM, lambda *_: None)
