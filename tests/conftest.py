@@ -12,15 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("aenv_ray.testing", "tests.contract")  # before any of it is imported
 
-from tests.groups import GroupScheduling, group_of  # noqa: E402
+from tests.groups import group_of  # noqa: E402
 from tests.ray.cluster import SHARED, Cluster, local_cluster  # noqa: E402
 from tests.verdicts import Verdicts  # noqa: E402
 
@@ -36,17 +34,6 @@ collect_ignore = ["fixtures"]  # projects whose tests are not ours
 
 REQUIRED = frozenset(filter(None, os.environ.get("AENV_REQUIRE", "").split(",")))
 """Prerequisites without which a test fails instead of skipping; CI sets all of them."""
-_LONG_FIRST = (
-    "meta/test_linters.py",
-    "ray/nodes/test_multi_machines.py",
-    "e2e",
-    "ray",
-    "contract/kubernetes/test_kubernetes_engine.py",
-    "contract/test_engines.py",
-    "contract/docker/test_kernel.py",
-    "attacks",
-    "contract",
-)
 KNOWN = frozenset(
     {
         "browser",
@@ -133,8 +120,9 @@ def redis_refusal() -> str:
 
 def _share_requirements(config: pytest.Config) -> None:
     """Let all tests of the run, in all of its processes, install each set of requirements once."""
-    if hasattr(config, "workerinput"):
-        return  # xdist's workers inherit the variable
+    if shared := os.environ.get("AENV_TEST_DIRECTORY"):  # of scripts/run_tests.py
+        os.environ["AENV_REQUIREMENTS_CACHE"] = f"{shared}/requirements"
+        return
     directory = tempfile.mkdtemp(prefix="aenv-requirements-")
     os.environ["AENV_REQUIREMENTS_CACHE"] = directory
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
@@ -160,24 +148,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long modules first, so that no worker is left with one at the end."""
-    here = Path(__file__).parent
+    """Keep the tests of a group together, so that one Ray serves them."""
     sharing = {item.path for item in items if "cluster" in fixtures_of(item)}
     if alone := sorted(str(path) for path in sharing if group_of(path) is None):
         raise pytest.UsageError(f"they share a Ray; add them to tests/groups.py: {alone}")
-
-    @cache
-    def place(path: Path) -> tuple[str, int]:
-        relative = path.relative_to(here).as_posix()
-        ranks = [n for n, prefix in enumerate(_LONG_FIRST) if relative.startswith(prefix)]
-        return group_of(path) or "without", min(ranks, default=len(_LONG_FIRST))
-
-    items.sort(key=lambda item: place(item.path))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
-    return GroupScheduling(config, log) if config.getoption("dist") == "loadscope" else None
+    items.sort(key=lambda item: group_of(item.path) or "without")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test

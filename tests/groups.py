@@ -1,15 +1,15 @@
-"""Which tests one process runs one after another, because they share a Ray.
+"""Which tests one process runs: a job.
 
 Starting a Ray takes four seconds of a core, so three of them serve all tests that can share one.
+Other jobs are short, so that the last ones end at about the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 TESTS: Final = Path(__file__).parent
 GROUPS: Final = {
@@ -24,47 +24,58 @@ GROUPS: Final = {
     "sampling": ("ray/envs", "ray/sampling"),
 }
 """Directories and modules by group; a group shares a Ray, and "serve" runs Serve on it."""
+ALONE: Final = ("meta/test_linters.py", "ray/nodes/test_multi_machines.py")
+"""Long modules, a job each."""
+LONG_FIRST: Final = (
+    *ALONE,
+    "e2e",
+    "contract/kubernetes",
+    "contract",
+    "ray",
+    "attacks",
+    "meta",
+)
+"""After the groups, in this order; everything else comes last."""
+_MODULES = 3
+"""Of a job, unless they are unit tests, which start nothing: one job for each package."""
 
 
-class GroupScheduling(LoadScopeScheduling):
-    """Gives a worker a whole group, or else a module or class.
+@dataclass(frozen=True)
+class Job:
+    """What one process runs: paths or ids of tests, as arguments of pytest."""
 
-    xdist's own ``loadgroup`` has no effect with pytest 9.2, whose node ids xdist 3.8 cannot change.
-    """
+    name: str
+    arguments: tuple[str, ...]
 
-    def remove_node(self, node: WorkerController) -> str | None:
-        """Give the tests that a crashed worker had not begun to others; return the one that it ran.
 
-        xdist would run that one again, and would give others what the worker had finished: nothing,
-        for which they would wait.
-        """
-        workload = self.assigned_work.pop(node)
-        left = [test for unit in workload.values() for test, is_done in unit.items() if not is_done]
-        if not left:
-            return None
-        for scope, unit in workload.items():
-            rest = {test: False for test in unit if test in left[1:]}
-            if rest:
-                self.workqueue[scope] = rest
-        for other in self.nodes:
-            self._reschedule(other)
-        return left[0]
+def jobs_below(directories: Sequence[Path], without: Sequence[Path] = ()) -> list[Job]:
+    """Return the jobs for all tests in these directories, long ones first."""
+    places: dict[tuple[int, str], list[Path]] = {}
+    for module in sorted({m for d in directories for m in d.rglob("test_*.py")} - set(without)):
+        relative = module.relative_to(TESTS)
+        if relative.parts[0] in ("fixtures", "heavy"):
+            continue  # projects whose tests are not ours, and what needs torch
+        places.setdefault(_place(module, relative), []).append(module)
+    jobs = []
+    for (_, name), modules in sorted(places.items()):
+        whole = name in GROUPS or name.startswith("unit")
+        size = len(modules) if whole else _MODULES
+        for start in range(0, len(modules), size):
+            part = modules[start : start + size]
+            number = f" {start // size + 1}" if len(modules) > size else ""
+            jobs.append(Job(f"{name}{number}", tuple(map(str, part))))
+    return jobs
 
-    def schedule(self) -> None:
-        """Also end the workers once nothing is left to give them.
 
-        A worker keeps its last test until it gets another one or is told to end. xdist forgets the
-        worker that replaces a crashed one and is given a single test: both wait for each other.
-        """
-        super().schedule()
-        if self.collection is not None and not self.workqueue:
-            for node in self.nodes:
-                if not node.shutting_down:
-                    node.shutdown()
-
-    def _split_scope(self, nodeid: str) -> str:
-        group = group_of(TESTS.parent / nodeid.partition("::")[0])
-        return str(super()._split_scope(nodeid)) if group is None else f"group {group}"
+def _place(module: Path, relative: Path) -> tuple[int, str]:
+    """Return rank and name of the job or jobs of a module."""
+    if (group := group_of(module)) is not None:
+        return -1, group
+    path = relative.as_posix()
+    rank = next((n for n, p in enumerate(LONG_FIRST) if path.startswith(p)), len(LONG_FIRST))
+    if path in ALONE:
+        return rank, path
+    return rank, "/".join(relative.parts[:-1][:2])
 
 
 def group_of(path: Path) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,27 +21,37 @@ _LAST_LINES = 12
 class Verdicts:
     """Prints each failure at once, and gives up on tests that keep timing out.
 
-    Without it, xdist shows failures at the end, so that an interrupted run shows none, and a dead
-    server costs each of its tests a timeout. A test that its timeout cannot end, because it is in C
-    code or catches what the timeout raises, ends its process a minute later, and xdist names it.
+    Without it, an interrupted run shows no failure, and a dead server costs each of its tests a
+    timeout. A test that its timeout cannot end, because it is in C code or catches what the timeout
+    raises, ends its process a minute later. With `AENV_TEST_RECORDS`, a path, each test is recorded
+    there as it begins and ends, for `scripts/run_tests.py`.
     """
 
     def __init__(self, config: pytest.Config, unended_s: float = 60.0) -> None:
         self._config = config
         self._unended_s = unended_s
         self._timeouts: Counter[str] = Counter()
-        self._broke = ""
         self._stderr = os.fdopen(os.dup(2), "w")  # pytest captures 2
+        path = os.environ.pop("AENV_TEST_RECORDS", None)  # a test that runs pytest has its own
+        self._records = open(path, "a") if path else None  # noqa: SIM115
+        self._outcome = self._reason = ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._record(collected=[item.nodeid for item in session.items])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        if not (limit_s := _timeout_s(item)):
-            return (yield)
-        faulthandler.dump_traceback_later(limit_s + self._unended_s, exit=True, file=self._stderr)
+        limit_s = _timeout_s(item)
+        if limit_s:
+            limit_s += self._unended_s
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=self._stderr)
+        self._outcome, self._reason = "passed", ""
+        self._record(begun=item.nodeid, limit_s=limit_s)
         try:
             return (yield)
         finally:
             faulthandler.cancel_dump_traceback_later()
+            self._record(ended=item.nodeid, outcome=self._outcome, reason=self._reason)
 
     @pytest.hookimpl(tryfirst=True)  # before fixtures, which may be what hangs
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -52,30 +62,26 @@ class Verdicts:
             pytest.fail(f"not tried: {TIMEOUTS_OF_A_PROCESS} tests timed out before", pytrace=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and self._outcome == "passed":
+            self._outcome = "xfailed" if hasattr(report, "wasxfail") else "skipped"
+            self._reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
         if not report.failed:
             return
         if "from pytest-timeout" in report.longreprtext:
             self._timeouts[_module(report.nodeid)] += 1
-        if hasattr(self._config, "workerinput"):
-            return  # the controlling process prints it
+        self._outcome, self._reason = "failed", f"({report.when}): {_reason(report)}"
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
-        terminal.write(f"\n{report.nodeid} failed ({report.when}): {_reason(report)}\n", flush=True)
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        self._broke = self._broke or str(excrepr)  # later errors follow from the first
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail the run: a worker that crashed last leaves its tests undone."""
-        if self._broke:
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        terminal.write(f"\n{report.nodeid} failed {self._reason}\n", flush=True)
 
     def pytest_unconfigure(self) -> None:
-        """Print at the very end why a run was aborted."""
         self._stderr.close()
-        if self._broke and not hasattr(self._config, "workerinput"):
-            last = self._broke.splitlines()[-_LAST_LINES:]
-            sys.stderr.write("\n".join(["the run was aborted; some tests did not run:", *last, ""]))
+        if self._records is not None:
+            self._records.close()
+
+    def _record(self, **fields: object) -> None:
+        if self._records is not None:
+            self._records.write(json.dumps(fields) + "\n")
+            self._records.flush()
 
 
 def _timeout_s(item: pytest.Item) -> float:
