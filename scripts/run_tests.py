@@ -43,6 +43,7 @@ MARGIN_S = 60.0
 GRACE_S = os.environ.get("AENV_TEST_GRACE", "15")
 """Time in which what a job started must have ended."""
 _POLL_S = 0.2
+_REPORT_S = 60.0
 _LAST_LINES = 60
 
 
@@ -112,8 +113,12 @@ class Tests:
     def run(self, jobs: Sequence[Job]) -> None:
         """Run all jobs to their end; on an interrupt, end what runs."""
         queue = deque((job, 0) for job in jobs)
+        report_s = time.monotonic() + _REPORT_S
         try:
             while queue or self._runs:
+                if time.monotonic() > report_s:
+                    report_s += _REPORT_S
+                    say(self._standing(len(queue)))
                 while queue and len(self._runs) < self._workers:
                     self._runs.append(self._start(*queue.popleft()))
                 for run in list(self._runs):
@@ -123,6 +128,12 @@ class Tests:
         finally:
             for run in self._runs:
                 _end(run.process)
+
+    def _standing(self, waiting: int) -> str:
+        counts = Counter(self.outcomes.values())
+        for run in self._runs:
+            counts.update(run.outcomes.values())
+        return f"{_told(counts)}; {len(self._runs)} jobs running, {waiting} waiting"
 
     def _start(self, job: Job, restarts: int) -> Run:
         place = Path(tempfile.mkdtemp(prefix="job-", dir=self._directory))
