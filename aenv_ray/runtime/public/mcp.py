@@ -51,7 +51,7 @@ from starlette.types import Message, Receive, Scope, Send
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.async_calls import LONGEST_CALL_S, AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.door.caller import unsupported
-from aenv_ray.runtime.door.calls import current_call
+from aenv_ray.runtime.door.calls import RunningCall, current_call
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 from aenv_ray.runtime.public.requests import watch
 
@@ -136,9 +136,9 @@ class _Client:
             )
 
     def ask(self, method: str, params: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        asking = asyncio.run_coroutine_threadsafe(self._ask(method, params), self._loop)
-        call = current_call()
-        call.bind_stop(asking.cancel)  # a waiting thread is interrupted when it wakes
+        asking = asyncio.run_coroutine_threadsafe(
+            self._ask_for(current_call(), method, params), self._loop
+        )
         try:
             return asking.result(min(timeout_s, LONGEST_CALL_S))
         except TimeoutError:
@@ -148,7 +148,26 @@ class _Client:
             raise Fault("call_cancelled", text) from None
         finally:
             asking.cancel()  # does nothing after the answer
-            call.unbind_stop(asking.cancel)
+
+    async def _ask_for(
+        self, call: RunningCall, method: str, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Ask, and withdraw the question when the call is stopped.
+
+        Bound to the call here, because `stop` may interrupt the waiting thread before it could bind
+        anything.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+
+        def withdraw() -> None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+        call.bind_stop(withdraw)
+        try:
+            return await self._ask(method, params)
+        finally:
+            call.unbind_stop(withdraw)
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         is_question = method == "elicitation/create"

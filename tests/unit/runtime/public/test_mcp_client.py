@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from asyncio import run_coroutine_threadsafe
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, current_call
 from aenv_ray.runtime.public.mcp import _Client
@@ -52,6 +56,36 @@ async def test_a_tool_that_waits_for_the_user_is_stopped_with_its_call() -> None
         await session.asked.wait()
         call.stop("cancelled")
         assert await running == "interrupted"
+        await session.dropped.wait()
+
+
+async def test_a_question_is_withdrawn_if_the_thread_is_interrupted_before_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 11: an interrupt may come between the question and the wait for its answer."""
+    session = Session()
+    client = client_of(session)
+    call = RunningCall("tools/call 1", "delete", time.monotonic() + 600.0, caller=client)
+    loop = asyncio.get_running_loop()
+
+    def interrupted(*arguments: Any) -> Any:
+        asking = run_coroutine_threadsafe(*arguments)
+        run_coroutine_threadsafe(session.asked.wait(), loop).result(30)
+        stopping = threading.Thread(target=call.stop, args=("cancelled",))
+        stopping.start()
+        stopping.join()
+        return asking
+
+    def run() -> str:
+        try:
+            call.run_sync(lambda: current_call().elicit("Delete it?", {"type": "object"}), {})
+        except CallInterrupted:
+            return "interrupted"
+        return "answered"
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    async with asyncio.timeout(30):
+        assert await asyncio.to_thread(run) == "interrupted"
         await session.dropped.wait()
 
 
