@@ -85,7 +85,8 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         )
     except (OSError, http.client.HTTPException) as exc:
         raise FabricUnavailable(
-            f"the Docker daemon at {address} cannot list its containers: {exc!r}"
+            f"the Docker daemon at {address} cannot list its containers: {exc!r}",
+            hint="check the daemon with: docker ps",
         ) from exc
     return [row["Id"] for row in rows if INSTANCE_LABEL in row["Labels"]]
 

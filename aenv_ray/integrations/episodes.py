@@ -646,4 +646,6 @@ def _task(given: Task | Mapping[str, Any]) -> Task:
     try:
         return Task.model_validate({"id": uuid4().hex[:8], **given})
     except ValidationError as exc:
-        raise ConfigError(f"invalid task: {exc}") from exc
+        raise ConfigError(
+            f"invalid task: {exc}", hint="pass a Task, or a mapping with its fields"
+        ) from exc

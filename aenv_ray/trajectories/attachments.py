@@ -127,5 +127,8 @@ class AttachmentFiles:
     def _path(self, digest: str) -> Path:
         found = _DIGEST.fullmatch(digest)
         if found is None:
-            raise ConfigError(f"{digest!r} is not the digest of an attachment: sha256:…")
+            raise ConfigError(
+                f"{digest!r} is not the digest of an attachment: sha256:…",
+                hint="pass the digest that the attachment has in its episode",
+            )
         return self._directory / found[1]

@@ -147,7 +147,9 @@ def call_message(
     except (pydantic_core.PydanticSerializationError, ValueError) as exc:
         name = params.get("name")
         raise ToolInputInvalid(
-            f"the arguments of {name or method!r} cannot be encoded as JSON: {exc}", tool_name=name
+            f"the arguments of {name or method!r} cannot be encoded as JSON: {exc}",
+            tool_name=name,
+            hint="pass strings, numbers, lists and dicts with string keys",
         ) from None
     if len(encoded) > MAX_CALL_BYTES:
         # The runtime would close the connection, which ends all calls of the instance.

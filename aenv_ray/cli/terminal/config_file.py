@@ -196,7 +196,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from None
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="make it readable for your user"
+        ) from None
     except ValueError as exc:
         raise ConfigError(
             f"{path} is not JSON: {exc}", hint="correct it, or reset it with: aenv config reset"

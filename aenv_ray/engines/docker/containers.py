@@ -118,7 +118,10 @@ class Containers:
             await self._client.request("POST", f"/containers/{name}/start")
             await link.after_start()
         except OSError as exc:
-            raise FabricUnavailable(f"the Docker daemon does not answer: {exc}") from exc
+            raise FabricUnavailable(
+                f"the Docker daemon does not answer: {exc}",
+                hint="check the daemon with: docker info",
+            ) from exc
 
     # --- lists and facts ------------------------------------------------------------------------
 

@@ -118,7 +118,10 @@ class ServiceCalls:
         async with ray_api.deadline(_REPLICA_WAIT_S, none_free):
             selection = await choosing.__aenter__()
         deadline_s = call.timeout_s + HOST_GRACE_S
-        late = DeadlineExceeded(f"{_what(call)} had no answer within {deadline_s:g} s")
+        late = DeadlineExceeded(
+            f"{_what(call)} had no answer within {deadline_s:g} s",
+            hint="raise the timeout of the call",
+        )
         try:
             async with ray_api.deadline(deadline_s, late):
                 response = handle.dispatch(selection, *arguments)

@@ -105,7 +105,10 @@ class ReplicaSandbox:
             self.lose(instance.instance_id)
             answer = await _health(await self.instance())
         if answer["status"] not in HEALTHY:
-            raise FunctionFailed(f"the environment is unhealthy: {_reason(answer)}")
+            raise FunctionFailed(
+                f"the environment is unhealthy: {_reason(answer)}",
+                hint="correct what its health function reports, or the function",
+            )
 
     async def _made(self) -> AsyncEnvHandle:
         instance = await self._make()

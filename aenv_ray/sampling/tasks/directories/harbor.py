@@ -166,7 +166,8 @@ def _memory(directory: Path, wanted: _Environment) -> str | None:
         return f"{round(float(text[:-1]) * _MIB[text[-1:]])}Mi"
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{directory / FILE}: environment.memory: {wanted.memory!r} is not a size such as 2G"
+            f"{directory / FILE}: environment.memory: {wanted.memory!r} is not a size such as 2G",
+            hint="write a number and K, M, G or T",
         ) from None
 
 

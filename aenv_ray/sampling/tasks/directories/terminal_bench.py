@@ -129,7 +129,10 @@ def _instruction(directory: Path, description: _Description) -> str:
     texts = {str(one.get("key")): one.get("description") for one in description.descriptions}
     found = texts.get("base") or next(iter(texts.values()), None)
     if not isinstance(found, str) or not found:
-        raise ConfigError(f"{directory / FILE}: instruction: the field is missing")
+        raise ConfigError(
+            f"{directory / FILE}: instruction: the field is missing",
+            hint="write what the agent is to do in it",
+        )
     return found
 
 

@@ -59,7 +59,10 @@ class McpDoor:
         if request.method == "DELETE":
             return Response(status_code=200)  # sessions have no state to delete
         if request.method != "POST":
-            error = ConfigError(f"this endpoint has no stream for GET; it accepts {_METHODS}")
+            error = ConfigError(
+                f"this endpoint has no stream for GET; it accepts {_METHODS}",
+                hint="send JSON-RPC messages with POST",
+            )
             response = _refusal(error)
             response.status_code = 405
             response.headers["Allow"] = _METHODS
