@@ -65,15 +65,15 @@ def versions() -> Finding:
 def disk(settings: Settings) -> list[Finding]:
     """Check that the directories are writable and have room."""
     checks = []
-    places = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
+    directories = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
               ("runtime", settings.runtime_dir, _LEAST_SHM_BYTES, "AENV_RUNTIME_DIR"))  # fmt: skip
-    for name, place, least, variable in places:
-        existing = next(path for path in (place, *place.parents) if path.exists())
+    for name, directory, least, variable in directories:
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-        found = f"{place}: {free >> 20:,} MiB free"
+        found = f"{directory}: {free >> 20:,} MiB free"
         mend = f"free some space, or set {variable} to another directory"
         if not os.access(existing, os.W_OK | os.X_OK):
-            checks.append(Finding(name, Verdict.FAILED, f"{place} is not writable", mend))
+            checks.append(Finding(name, Verdict.FAILED, f"{directory} is not writable", mend))
         elif free < least:
             checks.append(Finding(name, Verdict.WARNING, found, mend))
         else:

@@ -22,7 +22,7 @@ from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.event_stream import AnswerStream
-from aenv_ray.serve.gateway.data.http import JSON, door_app, watched_disconnect
+from aenv_ray.serve.gateway.data.http import JSON, endpoint_app, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
@@ -34,7 +34,7 @@ _PARAMS: Final = ("name", "arguments", "uri")
 _METHODS: Final = "POST, DELETE"
 
 
-class McpDoor:
+class McpEndpoint:
     """Answers MCP requests."""
 
     def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
@@ -129,16 +129,16 @@ async def _message(request: Request) -> Rpc:
     return mcp_wire.parse(await request.body(), request.headers)
 
 
-def mcp_app(door: McpDoor, limit_bytes: int) -> ASGIApp:
-    """Return the ASGI application of a door; see `door_app`."""
+def mcp_app(endpoint: McpEndpoint, limit_bytes: int) -> ASGIApp:
+    """Return the ASGI application of an endpoint; see `endpoint_app`."""
 
     async def serve(request: Request, send: Send) -> Response | None:
         try:
-            return await door.serve(request, send)
+            return await endpoint.serve(request, send)
         except Refused as exc:
             return Response(exc.body, exc.status, media_type=JSON)
 
-    return door_app(serve, limit_bytes, _refusal)
+    return endpoint_app(serve, limit_bytes, _refusal)
 
 
 def _refusal(error: AenvError) -> Response:
