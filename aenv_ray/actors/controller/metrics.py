@@ -1,4 +1,4 @@
-"""Metrics of the cluster's room in Ray's Prometheus exporter, from the controller."""
+"""Metrics of the cluster's capacity in Ray's Prometheus exporter, set by the controller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slots(nodes: Mapping[str, NodeFacts], loads: Iterable[HostLoad]) -> dict[str
 
 
 class ClusterMetrics:
-    """Exports the room of the cluster. Create it in the controller's process."""
+    """Exports the slots and the waiting creates. Create it in the controller's process."""
 
     def __init__(self) -> None:
         from aenv_ray.actors.ray_shell.ray_metrics import Gauge

@@ -45,7 +45,7 @@ class HostCapacity:
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
         """Reserve a slot for each id for this long; return False if there are too few.
 
-        Idempotent: an id has one reservation, which ends as the last call says.
+        Idempotent: an id has one reservation, whose end the last call sets.
         """
         if self.taken(without=ids) + len(ids) > self.capacity:
             return False

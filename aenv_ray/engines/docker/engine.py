@@ -63,7 +63,7 @@ class DockerEngine(Engine):
     """Sandboxes as containers.
 
     Args:
-        host_id: By which a restarted host finds its sandboxes.
+        host_id: Identifies the sandboxes of a host, also after its restart.
         runtime_dir: For sockets; short, and the same path for the daemon.
         data_dir: For kits; the same path for the daemon.
         scope: The Ray node; each scope has one janitor.

@@ -16,7 +16,7 @@ from aenv_ray.serve.services.apps import app_name
 
 _CANCEL_S: Final = 10.0
 _TRIES: Final = 5
-"""Replicas tried when each one ends between being chosen and receiving the call."""
+"""How many replicas are tried, if each one ends after it was chosen and before it has the call."""
 _REPLICA_WAIT_S: Final = 60.0
 """How long a call waits for a free replica."""
 
@@ -27,7 +27,7 @@ def service_of(target: str) -> str:
 
 
 def target_of(service_id: str, revision: str) -> str:
-    """Return the `JsonCall.target` of a service: caches by target end with the revision."""
+    """Return the `JsonCall.target` of a service, with its revision: a new one empties caches."""
     return f"{service_id}@{revision}"
 
 

@@ -173,7 +173,7 @@ Listing = Callable[[], Awaitable[dict[str, str]]]
 
 
 class OrphanSandboxes:
-    """The sandboxes of dead replicas, and those of this replica's own past.
+    """The sandboxes of dead replicas, and earlier ones of this replica.
 
     A replica that Ray knows is never touched, however long it is silent: its callers may use its
     sandbox. A replica that Ray does not know has no callers.

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.directories.fields import checked, text_of, yaml_of
+from aenv_ray.trajectories.schema import Call
 
 FILE: Final = "docker-compose.yaml"
 _VARIABLE: Final = re.compile(
@@ -85,6 +86,17 @@ class Service:
     """"": that of the image."""
     lacks: tuple[str, ...] = ()
     """What the service needs that a sandbox does not give."""
+
+    def start(self, variables: Mapping[str, str]) -> Call:
+        """Return the setup of its task, which runs the command with these variables."""
+        return Call(
+            function="start_task",
+            arguments={
+                "command": list(self.command),
+                "variables": dict(variables),
+                "directory": self.directory,
+            },
+        )
 
 
 def find(directory: Path) -> Path | None:

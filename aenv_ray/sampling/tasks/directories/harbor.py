@@ -87,14 +87,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
             memory=_memory(directory, wanted),
             network=None if is_online else "none",
         ),
-        setup=Call(
-            function="start_task",
-            arguments={
-                "command": list(service.command),
-                "variables": variables,
-                "directory": service.directory,
-            },
-        ),
+        setup=service.start(variables),
         reward=Call(
             arguments={
                 "script": "test.sh",

@@ -76,14 +76,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
         instance=InstanceNeeds(
             build=_build(service), network=None if options.may_use_internet else "none"
         ),
-        setup=Call(
-            function="start_task",
-            arguments={
-                "command": list(service.command),
-                "variables": variables,
-                "directory": service.directory,
-            },
-        ),
+        setup=service.start(variables),
         reward=Call(
             arguments={
                 "script": "run-tests.sh",
