@@ -137,7 +137,7 @@ def with_storage(report: dict[str, Any]) -> dict[str, Any]:
     if "failed" in report:
         raise SandboxStartFailed(
             f"the sandbox cannot be started: {report['failed']}",
-            hint="run `aenv test` in the project, which shows what its code printed",
+            hint="check the process engine of this node with: aenv doctor",
         )
     if report["isolation"]["kind"] != "namespaces":
         raise SandboxStartFailed(
