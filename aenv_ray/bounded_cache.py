@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from aenv_ray.clock import Clock, SystemClock
@@ -27,8 +27,6 @@ class BoundedCache(Generic[K, V]):
         clock: For `ttl_s` and `expires_at`.
         max_bytes: Of all values together, as `put` is told; a larger value is not kept. None: no
             limit.
-        on_evict: Called with the key and value of each evicted or expired entry, and not for those
-            that `pop` or `clear` take out.
 
     Not thread-safe: use it on one event loop, or under a lock.
     """
@@ -39,13 +37,11 @@ class BoundedCache(Generic[K, V]):
         *,
         ttl_s: float | None = None,
         clock: Clock | None = None,
-        on_evict: Callable[[K, V], object] | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._clock = clock or SystemClock()
-        self._on_evict = on_evict
         self._max_bytes = max_bytes
         self._bytes = 0
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
@@ -59,7 +55,7 @@ class BoundedCache(Generic[K, V]):
         if entry is None:
             return None
         if entry.expires_at is not None and entry.expires_at <= self._clock.now():
-            self._evict(key)
+            self.pop(key)
             return None
         self._entries.move_to_end(key)
         return entry.value
@@ -84,7 +80,7 @@ class BoundedCache(Generic[K, V]):
         self._entries[key] = _Entry(min(limits, default=None), value, size_bytes)
         self._bytes += size_bytes
         while len(self._entries) > self._max_entries or self._is_too_large():
-            self._evict(next(iter(self._entries)))
+            self.pop(next(iter(self._entries)))
 
     def _is_too_large(self) -> bool:
         return self._max_bytes is not None and self._bytes > self._max_bytes
@@ -101,9 +97,3 @@ class BoundedCache(Generic[K, V]):
         """Take out everything."""
         self._entries.clear()
         self._bytes = 0
-
-    def _evict(self, key: K) -> None:
-        entry = self._entries.pop(key)
-        self._bytes -= entry.size_bytes
-        if self._on_evict is not None:
-            self._on_evict(key, entry.value)

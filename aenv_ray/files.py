@@ -1,4 +1,4 @@
-"""Files that several processes share: atomic writes and advisory locks.
+"""Files: atomic writes, advisory locks, and short reads of ``/proc``.
 
 The standard library alone, and not asyncio, because the small processes of a node (launcher,
 janitor) import it.
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
+_START_BYTES: Final = 16_384
 _POLL_S: Final = 0.02
 """How often a waiting process tries a lock again; a blocking `flock` could not be cancelled."""
 
@@ -190,3 +191,17 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _timed_out(path: Path, deadline_s: float) -> TimeoutError:
     return TimeoutError(f"the lock {path} was not free within {deadline_s:g} s")
+
+
+def read_start(path: str) -> bytes:
+    """Return the first 16 KiB of a file, such as one in ``/proc``; empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _START_BYTES)
+    except OSError:  # the process has ended
+        return b""
+    finally:
+        os.close(fd)

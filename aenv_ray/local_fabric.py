@@ -117,7 +117,9 @@ def write_private(path: Path, text: str) -> None:
         make_private(path.parent)
         write_atomically(path, text, durable=True)
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be written: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{path} cannot be written: {exc.strerror}", hint="make its directory writable for you"
+        ) from exc
 
 
 def forget(data_dir: Path) -> None:

@@ -142,7 +142,10 @@ def _plan(
     for item in build_args:
         key, equals, value = item.partition("=")
         if not (key and equals):
-            raise ConfigError(f"build argument {item!r} is not NAME=VALUE")
+            raise ConfigError(
+                f"build argument {item!r} is not NAME=VALUE",
+                hint="for example: --build-arg VERSION=1.2",
+            )
         arguments[key] = value
     return BuildPlan(
         dockerfile=(root / dockerfile).resolve()

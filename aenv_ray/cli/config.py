@@ -101,7 +101,7 @@ def init(
     from aenv_ray.cli.terminal import config_file
     from aenv_ray.cli.terminal.config_file import ConfigFile
 
-    target = path or config_file.places()[0]
+    target = path or config_file.search_paths()[0]
     if target.exists():
         raise ConfigError(f"{target} exists already", hint="start over with: aenv config reset")
     ConfigFile(target, {}).write(config_file.defaults())

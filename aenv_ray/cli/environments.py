@@ -79,8 +79,8 @@ def list_(
       aenv list -o json
     """
     filters = {"name": name, "tag": tag, "status": status, "latest": "true" if latest else None}
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.environments(limit, offset=offset, **filters)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.environments(limit, offset=offset, **filters)
     _show_found(found, output or format_, "no environments; publish one with: aenv push")
 
 
@@ -107,8 +107,8 @@ def search(
       aenv search terminal bash
     """
     filters = {"text": " ".join(words), "tag": tag, "latest": None if every_version else "true"}
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.environments(limit, offset=offset, **filters)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.environments(limit, offset=offset, **filters)
     _show_found(found, output, "nothing found")
 
 
@@ -139,12 +139,12 @@ def get(
     form = output or format_
     if form is None and not sys.stdout.isatty():
         form = Format.JSON
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         if versions:
-            _show_found(door.versions(bare), form, f"no versions of {bare}")
+            _show_found(client.versions(bare), form, f"no versions of {bare}")
             return
-        found = door.environment(bare, version)
-        registered = found.functions or door.functions(found.name, found.version)
+        found = client.environment(bare, version)
+        registered = found.functions or client.functions(found.name, found.version)
     if functions:
         show_rows(registered, form, _FUNCTION_COLUMNS, empty="no tools, functions or rewards")
     else:
@@ -173,10 +173,10 @@ def release(
       aenv release todo@1.0.0
     """
     bare, version = reference(name, version)
-    with gateway(system_url, api_key, timeout) as door:
-        version = version or door.environment(bare).version
-        door.release_environment(bare, version)
-        found = door.environment(bare, version)
+    with gateway(system_url, api_key, timeout) as client:
+        version = version or client.environment(bare).version
+        client.release_environment(bare, version)
+        found = client.environment(bare, version)
     show(_data(found), output, f"{found.reference} {found.status_word}")
 
 
@@ -199,9 +199,9 @@ def delete(
     bare, version = reference(name, version)
     if version is None:
         raise ConfigError(f"no version given for {name}", hint=f"write {bare}@VERSION")
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         confirm(f"Delete {bare}@{version} permanently?", yes)
-        door.delete_environment(bare, version)
+        client.delete_environment(bare, version)
     console.say(f"deleted {bare}@{version}")
     show({"name": bare, "version": version, "deleted": True}, output, f"{bare}@{version}")
 

@@ -47,11 +47,11 @@ def grant(
             "aenv grant needs an owner and a right: use, publish or none",
             hint=f"for example: aenv grant {name} bob use",
         )
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         if owner is None or right is None:
-            found = door.name(name)
+            found = client.name(name)
         else:
-            found = door.grant(name, owner, None if right == "none" else right)
+            found = client.grant(name, owner, None if right == "none" else right)
     rows = [{"name": name, "owner": found["owner"], "right": "owner"}]
     rows += [
         {"name": name, "owner": holder, "right": given}

@@ -170,6 +170,6 @@ def _unwritable(path: Path, exc: OSError) -> ConfigError:
 
 
 def _say_next_steps(target: Path) -> None:
-    place = shlex.quote(str(target))
-    console.say(f"\nnext: aenv test {place}    # run its tests")
-    console.say(f"      aenv run {place}     # serve it on this machine")
+    path = shlex.quote(str(target))
+    console.say(f"\nnext: aenv test {path}    # run its tests")
+    console.say(f"      aenv run {path}     # serve it on this machine")

@@ -136,12 +136,12 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     }
     wanted = {key: value for key, value in options.items() if value is not None}
     name = environment or reference_here("instance")
-    with gateway(system_url, api_key, timeout) as door, interrupts():
-        create_request = _CreateRequest(door, name, wanted, startup_timeout, max_retries)
+    with gateway(system_url, api_key, timeout) as client, interrupts():
+        create_request = _CreateRequest(client, name, wanted, startup_timeout, max_retries)
         made = create_request.send(None if skip_health else _expect_healthy)
         # Once the instance is shown, Ctrl-C is the regular way to end the command.
         end = contextlib.nullcontext() if keep_alive else contextlib.suppress(KeyboardInterrupt)
-        with _released(door, [] if keep_alive else made), end:
+        with _released(client, [] if keep_alive else made), end:
             shown = [one.shown() for one in made]
             if count == 1:
                 show(shown[0], output, made[0].id)
@@ -149,7 +149,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
                 show(shown, output, "\n".join(one.id for one in made))
             if not keep_alive:
                 console.say("running until Ctrl-C or its TTL; use --keep-alive to leave it running")
-                _follow_all(door, made)
+                _follow_all(client, made)
 
 
 @instance.command("list")
@@ -182,8 +182,8 @@ def list_(
     variables([label] if label else [], "--label")
     env = f"{name}@{version}" if version else name
     filters = {"env": env, "owner": owner, "label": label, "status": status}
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.instances(limit, **filters)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.instances(limit, **filters)
     of = f" of {env}" if env else ""
     show_rows([_data(one) for one in found], output, _COLUMNS, empty=f"no instances{of}")
 
@@ -201,8 +201,8 @@ def get(
     Example:
       aenv instance get mini-terminal-abc12345 -o json
     """
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.instance(instance_id)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.instance(instance_id)
     show(found.shown(), output, _lines(found))
 
 
@@ -219,11 +219,11 @@ def info(
     Example:
       aenv instance info mini-terminal-abc12345
     """
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.instance(instance_id)
-        health = door.check_health(instance_id)
-        tools, functions = door.tools(instance_id), door.functions_of(instance_id)
-        resources, prompts = door.resources(instance_id), door.prompts(instance_id)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.instance(instance_id)
+        health = client.check_health(instance_id)
+        tools, functions = client.tools(instance_id), client.functions_of(instance_id)
+        resources, prompts = client.resources(instance_id), client.prompts(instance_id)
     lines = _lines(found) | {
         "health": health.get("status"),
         "tools": [tool.get("name") for tool in tools],
@@ -250,10 +250,10 @@ def delete(
     Example:
       aenv instance delete mini-terminal-abc12345 --yes
     """
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         confirm(f"End {', '.join(instance_ids)}?", yes)
         for instance_id in instance_ids:
-            door.delete(instance_id)
+            client.delete(instance_id)
             console.say(f"ended {instance_id}")
     rows = [{"id": instance_id, "deleted": True} for instance_id in instance_ids]
     show(rows, output, "\n".join(instance_ids))
@@ -286,8 +286,8 @@ def exec(
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --", param_hint="COMMAND")
-    with gateway(system_url, api_key) as door:
-        done = door.exec(instance_id, command[0] if len(command) == 1 else command, timeout)
+    with gateway(system_url, api_key) as client:
+        done = client.exec(instance_id, command[0] if len(command) == 1 else command, timeout)
     if chosen(output) is not Format.TABLE:
         show(done, output)
         return
@@ -313,8 +313,8 @@ def renew(
     Example:
       aenv instance renew mini-terminal-abc12345 2h
     """
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.renew(instance_id, ttl)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.renew(instance_id, ttl)
     show(found.shown(), output, f"{found.id} ends {moment(found.deadline)}")
 
 
@@ -349,8 +349,8 @@ def logs(
     if not knows_gateway(system_url):
         _print(_logs_over_ray(instance_id, tail, follow), instance_id, as_data)
         return
-    with gateway(system_url, api_key, timeout) as door:
-        _print(door.logs(instance_id, tail, follow), instance_id, as_data)
+    with gateway(system_url, api_key, timeout) as client:
+        _print(client.logs(instance_id, tail, follow), instance_id, as_data)
 
 
 def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> None:
@@ -431,13 +431,13 @@ class _CreateRequest:
 
     def __init__(
         self,
-        door: Gateway,
+        client: Gateway,
         environment: str,
         options: dict[str, Any],
         deadline_s: float,
         retries: int,
     ) -> None:
-        self._door = door
+        self._client = client
         self._environment = environment
         self._options = options
         self._deadline_s = deadline_s
@@ -456,15 +456,15 @@ class _CreateRequest:
             # They may exist. A request with the same key returns the same instances.
             console.say("undoing the create …")
             with uninterrupted():
-                _end(self._door, self._attempt(1))
+                _end(self._client, self._attempt(1))
             raise
         try:
             for one in made:
                 if check is not None:
-                    check(self._door, one)
+                    check(self._client, one)
         except BaseException:
             with uninterrupted():
-                _end(self._door, made)
+                _end(self._client, made)
             raise
         return made
 
@@ -475,7 +475,7 @@ class _CreateRequest:
             attempts -= 1
             left_s = max(ends - time.monotonic(), 1.0)
             try:
-                return self._door.create(
+                return self._client.create(
                     self._environment, self._options, key=self._key, timeout_s=left_s, attempts=1
                 )
             except AenvError as exc:
@@ -486,8 +486,8 @@ class _CreateRequest:
             pause_s = min(2 * pause_s, 5.0)
 
 
-def _expect_healthy(door: Gateway, made: InstanceAnswer) -> None:
-    found = door.check_health(made.id)
+def _expect_healthy(client: Gateway, made: InstanceAnswer) -> None:
+    found = client.check_health(made.id)
     if str(found.get("status")) not in _HEALTHY:
         raise SandboxStartFailed(
             f"{made.id} is {found.get('status')}: {found.get('message', '')}",
@@ -496,19 +496,19 @@ def _expect_healthy(door: Gateway, made: InstanceAnswer) -> None:
         )
 
 
-def _follow_all(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
+def _follow_all(client: Gateway, made: Sequence[InstanceAnswer]) -> None:
     """Return when all instances have ended."""
     for one in made:
-        while (last := _followed(door, one.id)) is None:
+        while (last := _followed(client, one.id)) is None:
             time.sleep(_PAUSE_S)
         console.say(f"{one.id} ended{f': {last}' if last else ''}")
 
 
-def _followed(door: Gateway, instance_id: str) -> str | None:
+def _followed(client: Gateway, instance_id: str) -> str | None:
     """Wait for the end of an instance and return its reason; None if the connection broke."""
     reason = ""
     try:
-        for now in door.follow(instance_id):
+        for now in client.follow(instance_id):
             reason = now.reason or ""
     except GONE as exc:
         return exc.message
@@ -519,18 +519,18 @@ def _followed(door: Gateway, instance_id: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _released(door: Gateway, made: Sequence[InstanceAnswer]) -> Iterator[None]:
+def _released(client: Gateway, made: Sequence[InstanceAnswer]) -> Iterator[None]:
     """End instances when the block is left."""
     try:
         yield
     finally:
         if made:
             with uninterrupted():
-                _end(door, made)
+                _end(client, made)
             _say("released " + ", ".join(one.id for one in made))
 
 
-def _end(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
+def _end(client: Gateway, made: Sequence[InstanceAnswer]) -> None:
     """End instances; ignore those that have ended.
 
     Raises:
@@ -538,7 +538,7 @@ def _end(door: Gateway, made: Sequence[InstanceAnswer]) -> None:
     """
     for one in made:
         try:
-            door.delete(one.id)
+            client.delete(one.id)
         except GONE:
             continue
         except FabricUnavailable as exc:

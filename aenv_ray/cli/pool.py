@@ -34,8 +34,10 @@ def list_(
     Example:
       aenv pool list
     """
-    with gateway(system_url, api_key, timeout) as door:
-        show_rows(door.pools(), output, _COLUMNS, empty="no pools; create one with: aenv pool set")
+    with gateway(system_url, api_key, timeout) as client:
+        show_rows(
+            client.pools(), output, _COLUMNS, empty="no pools; create one with: aenv pool set"
+        )
 
 
 @pool.command("set")
@@ -53,6 +55,6 @@ def set_(
       aenv pool set mini-terminal 8
       aenv pool set mini-terminal 0
     """
-    with gateway(system_url, api_key, timeout) as door:
-        data = door.set_pool(environment, count)
+    with gateway(system_url, api_key, timeout) as client:
+        data = client.set_pool(environment, count)
     show(data, output)

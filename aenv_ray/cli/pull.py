@@ -47,15 +47,15 @@ def pull(
             f"{target} exists already",
             hint="overwrite its files with --force, or choose another --work-dir",
         )
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.environment(bare, version)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.environment(bare, version)
         if not found.archive:
             raise ConfigError(
                 f"the hub has no source archive of {found.reference}",
                 hint="it was registered by another client; ask its publisher to run: aenv push",
             )
         with progress(found.reference, found.archive_bytes) as on_bytes:
-            archive = door.download(found.archive, on_bytes)
+            archive = client.download(found.archive, on_bytes)
     _unpack(archive, found.digest, target)
     console.say(f"pulled {found.reference}")
     shown = {"name": bare, "version": found.version, "digest": found.digest}

@@ -71,12 +71,12 @@ def push(
         if dry_run:
             _show_dry(package, output)
             return
-    with gateway(system_url, api_key, timeout) as door:
-        if not door.has_artifact(package.sha256):
+    with gateway(system_url, api_key, timeout) as client:
+        if not client.has_artifact(package.sha256):
             with progress(source.reference, len(package.data)) as on_bytes:
-                door.upload(package.data, package.sha256, on_bytes)
+                client.upload(package.data, package.sha256, on_bytes)
         console.say(f"loading {source.reference} in a sandbox …")
-        found = door.publish(package.sha256, allow_secret or [])
+        found = client.publish(package.sha256, allow_secret or [])
     console.say(f"published {found.reference}, {size(found.archive_bytes)}")
     show(found.shown(), output, found.reference)
 

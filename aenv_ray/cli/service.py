@@ -129,8 +129,8 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.cli.terminal import config_file
 
     name = environment or reference_here("service")
-    with gateway(system_url, api_key, timeout) as door:
-        made = door.services.create(
+    with gateway(system_url, api_key, timeout) as client:
+        made = client.services.create(
             name,
             service_name=service_name,
             replicas=replicas,
@@ -147,7 +147,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
             mount_path=mount_path,
         )
         console.say(f"created service {made.id}")
-        _show(_settled(door, made, wait), output)
+        _show(_settled(client, made, wait), output)
 
 
 @service.command("list")
@@ -166,8 +166,8 @@ def list_(
       aenv service list --name mini-terminal
       aenv service list -o json
     """
-    with gateway(system_url, api_key, timeout) as door:
-        found = door.services.find(name)
+    with gateway(system_url, api_key, timeout) as client:
+        found = client.services.find(name)
     rows = [one.shown() | {"environment": one.environment} for one in found]
     show_rows(rows, output, _COLUMNS, empty="no services; create one with: aenv service create")
 
@@ -185,8 +185,8 @@ def get(
     Example:
       aenv service get helpdesk -o json
     """
-    with gateway(system_url, api_key, timeout) as door:
-        _show(door.services.get(service_id), output)
+    with gateway(system_url, api_key, timeout) as client:
+        _show(client.services.get(service_id), output)
 
 
 @service.command()
@@ -238,9 +238,9 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     }
     if all(value is None for value in changes.values()):
         raise typer.BadParameter("no change given, for example --replicas, --to or --env")
-    with gateway(system_url, api_key, timeout) as door:
-        changed = door.services.update(service_id, **changes)
-        _show(_settled(door, changed, wait), output)
+    with gateway(system_url, api_key, timeout) as client:
+        changed = client.services.update(service_id, **changes)
+        _show(_settled(client, changed, wait), output)
 
 
 @service.command()
@@ -259,8 +259,8 @@ def logs(
     Example:
       aenv service logs helpdesk --tail 20
     """
-    with gateway(system_url, api_key, timeout) as door:
-        text = door.services.logs(service_id, tail)
+    with gateway(system_url, api_key, timeout) as client:
+        text = client.services.logs(service_id, tail)
     if output in {None, Format.TABLE}:
         sys.stdout.write(printable(text, keep="\n\t"))
     else:
@@ -288,14 +288,14 @@ def delete(
       aenv service delete helpdesk --yes
       aenv service delete notes --delete-storage --yes
     """
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         what = " and delete its storage" if delete_storage else ""
         confirm(f"End service {service_id}{what}?", yes)
-        door.services.delete(service_id, delete_storage=delete_storage)
+        client.services.delete(service_id, delete_storage=delete_storage)
     show({"id": service_id, "deleted": True}, output, service_id)
 
 
-def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswer:
+def _settled(client: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswer:
     """Return a service once all its replicas are available.
 
     Raises:
@@ -304,7 +304,7 @@ def _settled(door: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAnswe
     """
     until = time.monotonic() + wait_s
     while wait_s:
-        found = door.services.get(found.id)
+        found = client.services.get(found.id)
         if found.status in _UP and found.available_replicas >= found.replicas:
             break
         if found.status == "Failed":

@@ -113,12 +113,12 @@ def _local(fabric: LocalFabric) -> dict[str, Any]:
 
 
 def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
-    with gateway(system_url, api_key, timeout_s) as door:
-        facts: dict[str, Any] = {"url": door.url}
+    with gateway(system_url, api_key, timeout_s) as client:
+        facts: dict[str, Any] = {"url": client.url}
         try:
-            door.health()
-            facts["instances"] = door.count_instances()
-            facts["hub"] = door.hub()
+            client.health()
+            facts["instances"] = client.count_instances()
+            facts["hub"] = client.hub()
         except AenvError as exc:
             return facts | {"gateway": exc.message}
     return facts | {"gateway": "ok"}
@@ -143,8 +143,8 @@ def hub_status(
     Example:
       aenv hub status -o json
     """
-    with gateway(system_url, api_key, timeout) as door:
-        show(door.hub(), output)
+    with gateway(system_url, api_key, timeout) as client:
+        show(client.hub(), output)
 
 
 @hub.command()
@@ -163,8 +163,8 @@ def audit(
     Example:
       aenv hub audit -n 20
     """
-    with gateway(system_url, api_key, timeout) as door:
-        rows = door.audit_log(limit, before)
+    with gateway(system_url, api_key, timeout) as client:
+        rows = client.audit_log(limit, before)
     show_rows(rows, output, _AUDIT, empty="the audit log is empty")
 
 

@@ -69,8 +69,8 @@ def create(
     role = role or ("agent" if instance else "user")
     if owner is None and not (role == "agent" and instance):
         owner = config_file.find().values.owner or local_ray.user()
-    with gateway(system_url, api_key, timeout) as door:
-        made = door.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
+    with gateway(system_url, api_key, timeout) as client:
+        made = client.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
     console.say(f"created {made.role or role} token {made.id}; it cannot be shown again")
     show(made.shown(), output, made.token or "")
 
@@ -87,8 +87,8 @@ def list_(
     Example:
       aenv token list
     """
-    with gateway(system_url, api_key, timeout) as door:
-        rows = [one.shown() for one in door.tokens()]
+    with gateway(system_url, api_key, timeout) as client:
+        rows = [one.shown() for one in client.tokens()]
     show_rows(rows, output, _COLUMNS, empty="no tokens")
 
 
@@ -106,9 +106,9 @@ def revoke(
     Example:
       aenv token revoke tk-abc12345 --yes
     """
-    with gateway(system_url, api_key, timeout) as door:
+    with gateway(system_url, api_key, timeout) as client:
         confirm(f"Revoke token {token_id}?", yes)
-        was_there = door.revoke_token(token_id)
+        was_there = client.revoke_token(token_id)
     if not was_there:
         console.error(f"no such token {token_id}", "see: aenv token list")
         raise typer.Exit(1)

@@ -88,10 +88,10 @@ def _is_healthy(fabric: LocalFabric) -> bool:
     from aenv_ray.client.gateway_http import GatewayHttp
 
     http = GatewayHttp(fabric.url, fabric.token or None, timeout_s=_HEALTH_S)
-    with Gateway(http) as door:
+    with Gateway(http) as client:
         try:
-            door.health()
-            door.hub()
+            client.health()
+            client.hub()
         except AenvError:
             return False
     return True
@@ -209,8 +209,8 @@ def _start_gateway(fabric: LocalFabric, host: str, replicas: int) -> LocalFabric
     finally:
         driver_api.shutdown()
         ray_api.leave()
-    place = node_path(settings().runtime_dir, scope) if fabric.owns_ray else None
-    fabric = fabric.model_copy(update={"token": token, "node_dir": place})
+    node_dir = node_path(settings().runtime_dir, scope) if fabric.owns_ray else None
+    fabric = fabric.model_copy(update={"token": token, "node_dir": node_dir})
     if not _is_healthy(fabric):
         raise FabricUnavailable(
             f"the gateway at {fabric.url} does not answer", hint="try again: aenv up"

@@ -570,6 +570,7 @@ async def _expect_healthy(instance: EnvironmentBackend, timeout_s: float) -> Non
         raise SandboxStartFailed(
             f"{instance.instance_id} is {data.get('status')}: {data.get('message', '')}",
             instance_id=instance.instance_id,
+            hint=f"read its log: aenv instance logs {instance.instance_id}",
         )
 
 
@@ -587,6 +588,8 @@ async def _release_on_failure(
 def _check_numbers(timeout_s: object, startup_timeout_s: object, max_retries: object) -> None:
     for what, seconds in (("timeout", timeout_s), ("startup_timeout", startup_timeout_s)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise ConfigError(f"{what} {seconds!r} is not a number of seconds above zero")
+            raise ConfigError(f"invalid {what} {seconds!r}: expected a number of seconds above 0")
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
-        raise ConfigError(f"max_retries {max_retries!r} is not a whole number of at least 0")
+        raise ConfigError(
+            f"invalid max_retries {max_retries!r}: expected a whole number of at least 0"
+        )

@@ -441,7 +441,10 @@ def _path(*parts: str) -> str:
     """Return a path of quoted parts; none can add a level or leave its place."""
     for part in parts:
         if part in {"", ".", ".."}:
-            raise ConfigError(f"invalid name {part!r}")
+            raise ConfigError(
+                f"invalid name {part!r}",
+                hint="give the name of an environment, service or instance",
+            )
     return "/" + "/".join(quote(part, safe="@*") for part in parts)
 
 

@@ -178,7 +178,9 @@ class GatewayPolicy:
                 hint="the request may have taken effect; it was not sent again",
             ) from exc
         except (httpx.InvalidURL, UnicodeError) as exc:
-            raise ConfigError(f"{what}: {exc}") from None
+            raise ConfigError(
+                f"{what}: {exc}", hint="check the gateway's URL, for example http://localhost:8080"
+            ) from None
 
     def unreachable(self, exc: Exception) -> FabricUnavailable:
         """Return the error for a gateway that cannot be connected to."""
@@ -431,7 +433,10 @@ def read_envelope(response: httpx.Response) -> Any:
     if status == 429:
         raise rate_limited(url, text, response.headers)
     if status in {502, 503, 504}:
-        raise FabricUnavailable(f"{url} answered HTTP {status}: {text}")
+        raise FabricUnavailable(
+            f"{url} answered HTTP {status}: {text}",
+            hint="the gateway is starting or overloaded: try again, or run there: aenv doctor",
+        )
     if status >= 500:
         raise InternalError(f"{url} answered HTTP {status}: {text}")
     raise ConfigError(f"{url} answered HTTP {status}: {text or 'nothing'}",
@@ -441,7 +446,11 @@ def read_envelope(response: httpx.Response) -> Any:
 def rate_limited(url: object, text: str, headers: Mapping[str, str]) -> RateLimited:
     """Return the error for a response with the status 429."""
     message = f"{url} limits requests" + (f": {text}" if text else "")
-    return RateLimited(message, retry_after_s=retry_after_s(headers))
+    return RateLimited(
+        message,
+        retry_after_s=retry_after_s(headers),
+        hint="send fewer requests, or wait as long as the error says",
+    )
 
 
 def retry_after_s(headers: Mapping[str, str], default: float = 1.0) -> float:

@@ -119,7 +119,10 @@ class McpSession:
             except NOT_SENT:
                 raise
             except (CallOutcomeUnknown, httpx.TransportError) as exc:
-                raise FabricUnavailable(f"{self._url} did not open a session: {exc}") from exc
+                raise FabricUnavailable(
+                    f"{self._url} did not open a session: {exc}",
+                    hint="check that an environment server runs there, and try again",
+                ) from exc
             return self._headers
 
     async def _initialize(self) -> dict[str, str]:
@@ -200,7 +203,10 @@ class McpSession:
         if status == 429:
             raise rate_limited(self._url, text[:200], response.headers)
         if status == 503:
-            raise FabricUnavailable(f"{self._url} answered HTTP {status}: {text[:200]}")
+            raise FabricUnavailable(
+                f"{self._url} answered HTTP {status}: {text[:200]}",
+                hint="the server is starting or overloaded: try again",
+            )
         if isinstance(error, dict) and "code" in error:
             raise RpcError(error["code"], str(error.get("message")), error.get("data"))
         if status < 500:

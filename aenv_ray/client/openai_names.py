@@ -65,8 +65,14 @@ def openai_arguments(tool: str, arguments: str | Mapping[str, Any]) -> Mapping[s
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as exc:
             raise ToolInputInvalid(
-                f"arguments of {tool!r} are not JSON: {exc}", tool_name=tool
+                f"arguments of {tool!r} are not JSON: {exc}",
+                tool_name=tool,
+                hint="pass a JSON object of the arguments by name",
             ) from None
     if not isinstance(arguments, Mapping):
-        raise ToolInputInvalid(f"arguments of {tool!r} are not an object", tool_name=tool)
+        raise ToolInputInvalid(
+            f"arguments of {tool!r} are not an object",
+            tool_name=tool,
+            hint="pass a JSON object of the arguments by name",
+        )
     return arguments

@@ -20,6 +20,7 @@ from typing import Any, Final
 import httpx
 
 from aenv_ray.actors.calls.parameters import exec_arguments, write_arguments
+from aenv_ray.actors.calls.wire import exec_result
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_http import GATEWAY_PORTS, AsyncGatewayHttp, GatewayHttp
@@ -177,13 +178,7 @@ class GatewayInstance(HttpInstance):
         body = exec_arguments(command, cwd, env, stdin)
         body |= {"encoding": "base64", "timeout": timeout_s}
         done = await self._control("POST", "/exec", json=body, timeout_s=timeout_s + _RESPONSE_S)
-        return ExecResult(
-            exit_code=done["exit_code"],
-            stdout=base64.b64decode(done["stdout"]),
-            stderr=base64.b64decode(done["stderr"]),
-            truncated=done["truncated"],
-            duration_s=done["duration_s"],
-        )
+        return exec_result(done)
 
     async def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:  # noqa: D102
         params = {"path": path, "offset": str(offset)}

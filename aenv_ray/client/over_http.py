@@ -170,7 +170,7 @@ class HttpInstance:
                     params = {"cursor": page["nextCursor"]}
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{self.url} did not answer {method} within {timeout_s:g} s"
+                f"{self.url} did not answer {method} within {timeout_s:g} s", hint="raise the timeout of the call"
             ) from None
 
     async def call_tool(
@@ -368,7 +368,8 @@ class HttpInstance:
                 response = await self._http.get(f"{self.url}/health", params=query)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{self.url}/health did not answer within {timeout_s:g} s"
+                f"{self.url}/health did not answer within {timeout_s:g} s",
+                hint="read the server's log; a slow health check needs a larger timeout",
             ) from None
         except httpx.TransportError as exc:
             raise self._unreachable(exc) from exc
@@ -473,13 +474,22 @@ def read_envelope(response: httpx.Response, name: str) -> Any:
     if status in {400, 413, 422}:
         raise ToolInputInvalid(text, tool_name=name)
     if status in {401, 403, 421}:
-        raise ConfigError(f"{response.url} refuses this client: HTTP {status}: {text}")
+        raise ConfigError(
+            f"{response.url} refuses this client: HTTP {status}: {text}",
+            hint="check the URL and the token",
+        )
     if status == 429:
         raise rate_limited(response.url, text, response.headers)
     if status == 503:
-        raise FabricUnavailable(f"{response.url} answered HTTP {status}: {text}")
+        raise FabricUnavailable(
+            f"{response.url} answered HTTP {status}: {text}",
+            hint="the server is starting or overloaded: try again",
+        )
     if body is None and status in {502, 504}:
-        raise CallOutcomeUnknown(f"{name!r}: a proxy answered HTTP {status}: {text}")
+        raise CallOutcomeUnknown(
+            f"{name!r}: a proxy answered HTTP {status}: {text}",
+            hint="the call may have run; it was not sent again",
+        )
     raise FunctionFailed(text or f"HTTP {status}", tool_name=name)
 
 

@@ -157,17 +157,17 @@ class VectorEnvironment:
         """
         self._check_open()
         groups: dict[Any, list[tuple[int, bytes]]] = {}
-        for place, index in enumerate(self._loop.wait(self._checked(arguments, indices))):
+        for position, index in enumerate(self._loop.wait(self._checked(arguments, indices))):
             handle, sent = self.handles[index], groups.setdefault(host_of(self.handles[index]), [])
-            message = _message(handle, tool, arguments[place], timeout_s)
-            sent.append((place, message))
+            message = _message(handle, tool, arguments[position], timeout_s)
+            sent.append((position, message))
         references: dict[int, ObjectRef[Outcome]] = {}
         for host, sent in groups.items():
             call_all = host.call_all.options(num_returns=len(sent))
             made = call_all.remote([message for _, message in sent])
             found = [made] if len(sent) == 1 else made
-            references |= {place: ref for (place, _), ref in zip(sent, found, strict=True)}
-        return [references[place] for place in range(len(references))]
+            references |= {position: ref for (position, _), ref in zip(sent, found, strict=True)}
+        return [references[position] for position in range(len(references))]
 
     async def _checked(
         self, arguments: Sequence[Arguments], indices: Sequence[int] | None

@@ -290,7 +290,10 @@ def _refused(status: int, data: Mapping[str, Any], what: str) -> AenvError:
             words, hint="another manager owns these fields; take them over with --force"
         )
     if status == 404:
-        return ConfigError(f"{what}: {words}")
+        return ConfigError(
+            f"{what}: {words}",
+            hint="check --namespace, and run `aenv cluster doctor` for what the cluster lacks",
+        )
     if status in _RETRIED or status >= 500:
         return FabricUnavailable(f"the Kubernetes API is overloaded: {what}: {words}")
     return ConfigError(words, hint="correct values.yaml, or the manifest of that object")

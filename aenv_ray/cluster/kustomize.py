@@ -62,7 +62,10 @@ class _Kustomization:
         path = directory / FILE
         documents = yaml_files.read(path)
         if len(documents) != 1 or not isinstance(documents[0], dict):
-            raise ConfigError(f"{path} is not a kustomization: expected one YAML mapping")
+            raise ConfigError(
+                f"{path} is not a kustomization: expected one YAML mapping",
+                hint="write one mapping of resources, components, patches, labels and replacements",
+            )
         self._content = documents[0]
         unknown = sorted(set(self._content) - _SUPPORTED)
         if unknown:

@@ -180,7 +180,10 @@ class Lifecycle:
         place = names.index(group)
         most = max(least, groups[place]["max"] or 0) if most is None else most
         if most < least:
-            raise ConfigError(f"the maximum of {most} workers is below the minimum of {least}")
+            raise ConfigError(
+                f"the maximum of {most} workers is below the minimum of {least}",
+                hint="raise the maximum, or lower the minimum",
+            )
         root = f"/spec/workerGroupSpecs/{place}"
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": f"{root}/groupName", "value": group},

@@ -47,7 +47,9 @@ def copy_to(directory: Path) -> None:
             f"{directory} exists already", hint="choose a directory that does not exist"
         ) from None
     except OSError as exc:
-        raise ConfigError(f"{directory} cannot be written: {exc}") from exc
+        raise ConfigError(
+            f"{directory} cannot be written: {exc}", hint="choose a directory that you can write to"
+        ) from exc
 
 
 def load(
@@ -95,7 +97,8 @@ def load(
     objects = kustomize.render(directory, change)
     if (values or settings) and not changed:
         raise ConfigError(
-            f"{source} includes no object of kind {VALUES}, so it has no values to change"
+            f"{source} includes no object of kind {VALUES}, so it has no values to change",
+            hint="start from a copy of an overlay: aenv cluster render --copy-to DIRECTORY",
         )
     return objects
 
@@ -108,7 +111,10 @@ def namespace_of(documents: Sequence[Document]) -> str:
     """
     found = {document["metadata"].get("namespace") for document in documents} - {None}
     if len(found) != 1:
-        raise ConfigError(f"a cluster must be in one namespace; this one is in {sorted(found)}")
+        raise ConfigError(
+            f"a cluster must be in one namespace; this one is in {sorted(found)}",
+            hint="set the namespace in values.yaml or in the kustomization",
+        )
     return str(found.pop())
 
 
@@ -129,7 +135,10 @@ def _merged(spec: Mapping[str, Any], given: Mapping[str, Any], above: str = "") 
             raise _unknown(here, result, above)
         if not above and isinstance(result[name], dict):
             if not isinstance(value, dict):
-                raise ConfigError(f"value {here} is a group of values and cannot be {value!r}")
+                raise ConfigError(
+                    f"value {here} is a group of values and cannot be {value!r}",
+                    hint=f"set one of its values: {here}.NAME",
+                )
             result[name] = _merged(result[name], value, f"{here}.")
         else:
             result[name] = copy.deepcopy(value)

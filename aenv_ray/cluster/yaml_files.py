@@ -76,7 +76,10 @@ def parse(text: str, where: str) -> list[Any]:
     try:
         found = list(_YAML.load_all(text, Loader=_Loader))
     except yaml.YAMLError as exc:
-        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(exc).split())}") from exc
+        raise ConfigError(
+            f"{where} is not valid YAML: {' '.join(str(exc).split())}",
+            hint="correct the YAML there",
+        ) from exc
     return [document for document in found if document is not None]
 
 
@@ -89,7 +92,9 @@ def read(path: Path) -> list[Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc}", hint="give a readable YAML file in UTF-8"
+        ) from exc
     return parse(text, str(path))
 
 

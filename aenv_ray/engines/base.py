@@ -195,7 +195,10 @@ class Sandbox(ABC):
             OSError: The sandbox does not answer, or is not the one that this engine started.
             ConfigError: Sandboxes of this engine can only be reached through their host.
         """
-        raise ConfigError(f"the door of {self.instance_id} can be reached only through its host")
+        raise ConfigError(
+            f"the door of {self.instance_id} can be reached only through its host",
+            hint="call it through its host: set AENV_LOCAL_DOOR=0",
+        )
 
     @property
     @abstractmethod
@@ -310,7 +313,8 @@ class Engine(ABC):
             FabricUnavailable: A sandbox still uses it, or it cannot be deleted.
         """
         raise ConfigError(
-            f"the {self.name} engine has no storage, so {storage.name} cannot be deleted"
+            f"the {self.name} engine has no storage, so {storage.name} cannot be deleted",
+            hint="delete it with the engine that created it",
         )
 
     @abstractmethod

@@ -19,12 +19,12 @@ from aenv_ray.config import Settings
 from aenv_ray.engines.kubernetes import names as kubernetes_names
 from aenv_ray.engines.node.directory import node_path
 from aenv_ray.errors import FabricUnavailable
+from aenv_ray.files import read_start
 
 _NOT_YET: Final = frozenset({"aenv-spare", "aenv-template"})
 """Names that `aenv_ray.runtime.fork.template` gives to processes that are not instances."""
 _LAUNCHER: Final = b"aenv_ray.engines.process.launcher"
 _PROC: Final = "/proc"
-_READ_BYTES: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
         )
     except (OSError, http.client.HTTPException) as exc:
         raise FabricUnavailable(
-            f"the Docker daemon at {address} cannot list its containers: {exc!r}"
+            f"the Docker daemon at {address} cannot list its containers: {exc!r}",
+            hint="check the daemon with: docker ps",
         ) from exc
     return [row["Id"] for row in rows if INSTANCE_LABEL in row["Labels"]]
 
@@ -130,7 +131,7 @@ def _processes() -> Iterator[_Process]:
     """Yield all processes, with one short read for each, because there may be thousands."""
     for name in os.listdir(_PROC) if os.path.isdir(_PROC) else ():
         if name.isdigit():
-            text = _read(f"{_PROC}/{name}/stat").decode(errors="replace")
+            text = read_start(f"{_PROC}/{name}/stat").decode(errors="replace")
             # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
             before, _, after = text.rpartition(") ")
             if after:
@@ -140,28 +141,14 @@ def _processes() -> Iterator[_Process]:
 
 def _pid_namespaces(pid: int) -> int:
     """Return the depth of a process in nested pid namespaces; 0 if it has ended."""
-    status = _read(f"{_PROC}/{pid}/status")
+    status = read_start(f"{_PROC}/{pid}/status")
     _, _, after = status.partition(b"\nNSpid:")
     return len(after.partition(b"\n")[0].split()) or min(1, len(status))
 
 
 def _is_launcher(pid: int, directory: Path | None) -> bool:
-    command = _read(f"{_PROC}/{pid}/cmdline")
+    command = read_start(f"{_PROC}/{pid}/cmdline")
     if _LAUNCHER not in command:
         return False
     words = command.split(b"\0")
     return _LAUNCHER in words and (directory is None or os.fsencode(directory) in words)
-
-
-def _read(path: str) -> bytes:
-    """Return the content of a file in ``/proc``; empty if the process has ended."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, _READ_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

@@ -283,7 +283,10 @@ class DoorSandbox(Sandbox):
             raise errors.ConfigError(message, hint=hint)
         wanted, inner = params.get("method"), params.get("params")
         if method != SIDECAR_METHOD or wanted not in SIDECAR_METHODS or not isinstance(inner, dict):
-            raise errors.ConfigError(f"a runtime cannot request {wanted or method!r} of its host")
+            raise errors.ConfigError(
+                f"a runtime cannot request {wanted or method!r} of its host",
+                hint="the runtime in its image may be newer than this host: update aenv-ray here",
+            )
         if self.sidecar is None:
             raise errors.ConfigError(
                 "the instance has no second container",
@@ -293,7 +296,8 @@ class DoorSandbox(Sandbox):
         timeout_s = (inner.get("_meta") or {}).get("aenv/timeout_s")
         if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_SIDECAR_S:
             raise errors.ConfigError(
-                f"timeout {timeout_s!r} is not a number of seconds between 0 and {_MAX_SIDECAR_S:g}"
+                f"invalid timeout {timeout_s!r}: expected a number of seconds above 0, at most "
+                f"{_MAX_SIDECAR_S:g}"
             )
         return await self.sidecar.request_json(
             wanted, pydantic_core.to_json(inner), deadline_s=timeout_s + _SIDECAR_GRACE_S

@@ -28,7 +28,7 @@ _HINT: Final = (
     "unix:///path.sock, redis+sentinel://[user:password@]host:port,host:port/service[/db] or "
     "redis+cluster://host:port"
 )
-_PLACES: Final = re.compile(r"(,?([A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?)+")
+_ADDRESSES: Final = re.compile(r"(,?([A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?)+")
 
 
 def _options(answer_s: float) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def redacted(url: str) -> str:
     if scheme == "unix":
         return f"unix://{rest.rpartition('@')[2].partition('?')[0]}"
     # In a malformed URL, any part may belong to the password.
-    place = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
-    is_clear = "@" not in rest.partition("/")[2] and _PLACES.fullmatch(place)
-    return f"{scheme}://{place if is_clear else '…'}"
+    address = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+    is_clear = "@" not in rest.partition("/")[2] and _ADDRESSES.fullmatch(address)
+    return f"{scheme}://{address if is_clear else '…'}"
 
 
 def connect(url: str, answer_s: float = ANSWER_S) -> RedisClient:
@@ -102,10 +102,10 @@ def connect_socket(path: str, password: str, answer_s: float = ANSWER_S) -> Redi
 def _sentinel(url: str, answer_s: float) -> RedisClient:
     """Return a client for the present master according to Sentinel."""
     parts = urlsplit(url)
-    credentials, _, places = parts.netloc.rpartition("@")
+    credentials, _, addresses = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     service, _, database = parts.path.lstrip("/").partition("/")
-    nodes = [_place(place) for place in places.split(",")]
+    nodes = [_host_and_port(address) for address in addresses.split(",")]
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     if not service:
         raise ValueError("no service")
@@ -137,7 +137,7 @@ class _MasterRedis(aioredis.Redis):
             await sentinel.aclose()
 
 
-def _place(text: str) -> tuple[str, int]:
+def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "26379")
     if not host:
         raise ValueError("no host")

@@ -184,14 +184,20 @@ def _exactly(file: IO[bytes], size: int, what: str) -> bytes:
     """Return the content of a file, and check its listed size, which may be wrong."""
     content = file.read(size + 1)
     if len(content) != size:
-        raise ConfigError(f"{what} has a file whose size differs from the listed one")
+        raise ConfigError(
+            f"{what} has a file whose size differs from the listed one",
+            hint="the archive is damaged: pack and upload it again",
+        )
     return content
 
 
 def _zip_member(info: zipfile.ZipInfo, content: bytes, what: str) -> Member:
     mode = info.external_attr >> 16  # where Unix programs store it
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFLNK):
-        raise ConfigError(f"{what}: {info.filename!r} is not a file, directory or symlink")
+        raise ConfigError(
+            f"{what}: {info.filename!r} is not a file, directory or symlink",
+            hint="pack files, directories and symlinks only",
+        )
     kind = stat.S_IFLNK if stat.S_ISLNK(mode) else stat.S_IFREG
     permissions = 0o755 if mode & stat.S_IXUSR else 0o644
     return Member(info.filename.removeprefix("./"), kind | permissions, content)

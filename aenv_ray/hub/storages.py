@@ -1,4 +1,4 @@
-"""Records of the storage of services: its owner and its place."""
+"""Records of the storage of services: its owner and its location."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def agent_env(
     try:
         starter(agent)
     except TypeError as exc:
-        raise ConfigError(str(exc)) from None
+        raise ConfigError(
+            str(exc), hint="pass a ChatEndpoint, or a function or class at the top of a file"
+        ) from None
     files: dict[str, str] = {}
     if isinstance(agent, ChatEndpoint):
         lines = ["from aenv_ray.runtime import ChatEndpoint, serve_agent", "", f"agent = {agent!r}"]

@@ -184,7 +184,7 @@ class LiveEpisode:
 
     @property
     def instance_id(self) -> str | None:
-        """Of its instance; None if none was started."""
+        """Id of its instance; None if none was started."""
         return None if self._env is None else self._env.instance_id
 
     @property
@@ -259,7 +259,7 @@ class LiveEpisode:
 
 @dataclass
 class _Version:
-    """Of the weights that act."""
+    """Version of the weights that act."""
 
     value: int | None = None
 
@@ -296,7 +296,7 @@ class SyncEpisode:
 
     @property
     def instance_id(self) -> str | None:
-        """Of its instance; None if none was started."""
+        """Id of its instance; None if none was started."""
         return self._episode.instance_id
 
     @property
@@ -427,7 +427,7 @@ class EpisodePool:
         Between its episodes, an instance is kept for a quarter of its time to live.
 
         Args:
-            count: Added to what was reserved; negative to give places back.
+            count: Added to what was reserved; negative to reserve fewer.
 
         Raises:
             ConfigError: The pool is closed.
@@ -646,4 +646,6 @@ def _task(given: Task | Mapping[str, Any]) -> Task:
     try:
         return Task.model_validate({"id": uuid4().hex[:8], **given})
     except ValidationError as exc:
-        raise ConfigError(f"invalid task: {exc}") from exc
+        raise ConfigError(
+            f"invalid task: {exc}", hint="pass a Task, or a mapping with its fields"
+        ) from exc

@@ -101,7 +101,10 @@ class ToolGame:
             ConfigError: It has no observation.
         """
         if result.is_error:
-            raise ConfigError(f"a step failed: {result.text()[:300]}")
+            raise ConfigError(
+                f"a step failed: {result.text()[:300]}",
+                hint="the tool must not fail on a valid action; see the log of the instance",
+            )
         data = result.data[0] if isinstance(result.data, list) and result.data else result.data
         if not isinstance(data, Mapping) or "observation" not in data:
             raise ConfigError(
@@ -145,6 +148,7 @@ class Seat:
             outcome = await self._finished()
             raise SandboxStartFailed(
                 f"an episode of {self._pool.env_name} cannot begin: {outcome.episode.error or exc}",
+                hint=exc.hint or "correct the environment's reset or the tool of its observations",
             ) from exc
         self._last = in_space(self._observations, first.observation)
         return self._last, dict(first.info)

@@ -40,7 +40,10 @@ def inlined(schema: Mapping[str, Any], tool: str) -> JsonSchema:
                 hint="declare the argument as a JSON object (dict) or as text",
             )
         if reference not in definitions:
-            raise ConfigError(f"tool {tool!r}: its schema refers to {reference}, which it lacks")
+            raise ConfigError(
+                f"tool {tool!r}: its schema refers to {reference}, which it lacks",
+                hint="add it to $defs of the tool's schema",
+            )
         beside = {key: value for key, value in part.items() if key != "$ref"}
         named = expanded(definitions[reference], (*inside, reference))
         return {**named, **expanded(beside, inside)}

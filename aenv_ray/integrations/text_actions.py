@@ -31,7 +31,7 @@ class TextTurn:
     observation: str
     """The results of its calls; empty after an answer."""
     outcome: Outcome | None = None
-    """Of the episode, if the text was its last."""
+    """Outcome of the episode, if the text was its last."""
     is_truncated: bool = False
     """The episode has ended because of its number of turns."""
 
@@ -40,7 +40,7 @@ class TextEpisode:
     """Plays an episode by texts.
 
     Args:
-        episode: That is played.
+        episode: The episode to play.
         only: Names of the tools to offer. None: all.
         max_turns: Number of texts after which the episode ends.
         timeout_s: Timeout of a call. None: 60.
@@ -61,7 +61,7 @@ class TextEpisode:
 
     @property
     def instance_id(self) -> str | None:
-        """Of its instance; None if none was started."""
+        """Id of its instance; None if none was started."""
         return self._episode.instance_id
 
     def instructions(self) -> str:

@@ -145,10 +145,16 @@ def read_tar(tar: tarfile.TarFile, what: str) -> Iterator[Member]:
             continue
         file = tar.extractfile(info) if info.isreg() and not info.issparse() else None
         if file is None:
-            raise ConfigError(f"{what}: {info.name!r} is not a file, directory or symlink")
+            raise ConfigError(
+                f"{what}: {info.name!r} is not a file, directory or symlink",
+                hint="pack files, directories and symlinks only",
+            )
         content = file.read()
         if len(content) != info.size:
-            raise ConfigError(f"{what} ends within {info.name!r}")
+            raise ConfigError(
+                f"{what} ends within {info.name!r}",
+                hint="the archive is damaged: pack and upload it again",
+            )
         yield Member(info.name, _PROGRAM if info.mode & stat.S_IXUSR else _FILE, content)
 
 
@@ -169,12 +175,21 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
         name = member.name
         parts = name.split("/")
         if posixpath.normpath(name) != name or name.startswith("/") or parts[0] in ("..", "."):
-            raise ConfigError(f"{what}: {name!r} would escape its directory")
+            raise ConfigError(
+                f"{what}: {name!r} would escape its directory",
+                hint="pack with paths relative to the project",
+            )
         if len(parts) > MAX_DEPTH:
             shown = f"{name[:40]}…"
-            raise ConfigError(f"{what}: {shown!r} is more than {MAX_DEPTH} directories deep")
+            raise ConfigError(
+                f"{what}: {shown!r} is more than {MAX_DEPTH} directories deep",
+                hint="flatten the project",
+            )
         if any("/".join(parts[:end]) in links for end in range(1, len(parts))):
-            raise ConfigError(f"{what}: {name!r} is below a symlink")
+            raise ConfigError(
+                f"{what}: {name!r} is below a symlink",
+                hint="pack the directory, or the symlink to it, but not both",
+            )
         if stat.S_ISLNK(member.mode):
             _check_link(name, os.fsdecode(member.content), what)
             links.add(name)
@@ -182,13 +197,19 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
             _make_directories(directory, parts[:-1])
             _write(directory / name, member)
         except OSError as exc:
-            raise ConfigError(f"{what}: {name!r} cannot be written: {exc.strerror}") from exc
+            raise ConfigError(
+                f"{what}: {name!r} cannot be written: {exc.strerror}",
+                hint="the node's disk may be full, or the name too long for its file system",
+            ) from exc
     top = os.path.realpath(directory)
     for name in sorted(links):
         # Symlinks can lead out in combination.
         target = os.path.realpath(os.path.join(top, name))
         if target != top and not target.startswith(top + os.sep):
-            raise ConfigError(f"{what}: the symlink {name!r} would escape its directory")
+            raise ConfigError(
+                f"{what}: the symlink {name!r} would escape its directory",
+                hint="use a relative symlink to a file in the project",
+            )
 
 
 def _write(path: Path, member: Member) -> None:
@@ -212,10 +233,16 @@ def _make_directories(directory: Path, parts: list[str]) -> None:
 def _check_link(name: str, target: str, what: str) -> None:
     """Refuse a symlink whose target is outside the directory."""
     if posixpath.isabs(target):
-        raise ConfigError(f"{what}: the symlink {name!r} would escape its directory")
+        raise ConfigError(
+            f"{what}: the symlink {name!r} would escape its directory",
+            hint="use a relative symlink to a file in the project",
+        )
     led = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if led.split("/")[0] == "..":
-        raise ConfigError(f"{what}: the symlink {name!r} would escape its directory")
+        raise ConfigError(
+            f"{what}: the symlink {name!r} would escape its directory",
+            hint="use a relative symlink to a file in the project",
+        )
 
 
 def unpack(archive: bytes, digest: str, directory: Path) -> Path:
@@ -244,7 +271,10 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
         ):
             write_members(_hashed(read_tar(tar, what), found, what), content, what)
         if found.hexdigest() != digest:
-            raise ConfigError(f"{what} has another digest: {found.hexdigest()[:12]}")
+            raise ConfigError(
+                f"{what} has another digest: {found.hexdigest()[:12]}",
+                hint="the archive was damaged or changed: send it again",
+            )
         try:
             content.rename(target)
         except OSError:
@@ -258,7 +288,10 @@ def _hashed(members: Iterable[Member], digest: hashlib._Hash, what: str) -> Iter
     last = ""
     for member in members:
         if member.name <= last:
-            raise ConfigError(f"{what}: {member.name!r} is not sorted by name")
+            raise ConfigError(
+                f"{what}: {member.name!r} is not sorted by name",
+                hint="pack projects with `aenv push` or aenv_ray.publish",
+            )
         last = member.name
         digest.update(digested(member.name, member.mode, member.content))
         digest.update(member.content)

@@ -97,12 +97,12 @@ def _make(assembly: Assembly, builtin: Path, source: Path, names: list[str], tar
         made = Path(scratch) / "project"
         shutil.copytree(builtin, made, ignore=_SKIPPED)
         for name in names:
-            place = made / assembly.target / name
-            place.parent.mkdir(parents=True, exist_ok=True)
+            path = made / assembly.target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             if (source / name).is_dir():
-                shutil.copytree(source / name, place, ignore=_SKIPPED)
+                shutil.copytree(source / name, path, ignore=_SKIPPED)
             else:
-                shutil.copyfile(source / name, place)
+                shutil.copyfile(source / name, path)
         _take_over_requirements(assembly, source, made)
         try:
             made.rename(target)
@@ -136,16 +136,16 @@ def _name(requirement: str) -> str:
 def _key(builtin: Path, source: Path, names: list[str]) -> str:
     """Return a name that changes whenever one of the files does."""
     digest = hashlib.sha256(str(source).encode())
-    for place in (builtin, source / "pyproject.toml", *(source / name for name in names)):
-        for path in sorted(_files(place)):
+    for top in (builtin, source / "pyproject.toml", *(source / name for name in names)):
+        for path in sorted(_files(top)):
             status = path.stat()
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:24]
 
 
-def _files(place: Path) -> Iterator[Path]:
-    if place.is_file():
-        yield place
-    for directory, subdirectories, names in os.walk(place):
+def _files(top: Path) -> Iterator[Path]:
+    if top.is_file():
+        yield top
+    for directory, subdirectories, names in os.walk(top):
         subdirectories[:] = [name for name in subdirectories if name not in ("__pycache__", ".git")]
         yield from (Path(directory, name) for name in names if not name.endswith(".pyc"))

@@ -301,7 +301,9 @@ class DeployChanges(BaseModel):
     @classmethod
     def _check_image(cls, value: str | None) -> str | None:
         if value is not None and (not value.strip() or not value.isprintable()):
-            raise ConfigError(f"invalid image name {value[:80]!r}")
+            raise ConfigError(
+                f"invalid image name {value[:80]!r}", hint="write it as [REGISTRY/]NAME[:TAG]"
+            )
         return value
 
     def made_to(self, config: EnvironmentConfig) -> EnvironmentConfig:

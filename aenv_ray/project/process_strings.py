@@ -24,7 +24,10 @@ def check_text(value: str, what: str) -> int:
         ConfigError: It has a NUL or a lone surrogate, or is too long.
     """
     if "\0" in value:
-        raise ConfigError(f"{what} has a NUL character, which arguments and variables cannot have")
+        raise ConfigError(
+            f"{what} has a NUL character, which arguments and variables cannot have",
+            hint="remove it, or write binary data to a file",
+        )
     try:
         size = len(value.encode())
     except UnicodeEncodeError as exc:
@@ -66,7 +69,10 @@ def checked_variables(variables: Variables, *, what: str) -> Variables:
     for name, value in variables.items():
         check_text(name, f"a key of {what}")
         if not name or "=" in name:
-            raise ConfigError(f"{what}[{name!r}]: invalid variable name")
+            raise ConfigError(
+                f"{what}[{name!r}]: invalid variable name",
+                hint="a name has at least one character and no '='",
+            )
         check_text(value, f"{what}[{name!r}]")
         sizes.append(check_text(f"{name}={value}", f"{what}[{name!r}] with its name"))
     check_total(sizes, what)

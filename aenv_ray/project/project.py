@@ -148,7 +148,9 @@ def read_config(path: Path) -> EnvironmentConfig:
             f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
             for e in exc.errors(include_url=False)
         )
-        raise ConfigError(f"{path}: {problems}") from None
+        raise ConfigError(
+            f"{path}: {problems}", hint="correct these fields; docs/environments.md lists them"
+        ) from None
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc.message}", hint=exc.hint) from None
 

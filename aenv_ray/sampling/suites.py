@@ -110,7 +110,10 @@ def read_suite(text: str) -> list[Benchmark]:
     else:
         found = [Benchmark(environment=one.strip()) for one in text.split(",") if one.strip()]
     if not found:
-        raise ConfigError(f"the suite {text!r} has no benchmarks")
+        raise ConfigError(
+            f"the suite {text!r} has no benchmarks",
+            hint="name benchmarks, separated by commas, or a suite file",
+        )
     labels = [one.label for one in found]
     for label in labels:
         if labels.count(label) > 1:
@@ -126,7 +129,9 @@ def _of_file(path: Path) -> list[Benchmark]:
         text = path.read_text(encoding="utf-8")
         data: Any = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"suite {path} cannot be read: {exc}") from None
+        raise ConfigError(
+            f"suite {path} cannot be read: {exc}", hint="give a readable JSON or TOML file in UTF-8"
+        ) from None
     rows = data.get("benchmarks") if isinstance(data, dict) else data
     if not isinstance(rows, list):
         raise ConfigError(
@@ -141,7 +146,8 @@ def _of_file(path: Path) -> list[Benchmark]:
             first = exc.errors()[0]
             where = ".".join(map(str, first["loc"])) or "benchmark"
             raise ConfigError(
-                f"suite {path}, benchmark {number + 1}: {where}: {first['msg']}"
+                f"suite {path}, benchmark {number + 1}: {where}: {first['msg']}",
+                hint="correct this field",
             ) from None
     return found
 

@@ -111,7 +111,8 @@ class Synthesizer:
             )
         if not null_reward < pass_reward:
             raise ConfigError(
-                f"null_reward {null_reward:g} must be less than pass_reward {pass_reward:g}"
+                f"null_reward {null_reward:g} must be less than pass_reward {pass_reward:g}",
+                hint="a solution must be rewarded more than doing nothing",
             )
         self._environment = environment
         self._repetitions = repetitions

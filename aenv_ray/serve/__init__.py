@@ -1,4 +1,4 @@
-"""Ray Serve applications: the gateway, the door for clients outside the cluster, and services."""
+"""Ray Serve applications: the gateway, for clients outside the cluster, and services."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ def read_parquet(path: Path) -> list[Episode]:
         rows = pyarrow("pyarrow.parquet").read_table(path, partitioning=None).to_pylist()
         return [Episode.model_validate(_record(Episode, row)) for row in rows]
     except (OSError, arrow.ArrowException, ValidationError, ValueError) as exc:
-        raise ConfigError(f"{path}: not a Parquet file of episodes: {exc}") from exc
+        raise ConfigError(
+            f"{path}: not a Parquet file of episodes: {exc}",
+            hint="give a file that aenv-ray wrote, or JSON Lines of episodes",
+        ) from exc
 
 
 def _is_scalar(annotation: Any) -> str | None:

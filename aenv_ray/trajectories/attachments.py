@@ -25,7 +25,7 @@ _UNKNOWN: Final = "application/octet-stream"
 
 
 def attached(content: Iterable[Any], text: str) -> dict[Attachment, bytes]:
-    """Return what a record of a result does not hold itself, with its content.
+    """Return the attachments of a result, which are not in its record, with their contents.
 
     Args:
         content: MCP content blocks of the result, as the sandbox sent them.
@@ -58,7 +58,7 @@ def _content(part: Mapping[str, Any]) -> bytes:
 
 
 def attachment_of(data: bytes, media_type: Any) -> Attachment:
-    """Return the name of a content in records; a media type that is none is replaced."""
+    """Return the name of a content in records; an invalid media type is replaced."""
     is_type = isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)
     return Attachment(
         digest=f"sha256:{hashlib.sha256(data).hexdigest()}",
@@ -127,5 +127,8 @@ class AttachmentFiles:
     def _path(self, digest: str) -> Path:
         found = _DIGEST.fullmatch(digest)
         if found is None:
-            raise ConfigError(f"{digest!r} is not the digest of an attachment: sha256:…")
+            raise ConfigError(
+                f"{digest!r} is not the digest of an attachment: sha256:…",
+                hint="pass the digest that the attachment has in its episode",
+            )
         return self._directory / found[1]

@@ -117,7 +117,9 @@ def read_lines(path: Path) -> Lines:
     try:
         text = path.read_bytes()
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
+        ) from exc
     *lines, rest = text.split(b"\n")
     numbered = [(n, _episode(path, n, line)) for n, line in enumerate(lines, 1) if line.strip()]
     try:

@@ -189,7 +189,9 @@ def shard_files(directory: Path) -> list[Path]:
     try:
         found = {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
     except OSError as exc:
-        raise ConfigError(f"{directory} cannot be read: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{directory} cannot be read: {exc.strerror}", hint="check the path and its permissions"
+        ) from exc
     both = {path for path in found if path.suffix == ".jsonl"}
     return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
 
@@ -214,7 +216,10 @@ def write_manifest(directory: Path) -> Manifest:
     try:
         write_atomically(directory / MANIFEST, text, mode=0o644, durable=True)
     except OSError as exc:
-        raise ConfigError(f"{directory / MANIFEST} cannot be written: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{directory / MANIFEST} cannot be written: {exc.strerror}",
+            hint="make room on the disk, or make the directory writable, and try again",
+        ) from exc
     return manifest
 
 
@@ -241,7 +246,10 @@ def check_manifest(directory: Path) -> None:
     except FileNotFoundError:
         return  # the run was interrupted, or still runs
     except (OSError, UnicodeDecodeError, ValidationError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc}",
+            hint="delete it to read the directory without checking its shards",
+        ) from exc
     for shard in manifest.shards:
         file = directory / shard.path
         size = file.stat().st_size if file.is_file() else None

@@ -1,10 +1,14 @@
-"""Every error survives pickling, the wire and Ray's wrapper."""
+"""Every error survives pickling, the wire and Ray's wrapper, and says what to do about it."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from aenv_ray.errors import ERRORS, INFRASTRUCTURE, AenvError, boundary, from_wi
 CONTEXT: dict[str, Any] = {
     "hint": "do this", "instance_id": "env-1", "tool_name": "echo", "retry_after_s": 7.5,
 }  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
 EVERY = pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
 
 
@@ -137,3 +142,41 @@ def test_a_boundary_attributes_foreign_exceptions_and_passes_ours() -> None:
     for passes in (errors.SandboxLost("gone"), KeyboardInterrupt()):
         with pytest.raises(type(passes)):
             through(passes)
+
+
+# --- the way out ----------------------------------------------------------------------------------
+
+CORRECTABLE = (
+    errors.ConfigError, errors.CatalogConflict, errors.EnvironmentNotFound, errors.ServiceNotFound,
+    errors.Unauthorized, errors.Forbidden, errors.SandboxStartFailed, errors.EndpointUnavailable,
+)  # fmt: skip
+"""What the reader of the message can correct."""
+WAY_OUT = re.compile(r"\b(expected|must be|at least)\b")
+"""In a message that states the valid values itself."""
+ADDED_LATER = {
+    "aenv_ray/cluster/kustomize.py": "`_Kustomization.objects` names the file, and kubectl",
+    "aenv_ray/client/gateway_http.py": "`_with_hint` names the ways to pass a token",
+}
+
+
+def without_way_out(path: Path) -> Iterator[str]:
+    """Yield where a file makes a correctable error with neither a hint nor the valid values."""
+    correctable = {cls.__name__ for cls in ERRORS if issubclass(cls, CORRECTABLE)}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        hinted = any(keyword.arg == "hint" for keyword in node.keywords)
+        if name in correctable and not hinted and not WAY_OUT.search(ast.unparse(node.args[0])):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_errors_that_a_reader_can_correct_say_how() -> None:
+    found = {
+        str(path.relative_to(ROOT)): rows
+        for path in sorted(ROOT.glob("aenv_ray/**/*.py"))
+        if (rows := list(without_way_out(path)))
+    }
+    for name in ADDED_LATER:
+        assert found.pop(name, None), f"{name} needs no exception any more"
+    assert not found, "\n".join(row for rows in found.values() for row in rows)

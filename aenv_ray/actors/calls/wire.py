@@ -40,7 +40,8 @@ CALL_GRACE_S: Final = 5.0
 """A sandbox that does not answer this long after the call's deadline counts as lost."""
 
 
-def _exec(data: Mapping[str, Any]) -> ExecResult:
+def exec_result(data: Mapping[str, Any]) -> ExecResult:
+    """Return the result of a command from its JSON data."""
     return ExecResult(
         exit_code=data["exit_code"],
         stdout=base64.b64decode(data["stdout"]),
@@ -81,7 +82,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "prompts/get": PromptMessages.from_wire,
     "ping": lambda result: result,
     "aenv/call_tools": _batch,
-    "aenv/exec": lambda result: _exec(result["data"]),
+    "aenv/exec": lambda result: exec_result(result["data"]),
     "aenv/functions": lambda result: result,
     "aenv/list_files": lambda result: [
         FileEntry.model_validate(entry) for entry in result["data"]["entries"]
@@ -147,7 +148,9 @@ def call_message(
     except (pydantic_core.PydanticSerializationError, ValueError) as exc:
         name = params.get("name")
         raise ToolInputInvalid(
-            f"the arguments of {name or method!r} cannot be encoded as JSON: {exc}", tool_name=name
+            f"the arguments of {name or method!r} cannot be encoded as JSON: {exc}",
+            tool_name=name,
+            hint="pass strings, numbers, lists and dicts with string keys",
         ) from None
     if len(encoded) > MAX_CALL_BYTES:
         # The runtime would close the connection, which ends all calls of the instance.

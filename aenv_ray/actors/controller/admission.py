@@ -39,11 +39,11 @@ from aenv_ray.models import InstanceSpec
 logger = logging.getLogger(__name__)
 
 TURN_S: Final = 0.5
-"""Interval at which places are handed out while creates wait."""
+"""Interval at which slots are handed out while creates wait."""
 HOLD_S: Final = 5.0
 """While creates wait, hosts accept only those with a reservation; each turn renews that."""
 RESERVED_S: Final = 30.0
-"""How long a host keeps a place for a create that was granted it."""
+"""How long a host keeps a slot for a create that was granted it."""
 ASK_S: Final = 5.0
 """A host that does not answer within this is left out of a turn."""
 TRY_AGAIN_S: Final = 5.0
@@ -51,7 +51,7 @@ TRY_AGAIN_S: Final = 5.0
 
 
 class Reservation(NamedTuple):
-    """Places on one host that are kept for instances."""
+    """Slots on one host that are kept for instances."""
 
     host_name: str
     host: RemoteHost
@@ -112,7 +112,7 @@ class Admission:
 
         Args:
             patience_s: How long to wait for more hosts once one has answered.
-            wanted: Number of places needed; elastic nodes get hosts only as far as needed.
+            wanted: Number of slots needed; elastic nodes get hosts only as far as needed.
 
         Returns:
             Hosts and actors; empty if the cluster has no node for instances but may get some.
@@ -169,10 +169,10 @@ class Admission:
         wait_s: float,
         is_divisible: bool = False,
     ) -> list[Reservation]:
-        """Return places for all instances of a group, once it is the owner's turn.
+        """Return slots for all instances of a group, once it is the owner's turn.
 
-        If the group is divisible, these may be places for some of its instances; the caller asks
-        again for the others. The hosts keep the places for `RESERVED_S`. Cancelling leaves the
+        If the group is divisible, these may be slots for some of its instances; the caller asks
+        again for the others. The hosts keep the slots for `RESERVED_S`. Cancelling leaves the
         queue.
 
         Raises:
@@ -201,7 +201,7 @@ class Admission:
     async def wait_for_dedicated(
         self, specs: Sequence[InstanceSpec], wait_s: float
     ) -> list[Reservation]:
-        """Return places for a group of dedicated hosts; none if the cluster cannot grow.
+        """Return slots for a group of dedicated hosts; none if the cluster cannot grow.
 
         Raises:
             CapacityExceeded: As `wait`.
@@ -227,7 +227,7 @@ class Admission:
             self._queue.remove(ticket)
             if not self._waiters[ticket].done():
                 self._waiters[ticket].set_exception(
-                    CapacityExceeded("the Ray job that waited for places has ended")
+                    CapacityExceeded("the Ray job that waited for slots has ended")
                 )
 
     async def _serve(self) -> None:
@@ -235,13 +235,13 @@ class Admission:
             try:
                 await self._turn()
             except Exception as exc:  # noqa: BLE001  # a waiting create learns of it at its deadline
-                logger.warning("handing out places failed: %r", exc)
+                logger.warning("handing out slots failed: %r", exc)
                 self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
             await asyncio.sleep(TURN_S)
         await self._demand([])
 
     async def _turn(self) -> None:
-        """Hand out the free places and tell Ray how many are missing."""
+        """Hand out the free slots and tell Ray how many are missing."""
         nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         if self._demanded and await self._without_hosts(nodes):
             await self._demand([])  # the node that it brought could not start its host otherwise
@@ -286,7 +286,7 @@ class Admission:
         return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
 
     async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> None:
-        """Reserve the places of one grant and wake its waiter.
+        """Reserve the slots of one grant and wake its waiter.
 
         The waiter may time out or be cancelled meanwhile. Then, and if a host refuses, what other
         hosts reserved for this grant is released.
@@ -312,11 +312,11 @@ class Admission:
         self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float
     ) -> bool:
         try:
-            with ray_api.translated(f"reserving places on host {name}"):
+            with ray_api.translated(f"reserving slots on host {name}"):
                 async with asyncio.timeout(ASK_S):
                     return bool(await host.reserve.remote(ids, seconds))
         except Exception as exc:  # noqa: BLE001  # the other grants of this turn do not depend on it
-            logger.warning("no places reserved on host %s: %r", name, exc)
+            logger.warning("no slots reserved on host %s: %r", name, exc)
             return False
 
     async def _demand(self, wanted: list[int]) -> None:

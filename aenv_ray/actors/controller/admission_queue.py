@@ -1,7 +1,7 @@
 """Which waiting create gets room next in a full cluster: pure decisions.
 
 Owners take turns, counted by the instances that each was granted since the queue was last empty;
-the creates of one owner go in order of arrival. A group is granted all its places at once or none.
+the creates of one owner go in order of arrival. A group is granted all its slots at once or none.
 A group that does not fit yet may be overtaken by smaller ones for `OVERTAKEN_S`, and by none after
 that. A group that needs more nodes than there are holds up nobody.
 """
@@ -38,19 +38,19 @@ class Ticket:
 
 
 class Grant(NamedTuple):
-    """Places for a ticket: the instance ids for each host, by the host's name."""
+    """Slots for a ticket: the instance ids for each host, by the host's name."""
 
     ticket: Ticket
     shares: dict[str, tuple[InstanceId, ...]]
 
     @property
     def granted(self) -> int:
-        """Number of instances that got a place."""
+        """Number of instances that got a slot."""
         return sum(map(len, self.shares.values()))
 
     @property
     def left(self) -> int:
-        """Number of instances of a divisible ticket without a place; they are asked for again."""
+        """Number of instances of a divisible ticket without a slot; they are asked for again."""
         return len(self.ticket.ids) - self.granted
 
 
@@ -97,7 +97,7 @@ class AdmissionQueue:
         return [ticket for ticket in self._tickets if ticket.job_id in jobs]
 
     def grants(self, hosts: Sequence[HostLoad], now: float) -> list[Grant]:
-        """Return the places to hand out now, and remove the creates that get them."""
+        """Return the slots to hand out now, and remove the creates that get them."""
         loads = {host.name: host for host in hosts}
         granted: list[Grant] = []
         waiting = list(self._tickets)
@@ -109,7 +109,7 @@ class AdmissionQueue:
             if len(ids) > free:
                 fits_ever = len(ticket.ids) <= sum(load.capacity for load in loads.values())
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
-                    break  # places that become free from now on are kept for this group
+                    break  # slots that become free from now on are kept for this group
                 # Later creates of the same owner wait behind it, to keep that owner's order.
                 waiting = [other for other in waiting if other.owner != ticket.owner]
                 continue
@@ -127,10 +127,10 @@ class AdmissionQueue:
 
 
 def bundles(missing: int, slots_per_node: int | None) -> list[int]:
-    """Return the resource demands for missing places, in slots each.
+    """Return the resource demands for missing slots, in slots each.
 
     Args:
-        missing: Places for which there is no node.
+        missing: Slots for which there is no node.
         slots_per_node: Slots of the largest known node, which new nodes probably have too. None: no
             node has declared slots yet; each demand is then for one slot, which fits any node.
     """
@@ -153,15 +153,15 @@ def explain_wait(
 
     Args:
         queue: The waiting creates.
-        free: Free places of all hosts.
-        capacity: Free and used places of all hosts.
+        free: Free slots of all hosts.
+        capacity: Free and used slots of all hosts.
         hosts: Number of hosts.
         demanded_slots: Slots that Ray's autoscaler was asked for.
         demanded_for_s: Seconds since the request, in which no node has joined.
         has_autoscaler: Whether an autoscaler runs in this cluster.
     """
     text = (
-        f"{free} of {capacity} places on {hosts} hosts are free, and {len(queue)} creates wait for "
+        f"{free} of {capacity} slots on {hosts} hosts are free, and {len(queue)} creates wait for "
         f"{queue.instances} instances"
     )
     if not demanded_slots:

@@ -92,7 +92,7 @@ class Controller:
         """See `Admission.shared_hosts`."""
         return await self._admission.shared_hosts(patience_s, wanted)
 
-    async def places(
+    async def reserve(
         self,
         ids: Sequence[InstanceId],
         owner: str,
@@ -202,7 +202,7 @@ class Controller:
     ) -> bool:
         """Claim a spare host for an instance, or start a host that is named after it.
 
-        It runs on `node`, where its place was reserved; None: on the node that the spec prefers or
+        It runs on `node`, where its slot was reserved; None: on the node that the spec prefers or
         that has the fewest hosts.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Metrics of the cluster's room in Ray's Prometheus exporter, from the controller."""
+"""Metrics of the cluster's capacity in Ray's Prometheus exporter, set by the controller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aenv_ray.actors.ray_shell.nodes import NodeFacts
 
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "aenv_nodes": ("Live nodes that take instances", ()),
-    "aenv_slots": ("Places for instances on shared hosts", ("state",)),
+    "aenv_slots": ("Slots for instances on shared hosts", ("state",)),
     "aenv_queue_creates": ("Creates that wait for room", ()),
     "aenv_queue_instances": ("Instances that waiting creates ask for", ()),
     "aenv_queue_age_seconds": ("Age of the oldest create that waits for room", ()),
@@ -19,14 +19,14 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def slots(nodes: Mapping[str, NodeFacts], loads: Iterable[HostLoad]) -> dict[str, int]:
-    """Return the free and used places of the nodes that take instances, with or without hosts."""
+    """Return the free and used slots of the nodes that take instances, with or without hosts."""
     used = sum(load.instances for load in loads)
     capacity = sum(sum(host_capacities(facts)) for facts in usable(nodes).values())
     return {"free": max(0, capacity - used), "used": used}
 
 
 class ClusterMetrics:
-    """Exports the room of the cluster. Create it in the controller's process."""
+    """Exports the slots and the waiting creates. Create it in the controller's process."""
 
     def __init__(self) -> None:
         from aenv_ray.actors.ray_shell.ray_metrics import Gauge

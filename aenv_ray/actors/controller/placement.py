@@ -62,7 +62,7 @@ def may_grow(nodes: Iterable[NodeFacts]) -> bool:
 
 
 def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
-    """Return which idle nodes get hosts, so that there are `missing` more places."""
+    """Return which idle nodes get hosts, so that there are `missing` more slots."""
     chosen: list[str] = []
     for node, facts in sorted(idle.items()):
         if missing <= 0:
@@ -101,7 +101,7 @@ class HostLoad:
 
     @property
     def free(self) -> int:
-        """Number of free places."""
+        """Number of free slots."""
         return max(0, self.capacity - self.instances)
 
 
@@ -153,7 +153,7 @@ def spread(count: int, hosts: Sequence[HostLoad]) -> dict[str, int]:
     free = sum(host.free for host in hosts)
     if count > free:
         raise CapacityExceeded(
-            f"{count} instances do not fit: {free} of {sum(h.capacity for h in hosts)} places on "
+            f"{count} instances do not fit: {free} of {sum(h.capacity for h in hosts)} slots on "
             f"{len(hosts)} hosts are free",
             retry_after_s=1.0,
             hint="release instances, lower the concurrency, or add nodes",

@@ -310,13 +310,13 @@ class CreateProtocol:
         *,
         is_divisible: bool = False,
     ) -> list[Share]:
-        """Return reserved places for a group, once it is its turn and there is room.
+        """Return reserved slots for a group, once it is its turn and there is room.
 
-        These may be places for some of the instances, if the group is divisible.
+        These may be slots for some of the instances, if the group is divisible.
         """
         by_id = {spec.instance_id: spec for spec in specs}
         owner = specs[0].owner or specs[0].job_id or ""
-        reference = self._controller.places.remote(
+        reference = self._controller.reserve.remote(
             list(by_id), owner, specs[0].job_id, queue_s, is_divisible
         )
         what = f"room for {len(specs)} of {source.reference}"
@@ -421,7 +421,7 @@ class CreateProtocol:
             await each.guarded(again, self._place_each(each, again, {share.name}))
 
     async def _queue_each(self, each: _Each, specs: list[InstanceSpec]) -> None:
-        """Start instances as the queue grants them places."""
+        """Start instances as the queue grants them slots."""
         if not each.queue_s or specs[0].node_ids:  # a place in the queue may be on any node
             self.shared_hosts.forget()
             raise CapacityExceeded(

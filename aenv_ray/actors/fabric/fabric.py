@@ -18,7 +18,7 @@ from aenv_ray.project.project import Project
 
 if TYPE_CHECKING:
     from aenv_ray.actors.controller.placement import HostLoad
-    from aenv_ray.actors.fabric.quota_client import QuotaPlaces
+    from aenv_ray.actors.fabric.quota_client import QuotaClaim
 
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
@@ -89,18 +89,18 @@ class Fabric:
         if options.near is not None:
             options.near_node = self.ray.node_of(options.near)
         specs = options.specs(source, count, job_id=self.ray.job_id())
-        places = self._quotas.take_places(specs, options)
+        claim = self._quotas.claim_quota(specs, options)
         try:
             created = run_blocking(
                 self.protocol.create(source, specs, options.actor, options.queue_s)
             )
         except BaseException:
-            if places is not None and self.ray.is_connected():
-                places.give_back()
+            if claim is not None and self.ray.is_connected():
+                claim.give_up()
             raise
-        if places is not None:
+        if claim is not None:
             try:
-                places.settle((one.spec, one.info.id) for one in created)
+                claim.settle((one.spec, one.info.id) for one in created)
             except BaseException:
                 self.release([one.info.id for one in created])
                 raise
@@ -111,7 +111,7 @@ class Fabric:
     def shared_hosts(self, wanted: int) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load; blocks.
 
-        Nodes without hosts get some if the others have fewer than `wanted` free places.
+        Nodes without hosts get some if the others have fewer than `wanted` free slots.
 
         Raises:
             FabricUnavailable: No node has a host.
@@ -120,11 +120,11 @@ class Fabric:
 
         return run_blocking(self.protocol.shared_hosts.look(wanted))
 
-    def take_places(
+    def claim_quota(
         self, specs: Sequence[InstanceSpec], options: CreateOptions
-    ) -> QuotaPlaces | None:
-        """See `QuotaClient.take_places`; blocks."""
-        return self._quotas.take_places(specs, options)
+    ) -> QuotaClaim | None:
+        """See `QuotaClient.claim_quota`; blocks."""
+        return self._quotas.claim_quota(specs, options)
 
     # --- finding --------------------------------------------------------------------------------
 

@@ -74,16 +74,16 @@ class FabricInstances:
                 "idle_timeout_s": None,  # it ends with the outer instance
             }
         )
-        places = await asyncio.to_thread(self._fabric.take_places, [spec], options)
+        claim = await asyncio.to_thread(self._fabric.claim_quota, [spec], options)
         try:
             created = await self._instances.create(source, [spec], ActorDensity.SHARED)
         except BaseException:
-            if places is not None:
-                await asyncio.to_thread(places.give_back)
+            if claim is not None:
+                await asyncio.to_thread(claim.give_up)
             raise
-        if places is not None:
+        if claim is not None:
             try:
-                await asyncio.to_thread(places.settle, [(spec, created[0].info.id)])
+                await asyncio.to_thread(claim.settle, [(spec, created[0].info.id)])
             except BaseException:
                 await self.release([instance_id])
                 raise

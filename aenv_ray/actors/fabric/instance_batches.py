@@ -11,7 +11,7 @@ from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions, OwnOptions
 from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol, EachCreate
 from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
-from aenv_ray.actors.fabric.quota_client import QuotaPlaces
+from aenv_ray.actors.fabric.quota_client import QuotaClaim
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, AsyncWaits, OnWait, WaitNotices
 from aenv_ray.actors.ray_shell import ray_api
@@ -95,9 +95,9 @@ class InstanceBatches:
         Raises:
             AenvError: As `aenv_ray.create_many`; nothing is left behind.
         """
-        specs, places = self._specs(count, own), None
+        specs, claim = self._specs(count, own), None
         if self._has_quotas:
-            places = await self._waits.run(lambda: self._fabric.take_places(specs, self._options))
+            claim = await self._waits.run(lambda: self._fabric.claim_quota(specs, self._options))
         options = self._options
         created: list[Created] = []
         try:
@@ -105,11 +105,11 @@ class InstanceBatches:
             created = await self._protocol.create(
                 self.source, specs, options.actor, options.queue_s
             )
-            if places is not None:
-                await self._settle(places, created)
+            if claim is not None:
+                await self._settle(claim, created)
         except BaseException:
-            if places is not None:
-                await self._give_back(places, created)
+            if claim is not None:
+                await self._give_up(claim, created)
             raise
         return created
 
@@ -127,14 +127,14 @@ class InstanceBatches:
         labels = self._options.labels | self._labels
         return [spec.model_copy(update={"labels": labels}) for spec in specs]
 
-    async def _settle(self, places: QuotaPlaces, created: Sequence[Created]) -> None:
+    async def _settle(self, claim: QuotaClaim, created: Sequence[Created]) -> None:
         pairs = [(one.spec, one.info.id) for one in created]
-        await self._waits.run(lambda: places.settle(pairs))
+        await self._waits.run(lambda: claim.settle(pairs))
 
-    async def _give_back(self, places: QuotaPlaces, created: Sequence[Created]) -> None:
+    async def _give_up(self, claim: QuotaClaim, created: Sequence[Created]) -> None:
         if ray_api.is_connected():
             self._fabric.controller.release.remote([one.info.id for one in created])
-            await self._waits.run(places.give_back)
+            await self._waits.run(claim.give_up)
 
     async def _create(self, specs: Sequence[InstanceSpec], news: EachCreate) -> None:
         options = self._options
@@ -143,7 +143,7 @@ class InstanceBatches:
     async def _create_under_quotas(self, specs: list[InstanceSpec], news: EachCreate) -> None:
         """Create as many of the instances as the quotas allow."""
         try:
-            places = await self._waits.run(lambda: self._fabric.take_places(specs, self._options))
+            claim = await self._waits.run(lambda: self._fabric.claim_quota(specs, self._options))
         except QuotaExceeded as exc:
             if len(specs) == 1:
                 news.on_outcome(exc)
@@ -156,21 +156,21 @@ class InstanceBatches:
             for _ in specs:
                 news.on_outcome(exc)
             return
-        if places is None:
+        if claim is None:
             await self._create(specs, news)
             return
-        await self._create_in(places, specs, news)
+        await self._create_in(claim, specs, news)
 
     async def _create_in(
-        self, places: QuotaPlaces, specs: Sequence[InstanceSpec], news: EachCreate
+        self, claim: QuotaClaim, specs: Sequence[InstanceSpec], news: EachCreate
     ) -> None:
-        """Create instances that have places under quotas; report them once the hub knows them."""
+        """Create instances that their quotas count; report them once the hub knows them."""
         made = _Collected(news)
         try:
             await self._create(specs, made)
-            await self._settle(places, made.created)
+            await self._settle(claim, made.created)
         except BaseException as exc:
-            await self._give_back(places, made.created)
+            await self._give_up(claim, made.created)
             if not isinstance(exc, AenvError):
                 raise
             made.fail(exc)

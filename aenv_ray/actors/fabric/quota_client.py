@@ -29,7 +29,7 @@ STARTING_S: Final = 310.0
 
 
 class QuotaClient:
-    """Asks the hub for places under quotas, for one connection to the fabric."""
+    """Claims shares of quotas at the hub, for one connection to the fabric."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -37,10 +37,10 @@ class QuotaClient:
         self._subjects: frozenset[str] = frozenset()
         self._known_until = 0.0
 
-    def take_places(
+    def claim_quota(
         self, specs: Sequence[InstanceSpec], options: CreateOptions
-    ) -> QuotaPlaces | None:
-        """Take places for instances that are about to start; None if no quota applies.
+    ) -> QuotaClaim | None:
+        """Count instances that are about to start in their quotas; None if no quota applies.
 
         Raises:
             QuotaExceeded: A quota is used up.
@@ -52,9 +52,9 @@ class QuotaClient:
         if not subjects or not subjects & self._limited():
             return None
         assert self._hub is not None
-        places = QuotaPlaces(self._hub, self._clock, specs, STARTING_S + options.queue_s)
-        places.take()
-        return places
+        claim = QuotaClaim(self._hub, self._clock, specs, STARTING_S + options.queue_s)
+        claim.take()
+        return claim
 
     def _limited(self) -> frozenset[str]:
         """Return the subjects that have quotas; the answer is cached for `FRESH_S`."""
@@ -69,8 +69,8 @@ class QuotaClient:
         return self._subjects
 
 
-class QuotaPlaces:
-    """The places of one create under its quotas."""
+class QuotaClaim:
+    """What one create counts in its quotas."""
 
     def __init__(
         self, hub: HubClient, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
@@ -81,7 +81,7 @@ class QuotaPlaces:
         self._specs = specs
 
     def take(self) -> None:
-        """Take the places, all or none."""
+        """Count the instances, all or none."""
         pending = [
             lease_of(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
             for spec in self._specs
@@ -94,15 +94,15 @@ class QuotaPlaces:
             blocking(self._hub.admit(pending))
 
     def settle(self, made: Iterable[tuple[InstanceSpec, InstanceId]]) -> None:
-        """Replace the places by leases of the instances that run, under their actual ids."""
+        """Replace the claim by leases of the instances that run, under their actual ids."""
         running = [
             lease_of(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING)
             for spec, i in made
         ]
         blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
 
-    def give_back(self) -> None:
-        """Give the places back: no instance was created."""
+    def give_up(self) -> None:
+        """Give the claim up: no instance was created."""
         try:
             blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
         except AenvError as exc:  # the error of the create matters more

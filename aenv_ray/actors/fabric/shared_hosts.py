@@ -117,7 +117,7 @@ class SharedHosts:
     async def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
         """Return all shared hosts with their present load.
 
-        Nodes without hosts get some if the others have fewer than `wanted` free places.
+        Nodes without hosts get some if the others have fewer than `wanted` free slots.
 
         Raises:
             FabricUnavailable: No node has a host.

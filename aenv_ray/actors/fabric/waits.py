@@ -21,9 +21,9 @@ from aenv_ray.actors.ray_shell import ray_api
 logger = logging.getLogger("aenv_ray")
 
 NOTICE_AFTER_S: Final = 5.0
-"""A create that takes longer than this is worth a line in the log."""
+"""A create that waits for longer than this is logged."""
 NOTICE_EVERY_S: Final = 60.0
-"""Least time between two such lines, whatever the number of creates."""
+"""Minimum time between two such lines, for all creates together."""
 _THREADS: Final = 8
 
 T = TypeVar("T")

@@ -142,12 +142,18 @@ class EnvironmentRelay:
         except ValidationError as exc:
             problem = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"malformed request: {where}: {problem['msg']}") from None
+            raise ConfigError(
+                f"malformed request: {where}: {problem['msg']}",
+                hint="call other environments with `Environment`, as docs/environments.md shows",
+            ) from None
         if request.method == RELEASE:
             await self._release(life, request)
             return b"{}"
         if request.method not in CALLS:
-            raise ConfigError(f"code of an environment cannot call {request.method!r} of another")
+            raise ConfigError(
+                f"code of an environment cannot call {request.method!r} of another",
+                hint=f"it can call: {', '.join(sorted(CALLS))}",
+            )
         check_declared(request.environment, declared, life.record.spec.reference)
         check_nesting(request.environment, life.record.spec)
         ends_at = asyncio.get_running_loop().time() + request.timeout_s

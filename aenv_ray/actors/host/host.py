@@ -112,8 +112,8 @@ class Host:
         self._node_id = node_id
         self._density = density
         self._clock = clock or SystemClock()
-        places = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
-        self._capacity = HostCapacity(host_id, places, self._present, self._clock)
+        capacity = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
+        self._capacity = HostCapacity(host_id, capacity, self._present, self._clock)
         self._stays = density is ActorDensity.SHARED and slots is None
         self._spare_s = spare_s
         self._claimed_for = InstanceId(host_id) if spare_s is None else None
@@ -233,7 +233,7 @@ class Host:
         return self._pools.ready()
 
     def load(self) -> tuple[int, int]:
-        """Return the number of used or reserved places, and the capacity.
+        """Return the number of used or reserved slots, and the capacity.
 
         Raises:
             FabricUnavailable: The node is going down, or the host is about to end.
@@ -258,7 +258,7 @@ class Host:
         return self.load()
 
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """See `HostCapacity.reserve`; instances that are here already need no place."""
+        """See `HostCapacity.reserve`; instances that are here already need no slot."""
         self.load()
         return self._capacity.reserve([i for i in ids if i not in self._lives], seconds)
 

@@ -1,4 +1,4 @@
-"""The places of a host, some of them reserved for creates that waited: pure decisions."""
+"""The slots of a host, some of them reserved for creates that waited: pure decisions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HostCapacity:
         self._held_until = float("-inf")
 
     def taken(self, without: Collection[InstanceId] = ()) -> int:
-        """Return the number of used or reserved places, without reservations for these ids."""
+        """Return the number of used or reserved slots, without reservations for these ids."""
         now = self._clock.now()
         self._reserved_until = {
             i: until for i, until in self._reserved_until.items() if now < until
@@ -43,9 +43,9 @@ class HostCapacity:
         self._held_until = self._clock.now() + seconds
 
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
-        """Reserve a place for each id for this long; return False if there are too few.
+        """Reserve a slot for each id for this long; return False if there are too few.
 
-        Idempotent: an id has one reservation, which ends as the last call says.
+        Idempotent: an id has one reservation, whose end the last call sets.
         """
         if self.taken(without=ids) + len(ids) > self.capacity:
             return False
@@ -56,19 +56,19 @@ class HostCapacity:
         """Accept instances, which use up their reservations.
 
         Raises:
-            CapacityExceeded: There are too few places, or they are held for others.
+            CapacityExceeded: There are too few slots, or they are held for others.
         """
         taken = self.taken(without=ids)
         if taken + len(ids) > self.capacity:
             raise CapacityExceeded(
-                f"host {self._host_id} has {taken} of {self.capacity} places in use; "
+                f"host {self._host_id} has {taken} of {self.capacity} slots in use; "
                 f"{len(ids)} more instances do not fit",
                 hint="release instances or add nodes",
             )
         is_held = self._clock.now() < self._held_until
         if is_held and not self._reserved_until.keys() >= set(ids):
             raise CapacityExceeded(
-                f"the places of host {self._host_id} are held for creates that have waited longer",
+                f"the slots of host {self._host_id} are held for creates that have waited longer",
                 hint="try again, or join the queue by queue_timeout",
             )
         self.forget(ids)

@@ -51,7 +51,7 @@ class InstanceLife:
         self.last_active = now
 
     def direct_calls(self, calls: int, change: int, last_active: float) -> None:
-        """Note what a caller that is connected to the sandbox itself did.
+        """Record the activity of a caller that is connected directly to the sandbox.
 
         Args:
             calls: Calls that have ended.

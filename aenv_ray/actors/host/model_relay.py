@@ -100,7 +100,8 @@ class ModelRelay:
         timeout_s = params.get("timeout_s")
         if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
             raise ConfigError(
-                f"timeout {timeout_s!r} is not a number of seconds between 0 and {MAX_TIMEOUT_S:g}"
+                f"invalid timeout {timeout_s!r}: expected a number of seconds above 0, at most "
+                f"{MAX_TIMEOUT_S:g}"
             )
         account = self._accounts.setdefault(instance_id, _Account())
         self._charge(account, instance_id)
@@ -110,7 +111,8 @@ class ModelRelay:
                 return await self._asked(url, body, account)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the chat model of {instance_id} did not answer within {timeout_s:g} s"
+                f"the chat model of {instance_id} did not answer within {timeout_s:g} s",
+                hint="raise the timeout of the request, or shorten the conversation",
             ) from None
         finally:
             account.running -= 1
@@ -121,11 +123,17 @@ class ModelRelay:
         except ValidationError as exc:
             problem = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"malformed chat request: {where}: {problem['msg']}") from None
+            raise ConfigError(
+                f"malformed chat request: {where}: {problem['msg']}",
+                hint="send a body of the chat completions API: a list of messages and its options",
+            ) from None
         fields = {**request.model_dump(exclude_none=True), "model": model}
         body = pydantic_core.to_json(fields)
         if len(body) > MAX_REQUEST_BYTES:
-            raise ConfigError(f"a chat request has {len(body)} bytes, over {MAX_REQUEST_BYTES}")
+            raise ConfigError(
+                f"a chat request has {len(body)} bytes, over {MAX_REQUEST_BYTES}",
+                hint="shorten the conversation, for example by dropping old tool results",
+            )
         return body
 
     def _charge(self, account: _Account, instance_id: InstanceId) -> None:
@@ -154,7 +162,8 @@ class ModelRelay:
             except _Failed as exc:
                 if attempt == ATTEMPTS:
                     raise EndpointUnavailable(
-                        f"the chat model for environments failed {attempt} times: {exc}"
+                        f"the chat model for environments failed {attempt} times: {exc}",
+                        hint="the operator checks the server at AENV_CHAT_MODEL_URL",
                     ) from None
             await asyncio.sleep(_PAUSE_S * 2 ** (attempt - 1))
         raise AssertionError("not reached: the last attempt raises")
@@ -180,7 +189,11 @@ class ModelRelay:
             said = f"HTTP {response.status_code}: {text[:_SHOWN_CHARACTERS]}"
             if response.status_code in _RETRIED or response.status_code >= 500:
                 raise _Failed(said)
-            raise ConfigError(f"the chat model for environments answered {said}")
+            raise ConfigError(
+                f"the chat model for environments answered {said}",
+                hint="shorten or correct the request; if every request fails, the operator checks "
+                "AENV_CHAT_MODEL and its key",
+            )
         return _completion(content, account)
 
     async def close(self) -> None:

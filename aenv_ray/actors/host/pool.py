@@ -256,7 +256,7 @@ class Pools:
     def refills(self, now: float, *, room: int, is_busy: bool) -> Counter[PoolKey]:
         """Return how many sandboxes to start for each pool; call `refilled` after each.
 
-        `room` is the number of free places of the host; `is_busy`: a create waits for a start.
+        `room` is the number of free slots of the host; `is_busy`: a create waits for a start.
         """
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
         earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
@@ -307,7 +307,7 @@ class Pools:
         return ended
 
     def give_way(self, count: int) -> list[InstanceId]:
-        """Remove and return up to `count` sandboxes whose places instances need."""
+        """Remove and return up to `count` sandboxes whose slots instances need."""
         ended: list[InstanceId] = []
         # From the largest pool first, which suffers least.
         for pool in sorted(self._pools.values(), key=lambda pool: -len(pool.ready)):

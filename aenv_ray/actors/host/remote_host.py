@@ -51,7 +51,7 @@ class RemoteHost(Protocol):
 
     @property
     def load(self) -> HostMethod[[], tuple[int, int]]:
-        """Return how many places are taken, and how many there are."""
+        """Return how many slots are taken, and how many there are."""
 
     @property
     def hold(self) -> HostMethod[[float], tuple[int, int]]:
@@ -59,7 +59,7 @@ class RemoteHost(Protocol):
 
     @property
     def reserve(self) -> HostMethod[[Sequence[InstanceId], float], bool]:
-        """Reserve places for instances for some seconds; False if there are too few."""
+        """Reserve slots for instances for some seconds; False if there are too few."""
 
     @property
     def release(self) -> HostMethod[[Sequence[InstanceId]], Sequence[InstanceId]]:

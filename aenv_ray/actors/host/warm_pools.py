@@ -1,7 +1,7 @@
 """The warm sandboxes of a host; `aenv_ray.actors.host.pool` decides about them.
 
 They are not instances yet: nobody can call or list them, and they give way to instances that need
-their place. A sandbox that is taken keeps its id and gets everything else from the create.
+their slot. A sandbox that is taken keeps its id and gets everything else from the create.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WarmPools:
     """The pools of one shared host.
 
     Args:
-        room: Returns how many places the pools may use.
+        room: Returns how many slots the pools may use.
         is_busy: Returns whether a create waits for a start now.
     """
 
@@ -174,7 +174,7 @@ class WarmPools:
 
     @property
     def size(self) -> int:
-        """Number of places that the pools use."""
+        """Number of slots that the pools use."""
         return self._pools.size
 
     def ready(self) -> dict[str, int]:
@@ -260,7 +260,7 @@ class WarmPools:
         self._refilling = asyncio.create_task(self._refill())
 
     async def give_way(self, count: int) -> None:
-        """End up to `count` sandboxes, because instances need their places."""
+        """End up to `count` sandboxes, because instances need their slots."""
         await self._end(self._pools.give_way(count))
 
     async def _refill(self) -> None:

@@ -68,5 +68,5 @@ def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return True  # built in
-    places = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-    return any(Path(place) in Path(file).parents for place in places)
+    directories = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    return any(Path(one) in Path(file).parents for one in directories)

@@ -6,7 +6,7 @@ import aenv_ray
 from aenv_ray.errors import ConfigError
 
 
-def check_version(theirs: str, place: str, way_out: str) -> None:
+def check_version(theirs: str, where: str, way_out: str) -> None:
     """Check the version of aenv-ray in another process against the version in this one.
 
     Versions with the same major number understand each other; below 1.0, those with the same minor
@@ -14,7 +14,7 @@ def check_version(theirs: str, place: str, way_out: str) -> None:
 
     Args:
         theirs: What that process answered; anything but a version means one older than 0.1.
-        place: Where it runs, for the message.
+        where: Where it runs, for the message.
         way_out: What to do, for the message.
 
     Raises:
@@ -24,7 +24,7 @@ def check_version(theirs: str, place: str, way_out: str) -> None:
     if _series(theirs) != _series(ours):
         known = theirs if theirs[:1].isdigit() else "an older version"
         raise ConfigError(
-            f"{place} runs aenv-ray {known}, and this process runs {ours}, which is incompatible: "
+            f"{where} runs aenv-ray {known}, and this process runs {ours}, which is incompatible: "
             f"{way_out}",
             hint="aenv version shows what is installed; install the same version on both",
         )

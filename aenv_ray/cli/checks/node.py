@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from aenv_ray.engines.base import Engine, Sandbox
     from aenv_ray.models import Isolation
 
+_DOCKER_RUNTIMES: Final = "docker runtimes"
+_KNOWN_RUNTIMES: Final = ("crun", "runsc", "kata-runtime")
+"""Programs to mention if they are installed and not registered."""
 CHECK_ERRORS: Final = (AenvError, OSError, TimeoutError)
 """The errors that trying an engine may raise."""
 
@@ -65,15 +68,15 @@ def versions() -> Finding:
 def disk(settings: Settings) -> list[Finding]:
     """Check that the directories are writable and have room."""
     checks = []
-    places = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
+    directories = (("data", settings.data_dir, _LEAST_DISK_BYTES, "AENV_DATA_DIR"),
               ("runtime", settings.runtime_dir, _LEAST_SHM_BYTES, "AENV_RUNTIME_DIR"))  # fmt: skip
-    for name, place, least, variable in places:
-        existing = next(path for path in (place, *place.parents) if path.exists())
+    for name, directory, least, variable in directories:
+        existing = next(path for path in (directory, *directory.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-        found = f"{place}: {free >> 20:,} MiB free"
+        found = f"{directory}: {free >> 20:,} MiB free"
         mend = f"free some space, or set {variable} to another directory"
         if not os.access(existing, os.W_OK | os.X_OK):
-            checks.append(Finding(name, Verdict.FAILED, f"{place} is not writable", mend))
+            checks.append(Finding(name, Verdict.FAILED, f"{directory} is not writable", mend))
         elif free < least:
             checks.append(Finding(name, Verdict.WARNING, found, mend))
         else:
@@ -219,7 +222,6 @@ async def docker_info(settings: Settings) -> dict[str, Any]:
 
 async def _docker(settings: Settings) -> list[Finding]:
     """Check the Docker daemon and its OCI runtimes."""
-    from aenv_ray.cli.checks import docker as checks_docker
     from aenv_ray.engines.node.docker_client import daemon_hint
 
     try:
@@ -229,7 +231,7 @@ async def _docker(settings: Settings) -> list[Finding]:
             found = "no Docker daemon in this pod, and none needed: instances are pods"
             return [Finding("docker", Verdict.OK, found)]
         return [Finding(_DOCKER, Verdict.FAILED, line(exc), daemon_hint(settings.docker_host))]
-    runtimes = checks_docker.check(info, settings.docker_runtime)
+    runtimes = check_docker_runtimes(info, settings.docker_runtime)
     return [await _docker_engine(settings, f"Docker {info.get('ServerVersion', '?')}"), runtimes]
 
 
@@ -287,3 +289,44 @@ def line(exc: BaseException) -> str:
     """Return the message of an error on one line."""
     text = exc.message if isinstance(exc, AenvError) else str(exc)
     return " ".join((text or type(exc).__name__).split())[:300]
+
+
+def check_docker_runtimes(
+    info: Mapping[str, Any],
+    wanted: str | None,
+    find: Callable[[str], str | None] = shutil.which,
+) -> Finding:
+    """Check that the wanted runtime is registered, and that the programs of all runtimes exist."""
+    from aenv_ray.engines.docker.link import has_own_kernel
+
+    described: dict[str, dict[str, Any]] = {
+        name: dict(one or {})
+        for name, one in sorted(dict(info.get("Runtimes") or {}).items())
+        if not name.startswith("io.containerd.")
+    }
+    default = str(info.get("DefaultRuntime") or "runc")
+    absent = [name for name, one in described.items() if one.get("path") and not find(one["path"])]
+    words = []
+    for name, one in described.items():
+        notes = ["default"] if name == default else []
+        notes += ["its own kernel"] if has_own_kernel(one) else []
+        notes += [f"{one['path']} is not installed"] if name in absent else []
+        words.append(f"{name} ({', '.join(notes)})" if notes else name)
+    found = ", ".join(words) or "none reported"
+    if wanted and wanted not in described:
+        found = f"AENV_DOCKER_RUNTIME is {wanted}, which the daemon does not have; it has {found}"
+        return Finding(_DOCKER_RUNTIMES, Verdict.FAILED, found, _registering(wanted, find(wanted)))
+    if absent:
+        mend = f"install {', '.join(absent)}, or remove it from the daemon's runtimes"
+        return Finding(_DOCKER_RUNTIMES, Verdict.WARNING, found, mend)
+    programs = {str(one.get("path", "")).rpartition("/")[2] for one in described.values()}
+    unused = [
+        f"{program} is installed and not registered"
+        for program in _KNOWN_RUNTIMES
+        if find(program) and program not in programs and program not in described
+    ]
+    return Finding(_DOCKER_RUNTIMES, Verdict.OK, "; ".join([found, *unused]))
+
+
+def _registering(name: str, path: str | None) -> str:
+    return f"dockerd --add-runtime {name}={path or '/path/to/it'}, or unset AENV_DOCKER_RUNTIME"

@@ -227,8 +227,8 @@ def tokens(fabric: LocalFabric | None) -> Finding:
     if not knows_gateway(None):
         return Finding("tokens", Verdict.OK, "no gateway is configured")
     try:
-        with gateway() as door:
-            rows = door.tokens()
+        with gateway() as client:
+            rows = client.tokens()
     except AenvError as exc:
         return Finding("tokens", Verdict.WARNING, f"cannot be listed: {exc.message}")
     counts = Counter(row.role or "unknown" for row in rows)

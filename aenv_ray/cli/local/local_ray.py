@@ -106,7 +106,7 @@ def processes(fabric: LocalFabric) -> dict[int, str]:
     (some of Ray's processes overwrite their environment), and those of the node's launcher.
     """
     mark = f"{MARK}={fabric.id}".encode()
-    place = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
+    node_dir = os.fsencode(fabric.node_dir) if fabric.node_dir is not None else None
     every = [row for row in _all_processes() if row[0] != os.getpid()]
     marked = {pid for pid, _, environment in every if mark in environment.split(b"\0")}
     sessions = fabric.sessions | sessions_of(marked)
@@ -115,7 +115,7 @@ def processes(fabric: LocalFabric) -> dict[int, str]:
         for pid, command, _ in every
         if pid in marked
         or _session(pid) in sessions
-        or (place is not None and place in command.split(b"\0"))
+        or (node_dir is not None and node_dir in command.split(b"\0"))
     }
 
 

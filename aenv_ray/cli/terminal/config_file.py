@@ -135,11 +135,11 @@ class ConfigFile:
                 f"{key} is a section", hint=f"set one of its keys: {_below(key, known)}"
             )
         data = copy.deepcopy(self.data)
-        place = data
+        node = data
         *sections, last = key.split(".")
         for name in sections:
-            place = place.setdefault(name, {})
-        place[last] = value
+            node = node.setdefault(name, {})
+        node[last] = value
         return data
 
     def value(self, key: str) -> Any:
@@ -148,12 +148,12 @@ class ConfigFile:
         Raises:
             ConfigError: It does not exist.
         """
-        place: Any = self.effective
+        node: Any = self.effective
         for name in key.split("."):
-            if not isinstance(place, dict) or name not in place:
+            if not isinstance(node, dict) or name not in node:
                 raise _unknown(key, dict(leaves(self.effective)))
-            place = place[name]
-        return place
+            node = node[name]
+        return node
 
 
 def find() -> ConfigFile:
@@ -168,17 +168,17 @@ def find() -> ConfigFile:
 
 def path_in_use() -> Path:
     """Return the path of the config file in use, or of the one that would be created."""
-    return next((p for p in places() if p.is_file()), places()[0])
+    return next((p for p in search_paths() if p.is_file()), search_paths()[0])
 
 
-def places() -> tuple[Path, ...]:
+def search_paths() -> tuple[Path, ...]:
     """Return the paths of config files, in the order of precedence."""
     return (Path.home() / FILE, Path.cwd() / FILE, SYSTEM_FILE)
 
 
 def is_of_directory(path: Path) -> bool:
     """Return whether a config file is that of the working directory, not of the user."""
-    return path == places()[1] != places()[0]
+    return path == search_paths()[1] != search_paths()[0]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -196,7 +196,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from None
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="make it readable for your user"
+        ) from None
     except ValueError as exc:
         raise ConfigError(
             f"{path} is not JSON: {exc}", hint="correct it, or reset it with: aenv config reset"

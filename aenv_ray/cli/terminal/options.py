@@ -120,7 +120,9 @@ def reference(name: str, version: str | None) -> tuple[str, str | None]:
         return bare, written
     ids.split_reference(f"{bare}@{version}")
     if written not in (None, version):
-        raise ConfigError(f"{name} and --version {version} name different versions")
+        raise ConfigError(
+            f"{name} and --version {version} name different versions", hint="give the version once"
+        )
     return bare, version
 
 

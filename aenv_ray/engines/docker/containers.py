@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aenv_ray.engines.base import EndCause, RunningSandbox
 from aenv_ray.engines.docker import janitor
-from aenv_ray.engines.docker.files import START_SLOTS
+from aenv_ray.engines.docker.files import START_PERMITS
 from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.link import Link
 from aenv_ray.engines.docker.logs import ContainerLog, follow
@@ -27,9 +27,9 @@ LOG_LINES: Final = 50
 LAST_LOG_S: Final = 10.0
 READERS_S: Final = 5.0
 """How long an ended container is kept for those who still read its log."""
-SLOT_S: Final = 60.0
-"""After this a host starts containers without a slot of the node: the holders of the slots hang."""
-_SLOT_POLL_S: Final = 0.02
+PERMIT_S: Final = 60.0
+"""After this a host starts containers without a permit: the holders of all permits hang."""
+_PERMIT_POLL_S: Final = 0.02
 REMOVAL_S: Final = 120.0
 """How long a removal that conflicts with another one is retried."""
 FAILED_REMOVAL_S: Final = 10.0
@@ -61,31 +61,31 @@ class Containers:
         self._client = host.client
         self._files = host.files
         self._readers: dict[str, set[asyncio.Event]] = {}
-        # First come, first served within a host; and at most this many poll for a slot.
-        self._slots = asyncio.Semaphore(START_SLOTS)
+        # First come, first served within a host; and at most this many poll for a permit.
+        self._permits = asyncio.Semaphore(START_PERMITS)
 
     # --- starts ---------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold one of the node's slots for containers that are being started or removed."""
-        async with self._slots:
-            slot = await self._take_slot()
+    async def start_permit(self) -> AsyncIterator[None]:
+        """Hold one of the node's permits for containers that are being started or removed."""
+        async with self._permits:
+            permit = await self._take_permit()
             try:
                 yield
             finally:
-                if slot is not None:
-                    slot.close()
+                if permit is not None:
+                    permit.close()
 
-    async def _take_slot(self) -> FileLock | None:
-        """Wait for a slot; None if none becomes free within `SLOT_S`."""
+    async def _take_permit(self) -> FileLock | None:
+        """Wait for a permit; None if none becomes free within `PERMIT_S`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SLOT_S):
+            async with asyncio.timeout(PERMIT_S):
                 while True:
-                    slot = self._files.locks.take_slot()
-                    if slot is not None:
-                        return slot
-                    await asyncio.sleep(_SLOT_POLL_S)
+                    permit = self._files.locks.take_permit()
+                    if permit is not None:
+                        return permit
+                    await asyncio.sleep(_PERMIT_POLL_S)
         return None
 
     async def create(self, name: str, body: dict[str, Any]) -> str:
@@ -118,7 +118,10 @@ class Containers:
             await self._client.request("POST", f"/containers/{name}/start")
             await link.after_start()
         except OSError as exc:
-            raise FabricUnavailable(f"the Docker daemon does not answer: {exc}") from exc
+            raise FabricUnavailable(
+                f"the Docker daemon does not answer: {exc}",
+                hint="check the daemon with: docker info",
+            ) from exc
 
     # --- lists and facts ------------------------------------------------------------------------
 

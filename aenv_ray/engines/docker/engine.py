@@ -63,7 +63,7 @@ class DockerEngine(Engine):
     """Sandboxes as containers.
 
     Args:
-        host_id: By which a restarted host finds its sandboxes.
+        host_id: Identifies the sandboxes of a host, also after its restart.
         runtime_dir: For sockets; short, and the same path for the daemon.
         data_dir: For kits; the same path for the daemon.
         scope: The Ray node; each scope has one janitor.
@@ -205,7 +205,7 @@ class DockerEngine(Engine):
             hint = "check the free space of AENV_RUNTIME_DIR"
             raise start_failed(spec.instance_id, why, hint) from exc
         link = instance.links[name] = self._links.link(name, body)
-        async with self._containers.slot():
+        async with self._containers.start_permit():
             instance.ids[name] = await self._containers.create(name, body)
             await self._containers.start(name, instance.ids[name], link)
             instance.started.add(name)
@@ -367,7 +367,7 @@ class DockerEngine(Engine):
         instance = self._instances.find(instance_id)
         if instance is not None:
             self._instances.finish(instance, EndCause(RELEASED))
-        async with self._containers.slot():
+        async with self._containers.start_permit():
             has_sidecar = instance is None or instance.has_sidecar  # unknown: there may be one
             await self._containers.remove_all(name, has_sidecar=has_sidecar)
         self._files.clean(name)

@@ -18,7 +18,7 @@ from aenv_ray.files import FileLock, is_locked, remove_unlocked, write_atomicall
 
 ETC_FILES: Final = ("hostname", "hosts", "resolv.conf")
 """Mounted read-only over those of the daemon, which are files of the node without a limit."""
-START_SLOTS: Final = 8
+START_PERMITS: Final = 8
 """Containers that a node starts at once; a daemon starts no more per second with more."""
 _LOCK_DEADLINE_S: Final = 180.0
 """The janitor may hold a lock for as long as it removes a network and its rules."""
@@ -146,12 +146,12 @@ class ScopeLocks:
         self.network_rules = directory / "network.lock"
         """Held while a host changes the rules of the packet filter."""
         self._hosts = directory / "hosts"
-        self._slots = directory / "slots"
+        self._permits = directory / "permits"
         self._networks = directory / "networks"
 
     def prepare(self) -> None:
         """Create the directories."""
-        for path in (self._hosts, self._slots, self._networks):
+        for path in (self._hosts, self._permits, self._networks):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     # --- hosts ----------------------------------------------------------------------------------
@@ -209,11 +209,11 @@ class ScopeLocks:
 
     # --- starts ---------------------------------------------------------------------------------
 
-    def take_slot(self) -> FileLock | None:
-        """Take one of the node's `START_SLOTS`; None if all are taken. Closing it gives it back."""
-        first = os.urandom(1)[0] % START_SLOTS
-        for number in range(START_SLOTS):
-            lock = FileLock.try_acquire(self._slots / str((first + number) % START_SLOTS))
+    def take_permit(self) -> FileLock | None:
+        """Take one of `START_PERMITS` of the node; None if all are taken. Close it to return it."""
+        first = os.urandom(1)[0] % START_PERMITS
+        for number in range(START_PERMITS):
+            lock = FileLock.try_acquire(self._permits / str((first + number) % START_PERMITS))
             if lock is not None:
                 return lock
         return None

@@ -20,7 +20,7 @@ from aenv_ray.engines.node.docker_labels import CHAIN_LABEL, SCOPE_LABEL
 from aenv_ray.project.destinations import NOT_PUBLIC
 
 RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")
-"""Public ones: a node's own resolver mostly has an address that sandboxes must not reach."""
+"""Public resolvers: that of a node usually has an address that sandboxes must not reach."""
 _COMMAND_DEADLINE_S: Final = 30.0
 _HOOKS: Final = ("DOCKER-USER", "INPUT")
 _REFUSE: Final = "-j REJECT --reject-with icmp-port-unreachable"

@@ -55,7 +55,10 @@ class HostPresence:
         try:
             self._lock = await self._locks.enter_host(self._host.id)
         except TimeoutError as exc:
-            raise FabricUnavailable(f"the docker engine cannot start: {exc}") from exc
+            raise FabricUnavailable(
+                f"the docker engine cannot start: {exc}",
+                hint="another host of this node is starting or ending: try again",
+            ) from exc
         try:
             await self._ensure_janitor()
             connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()

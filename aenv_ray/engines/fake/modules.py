@@ -109,19 +109,19 @@ class ModuleSpace:
 
     def _owns(self, module: ModuleType) -> bool:
         origin = getattr(module, "__file__", None)
-        places = [origin] if origin else list(getattr(module, "__path__", ()))
-        return bool(places) and Path(places[0]).is_relative_to(self._root)
+        paths = [origin] if origin else list(getattr(module, "__path__", ()))
+        return bool(paths) and Path(paths[0]).is_relative_to(self._root)
 
     def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return the spec of a module of this project; None for others."""
-        places = [str(self._root)] if path is None else list(path)
-        if not all(Path(place).is_relative_to(self._root) for place in places):
+        paths = [str(self._root)] if path is None else list(path)
+        if not all(Path(one).is_relative_to(self._root) for one in paths):
             return None
-        spec = PathFinder.find_spec(name, places)
+        spec = PathFinder.find_spec(name, paths)
         if spec is None and name.partition(".")[0] in self._names:
             # The finder's directory listing does not notice changes within a clock tick.
             PathFinder.invalidate_caches()
-            spec = PathFinder.find_spec(name, places)
+            spec = PathFinder.find_spec(name, paths)
         # Also subclasses: importing FastMCP's client installs beartype's before Python's own.
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _SpaceLoader(name, spec.loader.path, self)

@@ -105,7 +105,10 @@ class ImageBuilder:
                     size = await asyncio.to_thread(_size, kit)
                 await self._tag(image_id, plan.references)
         except DaemonRefused as exc:
-            raise FabricUnavailable(f"the Docker daemon refused: {exc.message}") from exc
+            raise FabricUnavailable(
+                f"the Docker daemon refused: {exc.message}",
+                hint="check the daemon with: docker info",
+            ) from exc
         return BuiltImage(image_id, size)
 
     async def push(self, reference: str, on_progress: Callable[[Transfer], None]) -> str:

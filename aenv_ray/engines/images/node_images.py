@@ -271,7 +271,10 @@ class DockerImages:
                 await self._collect_kits(kits)
             return kit
         except DaemonRefused as exc:
-            raise SandboxStartFailed(f"image {image.content.reference}: {exc.message}") from exc
+            raise SandboxStartFailed(
+                f"image {image.content.reference}: {exc.message}",
+                hint="check that the image runs: docker run --rm IMAGE true",
+            ) from exc
 
     async def _collect_kits(self, kits: Path) -> None:
         """Delete kits that no container uses, if there are too many.

@@ -184,7 +184,10 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
                 await loop.sock_sendall(sock, piece)
             report = json.loads(await _read_line(sock))
     if "ready" not in report:
-        raise SandboxStartFailed(str(report.get("failed") or "it gave no reason"))
+        raise SandboxStartFailed(
+            str(report.get("failed") or "it gave no reason"),
+            hint="run `aenv test` in the project, which shows what its code printed",
+        )
 
 
 async def _read_line(sock: Any) -> bytes:

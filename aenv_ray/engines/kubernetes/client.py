@@ -184,7 +184,10 @@ class KubernetesClient:
             response = await self._call("POST", _REVIEWS, limit, body=review)
             data = await response.read()
         except (aiohttp.ClientError, OSError) as exc:
-            raise FabricUnavailable(f"the Kubernetes API cannot be reached: {exc}") from exc
+            raise FabricUnavailable(
+                f"the Kubernetes API cannot be reached: {exc}",
+                hint="check it with: kubectl get pods",
+            ) from exc
         answer = _status_of(data)
         if response.status >= 300:
             raise _refusal(access, response.status, answer)
@@ -269,7 +272,10 @@ class KubernetesClient:
             finally:
                 response.response.close()
         except (aiohttp.ClientError, OSError) as exc:
-            raise FabricUnavailable(f"the watch of the Kubernetes API broke: {exc}") from exc
+            raise FabricUnavailable(
+                f"the watch of the Kubernetes API broke: {exc}",
+                hint="it is opened again; if this repeats, check the API with: kubectl get pods",
+            ) from exc
 
 
 async def _events(access: Access, response: Any) -> AsyncGenerator[dict[str, Any], None]:

@@ -245,7 +245,12 @@ def error_of(refused: ApiRefused, namespace: str, instance_id: str | None = None
             "RuntimeClass of the namespace",
         )
     if refused.status in (400, 404, 409, 422) and instance_id:
-        return SandboxStartFailed(f"{who}{message}", instance_id=instance_id)
+        return SandboxStartFailed(
+            f"{who}{message}",
+            instance_id=instance_id,
+            hint="correct deployConfig in config.json, or what the message names in the namespace",
+        )
     return FabricUnavailable(
-        f"{who}the Kubernetes API refuses to {permission.verb} {permission.resource}: {message}"
+        f"{who}the Kubernetes API refuses to {permission.verb} {permission.resource}: {message}",
+        hint="try again; `aenv cluster doctor` checks the cluster",
     )

@@ -135,7 +135,10 @@ def with_storage(report: dict[str, Any]) -> dict[str, Any]:
         SandboxStartFailed: The template failed, or it runs without namespaces.
     """
     if "failed" in report:
-        raise SandboxStartFailed(f"the sandbox cannot be started: {report['failed']}")
+        raise SandboxStartFailed(
+            f"the sandbox cannot be started: {report['failed']}",
+            hint="check the process engine of this node with: aenv doctor",
+        )
     if report["isolation"]["kind"] != "namespaces":
         raise SandboxStartFailed(
             "the process engine needs namespaces for storage: "

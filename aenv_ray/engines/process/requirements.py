@@ -122,7 +122,9 @@ def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc}", hint="make it a readable file in UTF-8"
+        ) from exc
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = (_COMMENT.sub("", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]

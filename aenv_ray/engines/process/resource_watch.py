@@ -10,7 +10,7 @@ the node as a whole. So the launcher looks, and ends offenders:
 - A sandbox is measured exactly only if its processes may exceed its limit, and only if they ran
   since the last time: what it stores in memory files, pipes and sockets appears in no process.
 
-The standard library and `aenv_ray.errors` alone, because the launcher imports it.
+The standard library, `aenv_ray.errors` and `aenv_ray.files` alone, because the launcher imports it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aenv_ray.errors import InsideCause
+from aenv_ray.files import read_start
 
 STEP_BYTES: Final = 32 << 20
 """A look is thorough once the node's used or shared memory has grown by this."""
@@ -57,8 +58,6 @@ _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
 """Of a socket: received, its limit, being sent, its limit, reserved, queued to be sent."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_MOST_BYTES: Final = 16_384
-"""More than any of the files that are read whole."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
@@ -290,7 +289,7 @@ class _Table:
 
     def _add(self, pid: int) -> None:
         # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
-        fields = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+        fields = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
         if fields:
             ticks, threads, pages = int(fields[11]) + int(fields[12]), fields[17], fields[21]
             self._rows[pid] = _Row(pid, ticks, int(threads), int(pages) * _PAGE_BYTES)
@@ -306,20 +305,6 @@ class _Table:
             if pid in self._rows:
                 found.append(self._rows[pid])
         return found
-
-
-def _read(path: str) -> bytes:
-    """Return the content of a file; empty if it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, _MOST_BYTES)
-    except OSError:  # the process has ended
-        return b""
-    finally:
-        os.close(fd)
 
 
 # --- one sandbox ----------------------------------------------------------------------------------
@@ -362,7 +347,7 @@ def _raise_oom_score(pid: int) -> None:
 def _sizes(path: str) -> dict[str, int]:
     """Return the sizes in a file of ``Name:  123 kB`` lines, in bytes."""
     found: dict[str, int] = defaultdict(int)
-    for line in _read(path).decode(errors="replace").splitlines():
+    for line in read_start(path).decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if value.endswith(" kB"):
             found[name] = int(value[:-3]) << 10
@@ -371,7 +356,7 @@ def _sizes(path: str) -> dict[str, int]:
 
 def _private_bytes(pid: int) -> int:
     own = _sizes(f"/proc/{pid}/status")
-    stat = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    stat = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     parent = _sizes(f"/proc/{int(stat[1])}/status") if stat else own
     private = max(0, own["RssAnon"] - parent["RssAnon"])
     return private + own["VmSwap"] + own["RssShmem"]

@@ -60,7 +60,10 @@ class AEnvError(Exception):
         self.context = context
 
 
-class ToolError(AEnvError):
+# The trailing underscore: `errors.ToolError` and a built-in have these names.
+
+
+class ToolError_(AEnvError):
     """A tool failed."""
 
 
@@ -101,7 +104,7 @@ _CLASSES: dict[str, Any] = {
     "AEnvError": AEnvError,
     "EnvironmentError": EnvironmentError_,
     "Tool": Registered,
-    "ToolError": ToolError,
+    "ToolError": ToolError_,
     "ToolRegistry": Registry,
     "UnrecoverableEnvironmentError": UnrecoverableEnvironmentError,
 }

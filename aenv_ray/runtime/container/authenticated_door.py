@@ -47,7 +47,7 @@ class AuthenticatedDoor:
         self._link, inside = socket.socketpair()
         self._handed_over = HandoverListener(inside)
         self._linking = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_MAX_HANDSHAKES)
+        self._handshakes = threading.BoundedSemaphore(_MAX_HANDSHAKES)
         self._report = b""
         self._has_failed = False
         self._reported = threading.Event()
@@ -75,12 +75,12 @@ class AuthenticatedDoor:
 
     def _accept(self) -> None:
         while True:
-            self._slots.acquire()
+            self._handshakes.acquire()
             try:
                 sock, _ = self._listener.accept()
                 threading.Thread(target=self._serve_peer, args=(sock,), daemon=True).start()
             except (OSError, RuntimeError):  # no descriptor or thread is free now
-                self._slots.release()
+                self._handshakes.release()
                 time.sleep(_ACCEPT_RETRY_S)
 
     def _serve_peer(self, sock: socket.socket) -> None:
@@ -102,7 +102,7 @@ class AuthenticatedDoor:
                 with self._linking:
                     hand_over(self._link, sock)
         finally:
-            self._slots.release()
+            self._handshakes.release()
 
 
 def read_order() -> AuthenticatedDoor:

@@ -16,8 +16,8 @@ _END_PROCESSES_S: Final = 30.0
 def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
     """Send a request and block until its answer, which has ``result`` or ``error``.
 
-    Returns None if there is no answer within `wait_s`. The host is told to stop the request then,
-    and when the call that runs this is stopped.
+    Returns None if there is no answer within `wait_s`. Then, and if the call that runs this is
+    stopped, the host is told to stop the request.
     """
     answers: list[dict[str, Any]] = []
     done = threading.Event()

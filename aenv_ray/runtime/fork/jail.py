@@ -196,7 +196,7 @@ def _limit_inotify() -> None:
 
 
 class SourceCover:
-    """Hides the project of an instance that loads it after `enter`, when it may not mount any more.
+    """Hides the project of an instance that loads it after `enter`, when it may no longer mount.
 
     Create it before `enter`: it forks a helper process that still may mount, and only waits to do
     so. Processes that the project starts while it is loaded are isolated like the instance.
@@ -287,7 +287,7 @@ def warm_up(*, jailed: bool) -> None:
 
 
 def limit_all_sandboxes() -> None:
-    """Leave process ids to the rest of the node, however many sandboxes use up their own.
+    """Limit the process ids of all sandboxes together, so that the node keeps some.
 
     To be called before this process creates user namespaces: the kernel counts the processes in
     them for the creator of each, too, up to the limit that the creator had (Linux 5.14).

@@ -135,7 +135,8 @@ def _instance(cls: type) -> Policy:
         made: Policy = cls()
     except Exception as exc:
         raise ConfigError(
-            f"the policy class {cls.__qualname__} raised {type(exc).__name__}: {exc}"
+            f"the policy class {cls.__qualname__} raised {type(exc).__name__}: {exc}",
+            hint="its constructor must work without arguments; pass an instance if it needs some",
         ) from exc
     return made
 
@@ -194,7 +195,8 @@ def received(data: bytes) -> Policy | type:
         ) from exc
     except Exception as exc:
         raise ConfigError(
-            f"the policy cannot be loaded on a runner: {type(exc).__name__}: {exc}"
+            f"the policy cannot be loaded on a runner: {type(exc).__name__}: {exc}",
+            hint="pass a class: each runner then creates its own policy from it",
         ) from exc
     return policy
 

@@ -95,7 +95,9 @@ def imported(text: str, what: str, forms: str) -> Any:
         ) from exc
     found = getattr(module, name, None)
     if not callable(found):
-        raise ConfigError(f"{where} has no function or class {name!r}")
+        raise ConfigError(
+            f"{where} has no function or class {name!r}", hint=f"define it at the top of {where}"
+        )
     return found
 
 

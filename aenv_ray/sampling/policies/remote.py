@@ -68,7 +68,10 @@ class _RemoteModel:
             failure = f"gave no answer within {self._timeout_s:g} s"
         except InvalidAnswer as exc:
             failure = f"answered nonsense: {exc}"
-        raise EndpointUnavailable(f"the policy's model on Ray {failure}")
+        raise EndpointUnavailable(
+            f"the policy's model on Ray {failure}",
+            hint="check the model's actor; a slow one needs a larger timeout_s",
+        )
 
 
 def _completion(answer: Any) -> Completion:

@@ -189,7 +189,10 @@ class EpisodeEnv:
         try:
             self._log.messages.append(json.loads(json.dumps(message, allow_nan=False)))
         except (TypeError, ValueError) as exc:
-            raise ConfigError(f"the message to record is not JSON: {exc}") from exc
+            raise ConfigError(
+                f"the message to record is not JSON: {exc}",
+                hint="pass strings, numbers, lists and dicts with string keys",
+            ) from exc
 
     def record_usage(
         self, *, prompt_tokens: int = 0, completion_tokens: int = 0, cost: float | None = None

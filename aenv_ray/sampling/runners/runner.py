@@ -339,7 +339,10 @@ class Resets:
             return True
         reasons = "; ".join(result.reasons)
         if not instance.is_used:
-            raise ResetFailed(f"a new instance is not clean: {reasons}")
+            raise ResetFailed(
+                f"a new instance is not clean: {reasons}",
+                hint="correct the environment's reset, which must leave a new instance clean",
+            )
         self._unclean += 1
         logger.info("%s is replaced, it is not clean: %s", instance.env.instance_id, reasons)
         if not self.reuses:

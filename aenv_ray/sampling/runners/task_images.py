@@ -64,7 +64,10 @@ class TaskImages:
         try:
             digest = await asyncio.to_thread(content_digest, plan)
         except OSError as exc:
-            raise SandboxStartFailed(f"task {task_id!r}: its image cannot be built: {exc}") from exc
+            raise SandboxStartFailed(
+                f"task {task_id!r}: its image cannot be built: {exc}",
+                hint=f"make the files in {plan.context} readable",
+            ) from exc
         tag = f"{REPOSITORY}:{digest}"
         if digest not in self._failed:
             try:
@@ -77,7 +80,10 @@ class TaskImages:
                     hint=f"try it: docker build --file {plan.dockerfile} {plan.context}",
                 )
             except DaemonRefused as exc:
-                raise FabricUnavailable(f"the Docker daemon refused: {exc.message}") from exc
+                raise FabricUnavailable(
+                    f"the Docker daemon refused: {exc.message}",
+                    hint="check the daemon with: docker info",
+                ) from exc
         raise self._failed[digest]
 
     async def _ensure(self, tag: str, plan: ImageBuild) -> None:

@@ -52,7 +52,8 @@ def archive(paths: Sequence[str]) -> str:
         ) from exc
     if target.tell() > MAX_BYTES:
         raise ConfigError(
-            f"{', '.join(paths)}: {target.tell()} bytes packed exceed the limit of {MAX_BYTES}"
+            f"{', '.join(paths)}: {target.tell()} bytes packed exceed the limit of {MAX_BYTES}",
+            hint="leave large files out, and fetch them in the image or in a setup command",
         )
     return base64.b64encode(target.getvalue()).decode()
 

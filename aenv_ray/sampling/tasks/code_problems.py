@@ -52,7 +52,8 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
                 return convert(row)
             except (TypeError, ValueError, KeyError, AttributeError) as exc:
                 raise ConfigError(
-                    f"{where}: not a valid {convert.__name__.strip('_')} problem: {exc}"
+                    f"{where}: not a valid {convert.__name__.strip('_')} problem: {exc}",
+                    hint="correct this row, or convert it before",
                 ) from None
     return None
 

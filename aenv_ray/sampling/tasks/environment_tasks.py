@@ -78,5 +78,8 @@ def tasks_of(
     else:
         found = task_directories(source) or load_tasks(source, fields)
     if not found:
-        raise ConfigError(f"{source or environment} has no tasks")
+        raise ConfigError(
+            f"{source or environment} has no tasks",
+            hint="give a file or directory of tasks, or an environment that has tasks",
+        )
     return found

@@ -31,7 +31,10 @@ def file_rows(path: Path) -> Iterator[Row]:
     try:
         yield from read(path)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
-        raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"task file {path} cannot be read: {exc}",
+            hint="give a readable file: .jsonl, .jsonl.gz, .json, .csv or .parquet",
+        ) from exc
 
 
 def table_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -59,9 +62,12 @@ def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise ConfigError(f"{where}: {exc}") from None
+        raise ConfigError(f"{where}: {exc}", hint="correct the JSON there") from None
     except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply") from None
+        raise ConfigError(
+            f"{where}: nested too deeply",
+            hint="flatten the data, or store it as JSON text in a string",
+        ) from None
 
 
 def _without_nulls(value: Any) -> Any:
@@ -112,7 +118,10 @@ def _csv(path: Path) -> Iterator[Row]:
                 yield where, table_row(row, where)
                 first = reader.line_num + 1
         except csv.Error as exc:
-            raise ConfigError(f"{path}, line {first}: {exc}") from None
+            raise ConfigError(
+                f"{path}, line {first}: {exc}",
+                hint="quote text that has commas, quotes or line breaks",
+            ) from None
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -126,7 +135,9 @@ def _parquet(path: Path) -> Iterator[Row]:
                     number += 1
                     yield where, table_row(row, where)
     except arrow.ArrowException as exc:
-        raise ConfigError(f"task file {path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"task file {path} cannot be read: {exc}", hint="write it again with pyarrow or pandas"
+        ) from exc
 
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {

@@ -92,7 +92,10 @@ class Row(BaseModel):
         text, commit = data[EXPECTED], str(data.get("commit_hash") or "")
         expected = parsed(text, EXPECTED) if isinstance(text, str) else text
         if not isinstance(expected, Mapping):
-            raise ConfigError(f"{EXPECTED} is not a JSON object of tests and their statuses")
+            raise ConfigError(
+                f"{EXPECTED} is not a JSON object of tests and their statuses",
+                hint="correct this column, as in R2E-Gym's dataset",
+            )
         plain = {_ANSI.sub("", name).split(" - ")[0]: status for name, status in expected.items()}
         return {
             "instance_id": f"{data.get('repo_name', 'r2e')}-{commit[:12] or 'unknown'}",
@@ -158,7 +161,7 @@ def task_of(where: str, data: Mapping[str, Any]) -> Task:
             "base_commit, or eval_script and log_parser, or test_cmd",
         ) from None
     except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc.message}") from None
+        raise ConfigError(f"{where}: {exc.message}", hint=exc.hint) from None
     _expect_whole(where, row)
     return _task(row)
 
@@ -183,7 +186,9 @@ def _expect_whole(where: str, row: Row) -> None:
             if text and not re.search(r"^(diff --git|--- )", text, re.MULTILINE):
                 lack = f"{name}: it is not a patch"
     if lack:
-        raise ConfigError(f"{where} ({row.instance_id}): {lack}")
+        raise ConfigError(
+            f"{where} ({row.instance_id}): {lack}", hint="complete this row, or leave it out"
+        )
 
 
 def _task(row: Row) -> Task:
@@ -278,7 +283,10 @@ def load_predictions(path: str | Path) -> list[Prediction]:
                 '"model_name_or_path": …}',
             ) from None
         if one.instance_id in found:
-            raise ConfigError(f"{where}: there is another prediction for {one.instance_id}")
+            raise ConfigError(
+                f"{where}: there is another prediction for {one.instance_id}",
+                hint="leave one prediction for each task",
+            )
         found[one.instance_id] = one
     return list(found.values())
 
@@ -287,7 +295,10 @@ def _prediction_rows(path: Path) -> Iterable[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig") if path.suffix == ".json" else ""
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"predictions {path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"predictions {path} cannot be read: {exc}",
+            hint="give a readable .json or .jsonl file in UTF-8",
+        ) from exc
     if text.lstrip().startswith("{"):
         try:
             by_id = json.loads(text)

@@ -87,7 +87,10 @@ def read_secret(path: Path) -> str:
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the administrator token: {exc}") from exc
+        raise ConfigError(
+            f"cannot read the administrator token: {exc}",
+            hint="let --admin-token-file name a readable file in UTF-8",
+        ) from exc
     if len(secret) < _MIN_SECRET:
         raise ConfigError(
             f"the administrator token in {path} has {len(secret)} characters, fewer than "
@@ -160,7 +163,10 @@ def _await_port(port: int) -> None:
     try:
         socket.create_connection(("127.0.0.1", port), _CONNECT_S).close()
     except OSError as exc:
-        raise FabricUnavailable(f"Ray does not listen on port {port} of this node: {exc}") from exc
+        raise FabricUnavailable(
+            f"Ray does not listen on port {port} of this node: {exc}",
+            hint="start Ray there first: ray start --head",
+        ) from exc
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from aenv_ray.serve.services.apps import app_name
 
 _CANCEL_S: Final = 10.0
 _TRIES: Final = 5
-"""Replicas tried when each one ends between being chosen and receiving the call."""
+"""How many replicas are tried, if each one ends after it was chosen and before it has the call."""
 _REPLICA_WAIT_S: Final = 60.0
 """How long a call waits for a free replica."""
 
@@ -27,7 +27,7 @@ def service_of(target: str) -> str:
 
 
 def target_of(service_id: str, revision: str) -> str:
-    """Return the `JsonCall.target` of a service: caches by target end with the revision."""
+    """Return the `JsonCall.target` of a service, with its revision: a new one empties caches."""
     return f"{service_id}@{revision}"
 
 
@@ -118,7 +118,10 @@ class ServiceCalls:
         async with ray_api.deadline(_REPLICA_WAIT_S, none_free):
             selection = await choosing.__aenter__()
         deadline_s = call.timeout_s + HOST_GRACE_S
-        late = DeadlineExceeded(f"{_what(call)} had no answer within {deadline_s:g} s")
+        late = DeadlineExceeded(
+            f"{_what(call)} had no answer within {deadline_s:g} s",
+            hint="raise the timeout of the call",
+        )
         try:
             async with ray_api.deadline(deadline_s, late):
                 response = handle.dispatch(selection, *arguments)

@@ -105,7 +105,10 @@ class ReplicaSandbox:
             self.lose(instance.instance_id)
             answer = await _health(await self.instance())
         if answer["status"] not in HEALTHY:
-            raise FunctionFailed(f"the environment is unhealthy: {_reason(answer)}")
+            raise FunctionFailed(
+                f"the environment is unhealthy: {_reason(answer)}",
+                hint="correct what its health function reports, or the function",
+            )
 
     async def _made(self) -> AsyncEnvHandle:
         instance = await self._make()
@@ -170,7 +173,7 @@ Listing = Callable[[], Awaitable[dict[str, str]]]
 
 
 class OrphanSandboxes:
-    """The sandboxes of dead replicas, and those of this replica's own past.
+    """The sandboxes of dead replicas, and earlier ones of this replica.
 
     A replica that Ray knows is never touched, however long it is silent: its callers may use its
     sandbox. A replica that Ray does not know has no callers.

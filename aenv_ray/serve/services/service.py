@@ -432,7 +432,7 @@ def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
             f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
             for e in exc.errors(include_url=False, include_input=False)
         ]
-        raise ConfigError("; ".join(problems)) from None
+        raise ConfigError("; ".join(problems), hint="correct these fields") from None
     process_strings.checked_variables(record.environment_variables, what="environment_variables")
     engine = chosen_engine(source, record.engine)
     policy.check(record.changes.made_to(source.config), engine)

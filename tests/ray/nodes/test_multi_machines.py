@@ -75,7 +75,7 @@ def cable(laid: tuple[Cable | None, str]) -> Cable:
 
 @pytest.fixture(scope="module")
 def machines(laid: tuple[Cable | None, str]) -> Iterator[Machines]:
-    """A head that leads and a worker with four places, at the cable's end if there is one."""
+    """A head that leads and a worker with four slots, at the cable's end if there is one."""
     root = Path(tempfile.mkdtemp(prefix="aenv-k", dir="/tmp"))
     cable, _ = laid
     machines = Machines(root) if cable is None else Machines(root, ip=cable.here)

@@ -109,7 +109,7 @@ class Limits(BaseModel):
         return 5.0 * self.cpu_s + 10.0
 
 
-class Verdict(BaseModel):
+class CaseOutcome(BaseModel):
     """The outcome of a test."""
 
     model_config = ConfigDict(frozen=True)
@@ -128,7 +128,7 @@ class JudgeEnded(Exception):
     """The judge gave no report: the solution has ended or stopped it, or took all the time."""
 
 
-def judge(source: str, tests: list[Test], limits: Limits, available_s: float) -> list[Verdict]:
+def judge(source: str, tests: list[Test], limits: Limits, available_s: float) -> list[CaseOutcome]:
     """Run tests against a solution and return their verdicts.
 
     Args:
@@ -172,7 +172,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
             shutil.rmtree(path, ignore_errors=True)
     if len(report) > _HEADER_BYTES:
         found = marshal.loads(report[_HEADER_BYTES:])
-        return [Verdict.model_validate(one) for one in found]
+        return [CaseOutcome.model_validate(one) for one in found]
     if process.returncode > 0:
         raise RuntimeError(f"the judge failed: {error.decode(errors='replace')[-2000:]}")
     raise JudgeEnded(f"the solution ended its judge: signal {-process.returncode}")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from judge import main
-from judging import JudgeEnded, Limits, Test, Verdict, judge, with_preamble
+from judging import CaseOutcome, JudgeEnded, Limits, Test, judge, with_preamble
 
 EXPECTED = 42424242
 SCRIPT = Test(kind="script", source=f"assert f(1) == {EXPECTED}", names=("f",))
@@ -16,7 +16,7 @@ PROGRAM = Test(kind="program", input="1\n", expected=f"{EXPECTED}\n")
 LIMITS = Limits(cpu_s=1, memory_mib=128)
 
 
-def verdicts(source: str, *tests: Test) -> list[Verdict]:
+def verdicts(source: str, *tests: Test) -> list[CaseOutcome]:
     return judge(source, list(tests), LIMITS, 30.0)
 
 

@@ -331,11 +331,11 @@ def app_works(
     try:
         files = _files().snapshot()
     except FileProblem as exc:
-        return _result([checks.Verdict("files", "structure", False, str(exc))], None)
+        return _result([checks.CheckResult("files", "structure", False, str(exc))], None)
     verdicts = [checks.check_structure(check, files) for check in structures]
     absent = sorted({check.page for check in behaviours} - files.keys())
     verdicts += [
-        checks.Verdict("page", "structure", False, f"{page} does not exist") for page in absent
+        checks.CheckResult("page", "structure", False, f"{page} does not exist") for page in absent
     ]
     if not behaviours or not all(verdict.passed for verdict in verdicts):
         return _result(verdicts, None)
@@ -345,12 +345,12 @@ def app_works(
 
 def _play(
     behaviours: tuple[checks.Behaviour, ...], files: dict[str, bytes]
-) -> tuple[str, list[checks.Verdict]]:
+) -> tuple[str, list[checks.CheckResult]]:
     """Return the browser's version and the verdicts of the behaviour checks."""
     source = random.SystemRandom()
     server = AppServer(files.get)
     try:
-        verdicts: list[checks.Verdict] = []
+        verdicts: list[checks.CheckResult] = []
         with _started() as program:
             for check in behaviours:
                 verdicts.append(checks.check_behaviour(check, program, server.url, source))
@@ -385,7 +385,7 @@ def _tried() -> browser.Browser:
     return started
 
 
-def _result(verdicts: list[checks.Verdict], version: str | None) -> dict[str, Any]:
+def _result(verdicts: list[checks.CheckResult], version: str | None) -> dict[str, Any]:
     failed = [verdict for verdict in verdicts if not verdict.passed]
     return {
         "score": 0.0 if failed else 1.0,

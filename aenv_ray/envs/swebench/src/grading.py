@@ -76,8 +76,8 @@ class GradingError(Exception):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict about a patch."""
+class Grade:
+    """The grade of a patch."""
 
     resolved: bool
     reason: str
@@ -282,7 +282,7 @@ def only_canary(lines: list[str], canary: Canary, test_patch: str) -> list[str]:
 
 def grade(
     instance: dict[str, Any], patch: str, box: Box, ask: Official, *, timeout_s: float
-) -> Verdict:
+) -> Grade:
     """Return the verdict about a patch.
 
     Args:
@@ -296,7 +296,7 @@ def grade(
         GradingError: The verdict cannot be found, whatever the patch.
     """
     if not patch.strip():
-        return Verdict(False, "the patch is empty")
+        return Grade(False, "the patch is empty")
     instance = described(instance)
     if instance.get("bug_patch"):
         introduce(instance["bug_patch"], instance["directory"], box)
@@ -307,10 +307,10 @@ def grade(
     script = ask({"do": "script", "instance": instance})["script"]
     canary = _working_canary(script.split("\n"), instance, box, ask)
     if not submission.patch:
-        return Verdict(False, "the patch changes only tests", submission.left_out)
+        return Grade(False, "the patch changes only tests", submission.left_out)
     applied, output = _apply(submission.patch, instance["directory"], box)
     if not applied:
-        return Verdict(False, f"the patch does not apply: {output[-2000:]}", submission.left_out)
+        return Grade(False, f"the patch does not apply: {output[-2000:]}", submission.left_out)
     lines = script.split("\n")
     if canary is not None:
         box.write_file(canary.path, canary.text)
@@ -319,13 +319,13 @@ def grade(
         log = _run(lines, box, timeout_s)
     except TimeoutError:
         reason = f"the tests took longer than {timeout_s:g} s"
-        return Verdict(False, reason, submission.left_out)
+        return Grade(False, reason, submission.left_out)
     report = ask({"do": "grade", "instance": instance, "patch": submission.patch, "log": log})
     statuses = report.pop("statuses")
     if instance.get("expected"):
         report = r2e_report(instance["expected"], statuses)
     reason = why_unresolved(report, statuses, log, canary)
-    return Verdict(not reason, reason or "resolved", submission.left_out, report, log[-4000:])
+    return Grade(not reason, reason or "resolved", submission.left_out, report, log[-4000:])
 
 
 def r2e_report(expected: dict[str, str], statuses: dict[str, str]) -> dict[str, Any]:

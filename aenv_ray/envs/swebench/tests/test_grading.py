@@ -82,7 +82,7 @@ class FakePackage:
         return {**self.report, "statuses": statuses}
 
 
-def verdict(package: FakePackage, patch: str = PATCH, **more: Any) -> grading.Verdict:
+def verdict(package: FakePackage, patch: str = PATCH, **more: Any) -> grading.Grade:
     return grading.grade(INSTANCE | more, patch, package.box, package, timeout_s=60)
 
 

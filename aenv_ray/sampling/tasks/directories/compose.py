@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.directories.fields import checked, text_of, yaml_of
+from aenv_ray.trajectories.schema import Call
 
 FILE: Final = "docker-compose.yaml"
 _VARIABLE: Final = re.compile(
@@ -86,6 +87,17 @@ class Service:
     lacks: tuple[str, ...] = ()
     """What the service needs that a sandbox does not give."""
 
+    def start(self, variables: Mapping[str, str]) -> Call:
+        """Return the setup of its task, which runs the command with these variables."""
+        return Call(
+            function="start_task",
+            arguments={
+                "command": list(self.command),
+                "variables": dict(variables),
+                "directory": self.directory,
+            },
+        )
+
 
 def find(directory: Path) -> Path | None:
     """Return the compose file of a directory; None if there is none."""
@@ -123,12 +135,18 @@ def _image(path: Path, name: str, service: _Service, base: Service | None) -> Se
     if build is not None:
         context = (path.parent / build.context).resolve()
         if not (context / build.dockerfile).resolve().is_relative_to(path.parent.resolve()):
-            raise ConfigError(f"{path}: services.{name}.build: outside of the task's directory")
+            raise ConfigError(
+                f"{path}: services.{name}.build: outside of the task's directory",
+                hint="move the build context into the task's directory",
+            )
         return Service(context=context, dockerfile=build.dockerfile, build_arguments=build.args)
     if service.image:
         return Service(image=service.image)
     if base is None:
-        raise ConfigError(f"{path}: services.{name}: neither image nor build")
+        raise ConfigError(
+            f"{path}: services.{name}: neither image nor build",
+            hint="give the service an image or a build",
+        )
     return base
 
 
@@ -193,7 +211,10 @@ def _substituted(path: Path, text: str, variables: Mapping[str, str]) -> str:
         if is_set:
             return found or ""
         if kind.endswith("?"):
-            raise ConfigError(f"{path}: the variable {name} is required, and not known: {rest}")
+            raise ConfigError(
+                f"{path}: the variable {name} is required, and not known: {rest}",
+                hint="write the value into the compose file",
+            )
         return rest if kind.endswith("-") else ""
 
     return _VARIABLE.sub(value, text)

@@ -37,12 +37,18 @@ def text_of(path: Path) -> str:
     """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes")
+            raise ConfigError(
+                f"{path}: larger than {MAX_BYTES} bytes", hint="keep large data in the image"
+            )
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: the file is missing") from None
+        raise ConfigError(
+            f"{path}: the file is missing", hint="restore it from the benchmark's repository"
+        ) from None
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc}", hint="make it a readable file in UTF-8"
+        ) from exc
 
 
 def from_toml(path: Path, model: type[Model]) -> Model:
@@ -54,7 +60,7 @@ def from_toml(path: Path, model: type[Model]) -> Model:
     try:
         data = tomllib.loads(text_of(path))
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path}: {exc}") from None
+        raise ConfigError(f"{path}: {exc}", hint="correct the TOML there") from None
     return checked(path, data, model)
 
 
@@ -76,7 +82,9 @@ def yaml_of(path: Path, text: str) -> Any:
     try:
         return _YAML.safe_load(text)
     except (yaml.YAMLError, RecursionError) as exc:
-        raise ConfigError(f"{path}: {' '.join(str(exc).split())}") from None
+        raise ConfigError(
+            f"{path}: {' '.join(str(exc).split())}", hint="correct the YAML there"
+        ) from None
 
 
 def checked(path: Path, data: Any, model: type[Model]) -> Model:
@@ -90,7 +98,9 @@ def checked(path: Path, data: Any, model: type[Model]) -> Model:
     except ValidationError as exc:
         first = exc.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise ConfigError(": ".join(filter(None, [str(path), field, first["msg"]]))) from None
+        raise ConfigError(
+            ": ".join(filter(None, [str(path), field, first["msg"]])), hint="correct this field"
+        ) from None
 
 
 def expect(path: Path) -> Path:
@@ -100,5 +110,8 @@ def expect(path: Path) -> Path:
         ConfigError: It does not.
     """
     if not path.exists():
-        raise ConfigError(f"{path}: the {'file' if path.suffix else 'directory'} is missing")
+        raise ConfigError(
+            f"{path}: the {'file' if path.suffix else 'directory'} is missing",
+            hint="restore it from the benchmark's repository",
+        )
     return path

@@ -87,14 +87,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
             memory=_memory(directory, wanted),
             network=None if is_online else "none",
         ),
-        setup=Call(
-            function="start_task",
-            arguments={
-                "command": list(service.command),
-                "variables": variables,
-                "directory": service.directory,
-            },
-        ),
+        setup=service.start(variables),
         reward=Call(
             arguments={
                 "script": "test.sh",
@@ -166,7 +159,8 @@ def _memory(directory: Path, wanted: _Environment) -> str | None:
         return f"{round(float(text[:-1]) * _MIB[text[-1:]])}Mi"
     except (KeyError, ValueError):
         raise ConfigError(
-            f"{directory / FILE}: environment.memory: {wanted.memory!r} is not a size such as 2G"
+            f"{directory / FILE}: environment.memory: {wanted.memory!r} is not a size such as 2G",
+            hint="write a number and K, M, G or T",
         ) from None
 
 

@@ -57,7 +57,10 @@ class TaskDirectories(Sequence[Task]):
         try:
             found = sorted(_task_directories(root, DEEPEST))
         except OSError as exc:
-            raise ConfigError(f"tasks cannot be read: {exc}") from exc
+            raise ConfigError(
+                f"tasks cannot be read: {exc}",
+                hint="make the directory and those below it readable",
+            ) from exc
         if not found:
             raise ConfigError(
                 f"{root} holds no tasks",

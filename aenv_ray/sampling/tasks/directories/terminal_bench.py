@@ -76,14 +76,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
         instance=InstanceNeeds(
             build=_build(service), network=None if options.may_use_internet else "none"
         ),
-        setup=Call(
-            function="start_task",
-            arguments={
-                "command": list(service.command),
-                "variables": variables,
-                "directory": service.directory,
-            },
-        ),
+        setup=service.start(variables),
         reward=Call(
             arguments={
                 "script": "run-tests.sh",
@@ -129,7 +122,10 @@ def _instruction(directory: Path, description: _Description) -> str:
     texts = {str(one.get("key")): one.get("description") for one in description.descriptions}
     found = texts.get("base") or next(iter(texts.values()), None)
     if not isinstance(found, str) or not found:
-        raise ConfigError(f"{directory / FILE}: instruction: the field is missing")
+        raise ConfigError(
+            f"{directory / FILE}: instruction: the field is missing",
+            hint="write what the agent is to do in it",
+        )
     return found
 
 

@@ -7,6 +7,7 @@ close the connection.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -21,12 +22,18 @@ from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.event_stream import AnswerStream
-from aenv_ray.serve.gateway.data.http import JSON, door_app, watched_disconnect
+from aenv_ray.serve.gateway.data.http import JSON, endpoint_app, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
 
+PING_S: Final = 15.0
+"""After this time a call's answer becomes an event stream, with a comment at this interval."""
+_STREAM_HEADERS: Final = {
+    "content-type": "text/event-stream",
+    "cache-control": "no-cache, no-transform",
+    "x-accel-buffering": "no",
+}
 FindTarget = Callable[[Request], Awaitable[Target]]
 
 _PARAMS: Final = ("name", "arguments", "uri")
@@ -34,7 +41,7 @@ _PARAMS: Final = ("name", "arguments", "uri")
 _METHODS: Final = "POST, DELETE"
 
 
-class McpDoor:
+class McpEndpoint:
     """Answers MCP requests."""
 
     def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
@@ -59,7 +66,10 @@ class McpDoor:
         if request.method == "DELETE":
             return Response(status_code=200)  # sessions have no state to delete
         if request.method != "POST":
-            error = ConfigError(f"this endpoint has no stream for GET; it accepts {_METHODS}")
+            error = ConfigError(
+                f"this endpoint has no stream for GET; it accepts {_METHODS}",
+                hint="send JSON-RPC messages with POST",
+            )
             response = _refusal(error)
             response.status_code = 405
             response.headers["Allow"] = _METHODS
@@ -126,16 +136,16 @@ async def _message(request: Request) -> Rpc:
     return mcp_wire.parse(await request.body(), request.headers)
 
 
-def mcp_app(door: McpDoor, limit_bytes: int) -> ASGIApp:
-    """Return the ASGI application of a door; see `door_app`."""
+def mcp_app(endpoint: McpEndpoint, limit_bytes: int) -> ASGIApp:
+    """Return the ASGI application of an endpoint; see `endpoint_app`."""
 
     async def serve(request: Request, send: Send) -> Response | None:
         try:
-            return await door.serve(request, send)
+            return await endpoint.serve(request, send)
         except Refused as exc:
             return Response(exc.body, exc.status, media_type=JSON)
 
-    return door_app(serve, limit_bytes, _refusal)
+    return endpoint_app(serve, limit_bytes, _refusal)
 
 
 def _refusal(error: AenvError) -> Response:
@@ -148,3 +158,53 @@ def _refusal(error: AenvError) -> Response:
         headers=error_headers(error),
         media_type=JSON,
     )
+
+
+class AnswerStream:
+    """The event stream of an answer; opened by the first event, if the client accepts one."""
+
+    def __init__(self, send: Send, *, is_wanted: bool) -> None:
+        self._send_asgi = send
+        self._is_wanted = is_wanted
+        self._sending = asyncio.Lock()
+        self._due: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self.is_open = False
+
+    async def send(self, *messages: bytes, more: bool = True) -> None:
+        """Send messages as events; the first ones start the stream."""
+        data = b"".join(b"event: message\r\ndata: " + text + b"\r\n\r\n" for text in messages)
+        await self._send_text(data, more=more)
+
+    async def _send_text(self, data: bytes, *, more: bool = True) -> None:
+        if not self._is_wanted:
+            return
+        async with self._sending:
+            if not self.is_open:
+                self.is_open = True
+                headers = [(k.encode(), v.encode()) for k, v in _STREAM_HEADERS.items()]
+                await self._send_asgi(
+                    {"type": "http.response.start", "status": 200, "headers": headers}
+                )
+            await self._send_asgi({"type": "http.response.body", "body": data, "more_body": more})
+
+    def keep_alive(self) -> None:
+        """Send comments at an interval of `PING_S`, until `stop_pings`."""
+        if self._is_wanted:
+            self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
+
+    def _begin_pings(self) -> None:
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    async def _ping(self) -> None:
+        while True:
+            await self._send_text(b": ping\r\n\r\n")
+            await asyncio.sleep(PING_S)
+
+    async def stop_pings(self) -> None:
+        """Stop the comments, after the one that is being sent."""
+        if self._due is not None:
+            self._due.cancel()
+        if self._pinging is not None:
+            async with self._sending:
+                self._pinging.cancel()

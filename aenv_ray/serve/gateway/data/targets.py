@@ -106,6 +106,7 @@ class Targets:
             raise InstanceNotFound(
                 f"the address in AEnvCore-MCPProxy-URL does not belong to {instance_id}",
                 instance_id=instance_id,
+                hint="leave the header out: the instance is found by its id",
             )
         return Target(lease.id, is_agent=False)
 
@@ -113,7 +114,10 @@ class Targets:
         principal = await self._deps.authenticate(request)
         if principal.role is Role.AGENT:
             if principal.instance_id != instance_id:
-                raise Forbidden(f"this agent's token is for another instance than {instance_id}")
+                raise Forbidden(
+                    f"this agent's token is for another instance than {instance_id}",
+                    hint="use the token of this instance",
+                )
             return Target(instance_id, is_agent=True)
         if not principal.is_admin:
             lease = await self._lease(

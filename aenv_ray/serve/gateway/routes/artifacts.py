@@ -193,7 +193,8 @@ async def update_version(
     """
     if (body.name, body.version) != (name, version):
         raise ConfigError(
-            f"the config is of {body.name}@{body.version}, but the URL names {name}@{version}"
+            f"the config is of {body.name}@{body.version}, but the URL names {name}@{version}",
+            hint="make the URL and the config name the same version",
         )
     await _publish_config(call, body)
     return True
@@ -217,7 +218,8 @@ async def _publish_config(call: RouteCall, config: ReferenceConfig) -> None:
     if entry.reference != reference:
         raise ConfigError(
             f"the config is of {reference}, but the uploaded archive contains {entry.reference} "
-            "and was published as that"
+            "and was published as that",
+            hint="correct config.json in the archive, and publish again",
         )
 
 

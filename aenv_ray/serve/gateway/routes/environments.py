@@ -105,7 +105,10 @@ async def release(call: PublisherCall, name: str, version: str) -> bool:
     hub = call.hub
     entry = await _find_own(call, name, version)
     if entry.status is EnvironmentStatus.RELEASED:
-        raise CatalogConflict(f"{entry.reference} is already released")
+        raise CatalogConflict(
+            f"{entry.reference} is already released",
+            hint="nothing is left to do; to change it, publish a new version",
+        )
     await hub.set_status(entry.name, entry.version, EnvironmentStatus.RELEASED)
     return True
 
@@ -116,7 +119,9 @@ async def all_versions(call: UserCall, name: str) -> list[EnvironmentObject]:
     ids.check_environment_name(name)
     found = await call.hub.versions(name) if await call.may_use(name) else ()
     if not found:
-        raise EnvironmentNotFound(f"no environment {name!r} is published")
+        raise EnvironmentNotFound(
+            f"no environment {name!r} is published", hint="list what is published: aenv list"
+        )
     return [EnvironmentObject.of(entry) for entry in found]
 
 

@@ -262,7 +262,9 @@ def _decoded(stdin: str | None) -> bytes | None:
     try:
         return base64.b64decode(stdin, validate=True)
     except binascii.Error as exc:
-        raise ConfigError(f"field stdin is not valid base64: {exc}") from None
+        raise ConfigError(
+            f"field stdin is not valid base64: {exc}", hint="encode the bytes with base64"
+        ) from None
 
 
 def _exec_object(result: ExecResult, *, is_base64: bool) -> ExecObject:

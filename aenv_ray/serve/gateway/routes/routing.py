@@ -312,9 +312,13 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
     try:
         values = pydantic_core.from_json(raw)
     except ValueError as exc:
-        raise ConfigError(f"the request body is not valid JSON: {exc}") from None
+        raise ConfigError(
+            f"the request body is not valid JSON: {exc}", hint="send a JSON object, in UTF-8"
+        ) from None
     if not isinstance(values, dict):
-        raise ConfigError("the request body is not a JSON object")
+        raise ConfigError(
+            "the request body is not a JSON object", hint="send {} if there is nothing to say"
+        )
     return values
 
 

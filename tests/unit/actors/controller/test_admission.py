@@ -189,7 +189,7 @@ async def test_the_creates_of_a_job_that_ended_stop_waiting(
     ended, lives = waiting(queue, "ended", job="01"), waiting(queue, "lives", job="02")
     await until(lambda: queue.reason() != "")
     queue.forget_jobs({"01"})
-    with pytest.raises(CapacityExceeded, match="the Ray job that waited for places has ended"):
+    with pytest.raises(CapacityExceeded, match="the Ray job that waited for slots has ended"):
         await ended
     host.used = 0
     assert ids_of(await lives) == ["lives"]
@@ -219,7 +219,7 @@ def explained(**facts: Any) -> str:
 
 
 def test_the_reason_says_what_is_missing_and_why_no_worker_comes() -> None:
-    assert explained() == ("1 of 4 places on 2 hosts are free, and 1 creates wait for 2 instances")
+    assert explained() == ("1 of 4 slots on 2 hosts are free, and 1 creates wait for 2 instances")
     assert "no autoscaler runs" in explained(demanded_slots=3)
     slow = explained(demanded_slots=3, demanded_for_s=40.0, has_autoscaler=True)
     assert "asked for 3 more env_slot resources 40 s ago and no worker has joined" in slow

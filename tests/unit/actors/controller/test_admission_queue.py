@@ -65,7 +65,7 @@ def test_who_comes_anew_is_not_served_before_all_others() -> None:
     assert Counter(one.owner for one in given_out) == {"old": 2, "new": 2}
 
 
-def test_a_group_is_given_all_its_places_or_none_and_they_may_be_on_several_hosts() -> None:
+def test_a_group_is_given_all_its_slots_or_none_and_they_may_be_on_several_hosts() -> None:
     group = ticket("a", 5)
     waiting = backlog(group)
     assert waiting.grants([room(2, name="x"), room(2, name="y")], 0.0) == []
@@ -75,7 +75,7 @@ def test_a_group_is_given_all_its_places_or_none_and_they_may_be_on_several_host
     assert len(waiting) == 0
 
 
-def test_independent_instances_get_the_places_that_there_are() -> None:
+def test_independent_instances_get_the_slots_that_there_are() -> None:
     """Invariant 9: those without a place are asked for again, and counted until then."""
     many = replace(ticket("a", 5), is_divisible=True)
     waiting = backlog(many)

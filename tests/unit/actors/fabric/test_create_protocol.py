@@ -128,7 +128,7 @@ class FakeController:
         self.waited_for_room: list[str] = []
         self._is_async = is_async
         for name in (
-            "shared_hosts", "places", "create_dedicated", "start_dedicated", "release",
+            "shared_hosts", "reserve", "create_dedicated", "start_dedicated", "release",
             "queue_reason",
         ):  # fmt: skip
             setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
@@ -136,7 +136,7 @@ class FakeController:
     def _shared_hosts(self, patience_s: float, wanted: int) -> Any:
         return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
 
-    def _places(
+    def _reserve(
         self, ids: list[str], owner: str, job_id: str | None, wait_s: float, is_divisible: bool
     ) -> Any:
         self.waited_for_room += ids
@@ -161,7 +161,7 @@ class FakeController:
         self.released += ids
 
     def _queue_reason(self) -> str:
-        return "0 of 4 places are free"
+        return "0 of 4 slots are free"
 
 
 def blocking_result(reference: Any, *_: Any) -> Any:
@@ -334,7 +334,7 @@ async def test_independent_instances_move_from_a_failed_host_under_new_ids(sourc
     assert bench.hosts["h1"] not in [one.host for one in news.created]
 
 
-async def test_independent_instances_take_places_as_they_become_free(source: Project) -> None:
+async def test_independent_instances_take_slots_as_they_become_free(source: Project) -> None:
     """The queue gives one place at a time; the others are asked for again."""
     bench = Bench(is_async=True)
     news = await _create_each(bench, source, 403)
@@ -359,7 +359,7 @@ def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptur
 
     def reason() -> str:
         reasons.append("asked")
-        return "0 of 4 places are free"
+        return "0 of 4 slots are free"
 
     with (
         caplog.at_level(logging.WARNING, "aenv_ray"),
@@ -372,7 +372,7 @@ def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptur
             first(5.0)
             second(5.0)
         assert [r.getMessage() for r in caplog.records] == [
-            "3 creates wait, the longest for 5 s: 0 of 4 places are free"
+            "3 creates wait, the longest for 5 s: 0 of 4 slots are free"
         ]
         assert reasons == ["asked"], "the controller is not asked for a line that is not logged"
         now += NOTICE_EVERY_S

@@ -1,4 +1,4 @@
-"""The places of a host, some of them reserved for creates that waited."""
+"""The slots of a host, some of them reserved for creates that waited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
 
 
 class Bench:
-    """A host with three places."""
+    """A host with three slots."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.cli.checks import node
-from aenv_ray.cli.checks.docker import check
+from aenv_ray.cli.checks.node import check_docker_runtimes
 from aenv_ray.config import Settings
 from aenv_ray.findings import Finding, Verdict
 
@@ -27,18 +27,18 @@ def installed(*programs: str) -> Any:
 
 
 def test_it_names_the_runtimes_and_which_have_their_own_kernel() -> None:
-    found = check(INFO, None, installed("runc", "/opt/runsc"))
+    found = check_docker_runtimes(INFO, None, installed("runc", "/opt/runsc"))
     assert found.verdict is Verdict.OK
     assert found.found == "runc (default), runsc (its own kernel)"
 
 
 def test_a_program_that_the_daemon_does_not_know_yet_is_named() -> None:
-    found = check(INFO, None, installed("runc", "/opt/runsc", "runsc", "crun"))
+    found = check_docker_runtimes(INFO, None, installed("runc", "/opt/runsc", "runsc", "crun"))
     assert found.found.endswith("; crun is installed and not registered")
 
 
 def test_a_registered_program_that_is_missing_is_a_warning() -> None:
-    found = check(INFO, None, installed("runc"))
+    found = check_docker_runtimes(INFO, None, installed("runc"))
     assert found.verdict is Verdict.WARNING
     assert "/opt/runsc is not installed" in found.found
     assert "runsc" in found.mend
@@ -46,7 +46,9 @@ def test_a_registered_program_that_is_missing_is_a_warning() -> None:
 
 @pytest.mark.parametrize("path", ["kata", None])
 def test_a_wanted_runtime_that_the_daemon_does_not_have_fails(path: str | None) -> None:
-    found = check(INFO, "kata", installed(*filter(None, ("runc", "/opt/runsc", path))))
+    found = check_docker_runtimes(
+        INFO, "kata", installed(*filter(None, ("runc", "/opt/runsc", path)))
+    )
     assert found.verdict is Verdict.FAILED
     assert "it has runc" in found.found
     assert f"--add-runtime kata={path or '/path/to/it'}" in found.mend

@@ -17,7 +17,7 @@ from aenv_ray.engines.docker import containers as docker_containers
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker import networks as docker_networks
 from aenv_ray.engines.docker.containers import Containers
-from aenv_ray.engines.docker.files import START_SLOTS, DockerFiles
+from aenv_ray.engines.docker.files import START_PERMITS, DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge
 from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.instances import SIDECAR, DockerInstance, await_boot
@@ -169,23 +169,23 @@ async def test_a_removal_that_keeps_failing_is_an_error(
         await containers(_Scripted(DaemonRefused(403, "you must not")), files).remove("one")
 
 
-# --- slots ---------------------------------------------------------------------------------------
+# --- permits --------------------------------------------------------------------------------------
 
 
 async def _hold(some: Containers, let_go: asyncio.Event) -> None:
-    async with some.slot():
+    async with some.start_permit():
         await let_go.wait()
 
 
-async def test_a_slot_is_given_back_even_if_the_wait_for_it_is_cancelled(
+async def test_a_permit_is_given_back_even_if_the_wait_for_it_is_cancelled(
     files: DockerFiles,
 ) -> None:
     others, ours = (containers(_Scripted(), files) for _ in range(2))
     let_go = asyncio.Event()
-    holding = [asyncio.create_task(_hold(others, let_go)) for _ in range(START_SLOTS)]
+    holding = [asyncio.create_task(_hold(others, let_go)) for _ in range(START_PERMITS)]
     await asyncio.sleep(0)
-    assert files.locks.take_slot() is None
-    waiting = [asyncio.create_task(_hold(ours, let_go)) for _ in range(3 * START_SLOTS)]
+    assert files.locks.take_permit() is None
+    waiting = [asyncio.create_task(_hold(ours, let_go)) for _ in range(3 * START_PERMITS)]
     await asyncio.sleep(0)
     for task in waiting[::2]:
         task.cancel()
@@ -193,24 +193,24 @@ async def test_a_slot_is_given_back_even_if_the_wait_for_it_is_cancelled(
     async with asyncio.timeout(60.0):
         await asyncio.wait([*holding, *waiting])
     assert sum(task.cancelled() for task in waiting) == len(waiting[::2])
-    free = [files.locks.take_slot() for _ in range(START_SLOTS)]
+    free = [files.locks.take_permit() for _ in range(START_PERMITS)]
     assert None not in free
-    for slot in free:
-        assert slot is not None
-        slot.close()
+    for permit in free:
+        assert permit is not None
+        permit.close()
 
 
-async def test_slots_that_are_never_given_back_block_nobody_for_ever(
+async def test_permits_that_are_never_given_back_block_nobody_for_ever(
     files: DockerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 9: a host that hangs in the middle of its starts still holds them."""
-    monkeypatch.setattr(docker_containers, "SLOT_S", 0.0)
+    monkeypatch.setattr(docker_containers, "PERMIT_S", 0.0)
     with contextlib.ExitStack() as held:
-        for _ in range(START_SLOTS):
-            slot = files.locks.take_slot()
-            assert slot is not None
-            held.enter_context(slot)
-        async with asyncio.timeout(60.0), containers(_Scripted(), files).slot():
+        for _ in range(START_PERMITS):
+            permit = files.locks.take_permit()
+            assert permit is not None
+            held.enter_context(permit)
+        async with asyncio.timeout(60.0), containers(_Scripted(), files).start_permit():
             pass
 
 

@@ -87,7 +87,7 @@ def test_structure_verdicts_say_what_is_wrong() -> None:
         ({"selector": "main"}, "0 elements match main, not at least 1"),
     ):
         (parsed,) = checks.structures([{"name": "n", **check}])
-        assert checks.check_structure(parsed, files) == checks.Verdict(
+        assert checks.check_structure(parsed, files) == checks.CheckResult(
             "n", "structure", False, reason
         )
 

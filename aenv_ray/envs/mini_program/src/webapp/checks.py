@@ -225,7 +225,7 @@ class Structure(_Shape):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -351,7 +351,7 @@ def _number(given: float | str, values: Values) -> float:
 # --- structure ------------------------------------------------------------------------------------
 
 
-def check_structure(check: Structure, files: Mapping[str, bytes]) -> Verdict:
+def check_structure(check: Structure, files: Mapping[str, bytes]) -> CheckResult:
     """Return the verdict of a structure check.
 
     Raises:
@@ -360,8 +360,8 @@ def check_structure(check: Structure, files: Mapping[str, bytes]) -> Verdict:
     try:
         _expect_structure(check, files)
     except Failed as exc:
-        return Verdict(check.name, "structure", False, str(exc))
-    return Verdict(check.name, "structure", True)
+        return CheckResult(check.name, "structure", False, str(exc))
+    return CheckResult(check.name, "structure", True)
 
 
 def _expect_structure(check: Structure, files: Mapping[str, bytes]) -> None:
@@ -383,7 +383,9 @@ def _expect_structure(check: Structure, files: Mapping[str, bytes]) -> None:
 # --- behaviour ------------------------------------------------------------------------------------
 
 
-def check_behaviour(check: Behaviour, browser: Browser, url: str, source: random.Random) -> Verdict:
+def check_behaviour(
+    check: Behaviour, browser: Browser, url: str, source: random.Random
+) -> CheckResult:
     """Return the verdict of a behaviour check.
 
     Raises:
@@ -397,8 +399,8 @@ def check_behaviour(check: Behaviour, browser: Browser, url: str, source: random
         page.close()
     except (Failed, PageFailed) as exc:
         drawn = f" (with {dict(values)})" if values else ""
-        return Verdict(check.name, "browser", False, f"{exc}{drawn}")
-    return Verdict(check.name, "browser", True)
+        return CheckResult(check.name, "browser", False, f"{exc}{drawn}")
+    return CheckResult(check.name, "browser", True)
 
 
 def play(page: Page, played: tuple[Step, ...], values: Values) -> None:
