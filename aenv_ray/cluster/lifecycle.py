@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aenv_ray.cluster import objects
@@ -89,6 +89,8 @@ class Lifecycle:
             self._say(f"{title(document)}: {'valid' if dry_run else 'applied'}")
             if kind.name == "Namespace" and not dry_run:
                 self._create_secrets()
+        if not dry_run:
+            self._report_missing_pull_secrets(ordered)
 
     def _has_namespace(self) -> bool:
         return self._api.get(KINDS["Namespace"], None, self._namespace) is not None
@@ -107,6 +109,18 @@ class Lifecycle:
             }
             created = self._api.create(KINDS["Secret"], secret)
             self._say(f"Secret {name}: {'created' if created is not None else 'exists, unchanged'}")
+
+    def _report_missing_pull_secrets(self, documents: Sequence[Document]) -> None:
+        for name in sorted(pull_secrets(documents) - {_REGISTRY_SECRET}):
+            try:
+                found = self._api.get(KINDS["Secret"], self._namespace, name)
+            except Forbidden:
+                return  # whoever may not read Secrets cannot be told
+            if found is None:
+                self._say(
+                    f"Secret {name}: missing; pods name it to pull images, and their nodes report "
+                    "FailedToRetrieveImagePullSecret: create it, or remove the name"
+                )
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster.
@@ -304,6 +318,20 @@ def _new_secrets() -> dict[str, tuple[str, dict[str, str]]]:
         ADMIN: ("Opaque", {"token": f"aenv_{secrets.token_urlsafe(32)}"}),
         _REGISTRY_SECRET: ("kubernetes.io/dockerconfigjson", registry),
     }
+
+
+def pull_secrets(documents: Iterable[Any]) -> set[str]:
+    """Return the names of the Secrets with which pods in documents, and sandboxes, pull images."""
+    found: set[str] = set()
+    for each in documents:
+        if isinstance(each, Mapping):
+            found |= {str(secret["name"]) for secret in each.get("imagePullSecrets") or ()}
+            if each.get("name") == "AENV_KUBERNETES_PULL_SECRETS":
+                found |= set(filter(None, map(str.strip, str(each.get("value") or "").split(","))))
+            found |= pull_secrets(each.values())
+        elif isinstance(each, list):
+            found |= pull_secrets(each)
+    return found
 
 
 def as_scaled(wanted: Document, live: Mapping[str, Any] | None) -> Document:

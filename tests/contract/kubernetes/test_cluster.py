@@ -92,6 +92,14 @@ def test_every_pull_secret_that_a_pod_names_exists(overlay, emulated, life):
     assert named <= {secret["metadata"]["name"] for secret in all_of(emulated, "Secret")}
 
 
+def test_a_missing_pull_secret_is_named(emulated, life, said):
+    """Neither `apply` nor a pod can create the login of a user's registry."""
+    life.apply(manifests.load("dev", None, {"sandboxes.pullSecrets": "aenv-registry, mine"}))
+    missing = [line for line in said if "missing" in line]
+    assert len(missing) == 1
+    assert missing[0].startswith("Secret mine: missing")
+
+
 def test_a_registry_login_of_the_user_is_kept(emulated, life):
     login = b'{"auths":{"registry.example":{}}}'
     mine = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
