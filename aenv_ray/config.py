@@ -39,10 +39,10 @@ class Settings(BaseModel):
     must be kept."""
     runtime_dir: Path = Field(default_factory=_memory_directory)
     """Sockets, locks and logs of this machine. Short, since a socket's path holds 107 bytes."""
-    engine: str = "process"
-    """Engine, if neither the caller nor the project names one."""
+    engine: str | None = None
+    """Engine, if neither the caller nor the project names one. None: one that the nodes have."""
     engine_slots: str = ""
-    """``engine=slots,…``: if `engine` is not set, the first engine with slots is the default."""
+    """``engine=slots,…``: the engines of the workers that may join the cluster."""
     isolation: Literal["auto", "required", "none"] | None = None
     """Whether process sandboxes have namespaces; ``auto``: if the kernel allows it. None:
     ``required`` where a gateway runs, else ``auto``."""
@@ -152,6 +152,25 @@ class Settings(BaseModel):
     """The Ray cluster to join. None: a local one."""
 
     @property
+    def joining_engines(self) -> tuple[str, ...]:
+        """The engines in `engine_slots` with slots, in that order.
+
+        Raises:
+            ConfigError: An entry is malformed.
+        """
+        found = []
+        for entry in filter(None, self.engine_slots.split(",")):
+            engine, _, slots = entry.partition("=")
+            if not slots.strip().isdigit():
+                raise ConfigError(
+                    f"environment variable AENV_ENGINE_SLOTS: invalid entry {entry!r}",
+                    hint="write it as engine=slots, such as kubernetes=64,process=0",
+                )
+            if int(slots) > 0:
+                found.append(engine.strip())
+        return tuple(found)
+
+    @property
     def cache_limits(self) -> tuple[int, float]:
         """The limits of a cache: its size in bytes, and the age of an entry in seconds.
 
@@ -169,7 +188,6 @@ def read_settings() -> Settings:
         ConfigError: A variable has an invalid value.
     """
     given = {name: value for name, value in os.environ.items() if value}
-    given.setdefault("AENV_ENGINE", _first_with_slots(given.get("AENV_ENGINE_SLOTS", "")))
     try:
         return Settings.model_validate(given)
     except ValidationError as exc:
@@ -183,24 +201,6 @@ def read_settings() -> Settings:
 def secret(variable: str) -> str | None:
     """Return a secret from an environment variable that the user names; None if it is not set."""
     return os.environ.get(variable) or None
-
-
-def _first_with_slots(engine_slots: str) -> str:
-    """Return the first engine of ``engine=slots,…`` that has slots, ``process`` if none has.
-
-    Raises:
-        ConfigError: An entry is malformed.
-    """
-    for entry in filter(None, engine_slots.split(",")):
-        engine, _, slots = entry.partition("=")
-        if not slots.strip().isdigit():
-            raise ConfigError(
-                f"environment variable AENV_ENGINE_SLOTS: invalid entry {entry!r}",
-                hint="write it as engine=slots, such as kubernetes=64,process=0",
-            )
-        if int(slots) > 0:
-            return engine.strip()
-    return "process"
 
 
 @cache

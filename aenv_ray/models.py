@@ -69,6 +69,9 @@ class InstanceSpec(_Frozen):
     """The owner that the instance counts for; free text."""
     datasource: str = ""
     engine: str = "process"
+    engines: tuple[str, ...] = ()
+    """Engines of which the host takes the first that it can run, instead of `engine`. Empty: the
+    engine is fixed."""
     job_id: str | None = None
     """The Ray job that it ends with; None if detached."""
     changes: DeployChanges | None = None
@@ -81,6 +84,11 @@ class InstanceSpec(_Frozen):
     """Ray node that a shared host is chosen on, if it has room there; empty: none."""
     outer: tuple[str, ...] = ()
     """Of an inner instance: the environments of those around it, from the outermost one."""
+
+    @property
+    def possible_engines(self) -> tuple[str, ...]:
+        """The engines that it may run on."""
+        return self.engines or (self.engine,)
 
 
 class Isolation(_Frozen):

@@ -76,7 +76,9 @@ def _general(form: Format | None) -> None:
         for check in checks
         if check.name.startswith("engine ")
     }
-    if not any(works.values()) or not works.get(read_settings().engine, True):
+    given = read_settings()
+    wanted = given.engine or next(iter(given.joining_engines), "")
+    if not any(works.values()) or not works.get(wanted, True):
         raise typer.Exit(1)
 
 

@@ -61,6 +61,8 @@ class Capabilities:
     """Sandboxes can have storage that outlives them; see `Engine.delete_storage`."""
     slow_start: bool = False
     """Starts are slow, so hosts start sandboxes ahead of demand."""
+    starts_elsewhere: bool = False
+    """Starts take little of the host's own node, so hosts may start many at the same time."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +274,14 @@ class Engine(ABC):
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
         """End sandboxes with everything in them, and return when they are gone.
 
-        Unknown and ended ids are ignored. Pending calls fail with `SandboxLost`.
+        An engine may return earlier, once their end is certain and nobody can reach them; `ending`
+        counts those. A sandbox with storage is gone when this returns. Unknown and ended ids are
+        ignored. Pending calls fail with `SandboxLost`.
         """
+
+    def ending(self) -> int:
+        """Return how many stopped sandboxes are not gone yet; they still use their slots."""
+        return 0
 
     @abstractmethod
     async def set_deadline(self, instance_id: InstanceId, deadline: float) -> None:

@@ -19,7 +19,7 @@ def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_defaults_need_nothing_set() -> None:
     settings = read_settings()
-    assert settings.engine == "process"
+    assert settings.engine is None
     assert settings.isolation is None
     assert settings.system_url is None
     assert settings.runtime_dir.name == f"aenv-{os.getuid()}"
@@ -30,7 +30,7 @@ def test_empty_means_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL", "AENV_DATA_DIR"):
         monkeypatch.setenv(name, "")
     settings = read_settings()
-    assert (settings.engine, settings.isolation) == ("process", None)
+    assert (settings.engine, settings.isolation) == (None, None)
     assert settings.system_url is None
 
 
@@ -41,19 +41,17 @@ def test_a_value_that_cannot_be_used_names_its_variable(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("slots", "engine"),
-    [("", "process"), ("kubernetes=0,docker=4", "docker"), ("kubernetes=0,docker=0", "process")],
+    ("slots", "engines"),
+    [("", ()), ("kubernetes=4,process=0,docker=4", ("kubernetes", "docker")), ("docker=0", ())],
 )
-def test_without_an_engine_the_first_with_slots_is_the_default(
-    slots: str, engine: str, monkeypatch: pytest.MonkeyPatch
+def test_the_engines_of_workers_that_may_join_are_those_with_slots(
+    slots: str, engines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AENV_ENGINE_SLOTS", slots)
-    assert read_settings().engine == engine
-    monkeypatch.setenv("AENV_ENGINE", "fake")
-    assert read_settings().engine == "fake"
+    assert read_settings().joining_engines == engines
 
 
 def test_malformed_engine_slots_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_ENGINE_SLOTS", "kubernetes")
     with pytest.raises(ConfigError, match="AENV_ENGINE_SLOTS"):
-        read_settings()
+        _ = read_settings().joining_engines

@@ -15,11 +15,13 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.controller.admission_queue import (
+    MOST_BUNDLES,
     AdmissionQueue,
     Grant,
     Ticket,
     bundles,
     explain_wait,
+    missing_slots,
 )
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import (
@@ -29,9 +31,10 @@ from aenv_ray.actors.controller.placement import (
     shared_host_names,
     usable,
 )
+from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
@@ -68,7 +71,7 @@ class Cluster(Protocol):
     def actor_names(self) -> list[str]:
         """See `ray_api.actor_names`."""
 
-    def demand_slots(self, bundles: Sequence[int]) -> None:
+    def demand_slots(self, bundles: Sequence[SlotDemand]) -> None:
         """See `ray_api.demand_slots`."""
 
     def has_autoscaler(self) -> bool:
@@ -82,6 +85,7 @@ class Admission:
         hosts: Starts hosts and asks for their load.
         dedicated: Returns the number of dedicated hosts on each node, by node id.
         cluster: Ray.
+        joining: The engines of the workers that may join. Empty: it is not known.
     """
 
     def __init__(
@@ -89,14 +93,16 @@ class Admission:
         hosts: HostDirectory,
         dedicated: Callable[[], Mapping[str, int]],
         cluster: Cluster = ray_api,
+        joining: Sequence[str] = (),
     ) -> None:
         self._hosts = hosts
         self._dedicated = dedicated
         self._cluster = cluster
+        self._joining = tuple(joining)
         self._queue = AdmissionQueue()
         self._waiters: dict[Ticket, asyncio.Future[list[Reservation]]] = {}
         self._serving: asyncio.Task[None] | None = None
-        self._demanded: list[int] = []
+        self._demanded: list[SlotDemand] = []
         self._demanded_at = 0.0
         self._slots_per_node: int | None = None
         self._reason = "the cluster has no room"
@@ -107,18 +113,23 @@ class Admission:
 
     # --- room -----------------------------------------------------------------------------------
 
-    async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
+    async def shared_hosts(
+        self, patience_s: float, wanted: int, engines: Sequence[str] = ()
+    ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load, starting missing ones.
 
         Args:
             patience_s: How long to wait for more hosts once one has answered.
             wanted: Number of slots needed; elastic nodes get hosts only as far as needed.
+            engines: Engines that the wanted instances may run on; empty: any. Hosts of other
+                engines are returned, too.
 
         Returns:
             Hosts and actors; empty if the cluster has no node for instances but may get some.
 
         Raises:
-            FabricUnavailable: No host answers; the message has the causes.
+            FabricUnavailable: No host answers, or no node can run these engines; the message has
+                the causes.
         """
         nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         idle = await self._without_hosts(nodes)
@@ -131,11 +142,35 @@ class Admission:
                 if not idle:
                     raise
         found = self._with_dedicated(found, nodes)
-        chosen = needed(idle, wanted - sum(load.free for load, _ in found))
+        free = sum(load.free for load, _ in found if load.runs(engines))
+        chosen = needed({n: f for n, f in idle.items() if f.may_run(engines)}, wanted - free)
         if chosen:
             more = await self._hosts.loads({n: idle[n] for n in chosen}, patience_s=patience_s)
             found += self._with_dedicated(more, nodes)
+        await self._check_engines(engines, nodes)
         return found
+
+    async def _check_engines(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> None:
+        """Check that some node can run one of these engines, or that one may join.
+
+        Raises:
+            FabricUnavailable: None can; the message names the engines that the nodes have.
+        """
+        offered = [
+            (facts.engine,) if facts.engine else self._hosts.engines.get(node, ())
+            for node, facts in usable(nodes).items()
+        ]
+        refusal = engine_refusal(engines, offered)
+        if refusal is not None and not await self._may_join(engines, nodes):
+            raise refusal
+
+    async def _may_join(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> bool:
+        """Whether a node with one of these engines may join on demand."""
+        if not may_grow(nodes.values()):
+            return False
+        if self._joining:
+            return not set(engines).isdisjoint(self._joining)
+        return await asyncio.to_thread(self._cluster.has_autoscaler)
 
     async def _without_hosts(self, nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
         """Return the elastic nodes that have no shared host now."""
@@ -168,8 +203,11 @@ class Admission:
         job_id: str | None,
         wait_s: float,
         is_divisible: bool = False,
+        engines: Sequence[str] = (),
     ) -> list[Reservation]:
         """Return slots for all instances of a group, once it is the owner's turn.
+
+        The slots are on hosts that can run one of `engines`; empty: on any.
 
         If the group is divisible, these may be slots for some of its instances; the caller asks
         again for the others. The hosts keep the slots for `RESERVED_S`. Cancelling leaves the
@@ -177,9 +215,12 @@ class Admission:
 
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
+            FabricUnavailable: No node can run these engines, and none that can may join.
         """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible)
+        if engines:
+            await self._check_engines(engines, await asyncio.to_thread(self._cluster.alive_nodes))
+        ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, tuple(engines))
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
         self._waiters[ticket] = granted
         self._queue.add(ticket)
@@ -210,7 +251,8 @@ class Admission:
         if not may_grow(nodes.values()):
             return []
         ids, first = [spec.instance_id for spec in specs], specs[0]
-        return await self.wait(ids, first.owner or first.job_id or "", first.job_id, wait_s)
+        owner = first.owner or first.job_id or ""
+        return await self.wait(ids, owner, first.job_id, wait_s, engines=first.possible_engines)
 
     def reason(self) -> str:
         """Return why creates wait for room, for people; empty if none waits."""
@@ -245,45 +287,88 @@ class Admission:
         nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         if self._demanded and await self._without_hosts(nodes):
             await self._demand([])  # the node that it brought could not start its host otherwise
-        found = await self.shared_hosts(ASK_S, self._queue.instances)
+        found = await self._hosts_for_queue()
         actors = {load.name: host for load, host in found}
-        held = await self._hold(actors)
+        held = await self._hold(found)
         loads = {load.name: load for load, _ in self._with_dedicated(_pairs(held), nodes)}
         grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
         for grant in grants:
             await self._give(grant, actors)
-        granted = sum(grant.granted for grant in grants)
-        asked_again = sum(grant.left for grant in grants)  # they join the queue in a moment
-        free = sum(load.free for load in loads.values()) - granted
+        wanted = self._queue.wanted()
+        for grant in grants:
+            for name, ids in grant.shares.items():
+                load = loads[name]
+                loads[name] = replace(load, instances=load.instances + len(ids))
+            if grant.left:  # they join the queue in a moment
+                engines = grant.ticket.engines
+                wanted[engines] = wanted.get(engines, 0) + grant.left
+        free = sum(load.free for load in loads.values())
         if may_grow(nodes.values()):
-            missing = self._queue.instances + asked_again - free
-            await self._demand(bundles(missing, self._slots_per_node))
+            await self._demand(self._demands(wanted, list(loads.values()), nodes))
         self._reason = explain_wait(
             self._queue,
             free=free,
             capacity=sum(load.capacity for load in loads.values()),
             hosts=len(loads),
-            demanded_slots=sum(self._demanded),
+            demanded_slots=sum(demand.slots for demand in self._demanded),
             demanded_for_s=asyncio.get_running_loop().time() - self._demanded_at,
             has_autoscaler=bool(self._demanded)
             and await asyncio.to_thread(self._cluster.has_autoscaler),
         )
 
-    async def _hold(self, actors: Mapping[str, Any]) -> list[HostLoad]:
+    async def _hosts_for_queue(self) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts that can run waiting instances; idle nodes get some as needed.
+
+        Raises:
+            FabricUnavailable: There is none for any of them; the message has the causes.
+        """
+        found: dict[str, tuple[HostLoad, Any]] = {}
+        refusals: list[FabricUnavailable] = []
+        wanted = self._queue.wanted()
+        for engines, count in wanted.items():
+            try:
+                pairs = await self.shared_hosts(ASK_S, count, engines)
+            except FabricUnavailable as exc:  # those of other engines need not wait for these
+                refusals.append(exc)
+                continue
+            found |= {load.name: (load, host) for load, host in pairs if load.runs(engines)}
+        if refusals and len(refusals) == len(wanted):
+            raise refusals[0]
+        return list(found.values())
+
+    def _demands(
+        self,
+        wanted: Mapping[tuple[str, ...], int],
+        loads: Sequence[HostLoad],
+        nodes: Mapping[str, NodeFacts],
+    ) -> list[SlotDemand]:
+        """Return what to ask Ray's autoscaler for.
+
+        Instances that may run on any of the cluster's engines leave it the choice of the worker.
+        """
+        declared = set(self._joining) or {f.engine for f in nodes.values() if f.engine}
+        demands = []
+        for engines, missing in missing_slots(wanted, loads).items():
+            is_free = not engines or not declared or declared <= set(engines)
+            selected = () if is_free else tuple(name for name in engines if name in declared)
+            demands += [SlotDemand(n, selected) for n in bundles(missing, self._slots_per_node)]
+        return demands[:MOST_BUNDLES]
+
+    async def _hold(self, hosts: Iterable[tuple[HostLoad, Any]]) -> list[HostLoad]:
         """Have hosts accept only reserved instances; return the load of those that answer."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._hold_one(name, host)) for name, host in actors.items()]
+            tasks = [group.create_task(self._hold_one(load, host)) for load, host in hosts]
         return [load for task in tasks if (load := task.result()) is not None]
 
-    async def _hold_one(self, name: str, host: RemoteHost) -> HostLoad | None:
+    async def _hold_one(self, load: HostLoad, host: RemoteHost) -> HostLoad | None:
         try:
-            with ray_api.translated(f"hold on host {name}"):
+            with ray_api.translated(f"hold on host {load.name}"):
                 async with asyncio.timeout(ASK_S):
                     count, capacity = await host.hold.remote(HOLD_S)
         except (AenvError, TimeoutError) as exc:
-            logger.warning("host %s is left out of this turn: %s", name, exc)
+            logger.warning("host %s is left out of this turn: %s", load.name, exc)
             return None
-        return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
+        return replace(load, instances=count, capacity=capacity)
 
     async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> None:
         """Reserve the slots of one grant and wake its waiter.
@@ -319,7 +404,7 @@ class Admission:
             logger.warning("no slots reserved on host %s: %r", name, exc)
             return False
 
-    async def _demand(self, wanted: list[int]) -> None:
+    async def _demand(self, wanted: list[SlotDemand]) -> None:
         """Tell Ray how many slots are missing, unless it was told the same before."""
         if wanted == self._demanded:
             return

@@ -9,7 +9,7 @@ that. A group that needs more nodes than there are holds up nobody.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -35,6 +35,8 @@ class Ticket:
     """Arrival, in seconds of a monotonic clock."""
     is_divisible: bool = False
     """Whether it may be granted in part, because its instances are independent."""
+    engines: tuple[str, ...] = ()
+    """Engines that its instances may run on; empty: any."""
 
 
 class Grant(NamedTuple):
@@ -68,6 +70,13 @@ class AdmissionQueue:
     def instances(self) -> int:
         """Number of instances that all waiting creates ask for."""
         return sum(len(ticket.ids) for ticket in self._tickets)
+
+    def wanted(self) -> dict[tuple[str, ...], int]:
+        """Return the number of instances that wait, by the engines that they may run on."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for ticket in self._tickets:
+            found[ticket.engines] += len(ticket.ids)
+        return dict(found)
 
     def oldest_s(self, now: float) -> float:
         """Return how long the oldest create has waited at a moment; 0 if none waits."""
@@ -104,17 +113,23 @@ class AdmissionQueue:
         while waiting:
             ticket = min(waiting, key=lambda t: (self._granted[t.owner], t.since))
             waiting.remove(ticket)
-            free = sum(load.free for load in loads.values())
+            able = [load for load in loads.values() if load.runs(ticket.engines)]
+            free = sum(load.free for load in able)
             ids = ticket.ids[:free] if ticket.is_divisible and free else ticket.ids
             if len(ids) > free:
-                fits_ever = len(ticket.ids) <= sum(load.capacity for load in loads.values())
+                fits_ever = len(ticket.ids) <= sum(load.capacity for load in able)
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
-                    break  # slots that become free from now on are kept for this group
+                    for load in able:  # what becomes free there is kept for this group
+                        del loads[load.name]
                 # Later creates of the same owner wait behind it, to keep that owner's order.
-                waiting = [other for other in waiting if other.owner != ticket.owner]
+                waiting = [
+                    other
+                    for other in waiting
+                    if (other.owner, other.engines) != (ticket.owner, ticket.engines)
+                ]
                 continue
             shares, start = {}, 0
-            for name, count in spread(len(ids), list(loads.values())).items():
+            for name, count in spread(len(ids), able).items():
                 shares[name] = ids[start : start + count]
                 start += count
                 load = loads[name]
@@ -124,6 +139,27 @@ class AdmissionQueue:
         for grant in granted:
             self.remove(grant.ticket)
         return granted
+
+
+def missing_slots(
+    wanted: Mapping[tuple[str, ...], int], hosts: Sequence[HostLoad]
+) -> dict[tuple[str, ...], int]:
+    """Return for how many instances the hosts have no slot, by their possible engines.
+
+    Free slots go to the instances with the fewest possible engines first.
+    """
+    free = {host.name: host.free for host in hosts}
+    missing = {}
+    for engines in sorted(wanted, key=lambda names: (len(names) or len(free) + 99, names)):
+        left = wanted[engines]
+        for host in hosts:
+            if host.runs(engines):
+                taken = min(left, free[host.name])
+                free[host.name] -= taken
+                left -= taken
+        if left > 0:
+            missing[engines] = left
+    return missing
 
 
 def bundles(missing: int, slots_per_node: int | None) -> list[int]:

@@ -27,6 +27,7 @@ from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
@@ -44,6 +45,10 @@ JOB_RETELL_S: Final = 120.0
 """How long hosts are told repeatedly that a job ended; longer than a start takes."""
 CONTROL_DEADLINE_S: Final = 30.0
 """A restarted host answers within this; Ray notices a dead node after up to twenty seconds."""
+LEARN_S: Final = 10.0
+"""How long slow nodes are waited for when they are asked which engines they can run."""
+_ANYWHERE: Final = frozenset({"process", "fake"})
+"""Engines that every node can run that declares no engine."""
 DEDICATED_TRIES: Final = 2
 """Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
@@ -74,7 +79,11 @@ class Controller:
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
-        self._admission = Admission(self._hosts, lambda: by_node(self._dedicated))
+        self._admission = Admission(
+            self._hosts,
+            lambda: by_node(self._dedicated),
+            joining=settings().joining_engines,
+        )
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
@@ -88,9 +97,11 @@ class Controller:
 
     # --- creating ---------------------------------------------------------------------------
 
-    async def shared_hosts(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, Any]]:
+    async def shared_hosts(
+        self, patience_s: float, wanted: int, engines: Sequence[str]
+    ) -> list[tuple[HostLoad, Any]]:
         """See `Admission.shared_hosts`."""
-        return await self._admission.shared_hosts(patience_s, wanted)
+        return await self._admission.shared_hosts(patience_s, wanted, engines)
 
     async def reserve(
         self,
@@ -98,10 +109,11 @@ class Controller:
         owner: str,
         job_id: str | None,
         wait_s: float,
-        is_divisible: bool = False,
+        is_divisible: bool,
+        engines: Sequence[str],
     ) -> list[Reservation]:
         """See `Admission.wait`."""
-        return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible)
+        return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, engines)
 
     async def queue_reason(self) -> str:
         """See `Admission.reason`."""
@@ -185,7 +197,7 @@ class Controller:
                 self._where.pop(spec.instance_id, None)
         if isinstance(answer, InstanceInfo):
             kind = SpareKind(answer.node_id, environment_part(spec.instance_id))
-            self._spares.created(kind, spec.engine)
+            self._spares.created(kind, answer.engine)
         return host, answer
 
     def _own_host(self, instance_id: str) -> str:
@@ -209,14 +221,14 @@ class Controller:
             Whether it is a spare.
 
         Raises:
-            FabricUnavailable: No node starts a host.
+            FabricUnavailable: No node starts a host, or none can run the instance's engine.
         """
         instance_id = spec.instance_id
         if may_be_spare and self._own_host(instance_id) != instance_id:
             return True  # claimed for this instance before this controller was restarted
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
-            nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
+            nodes = await self._nodes_for(spec.possible_engines)
             willing = [candidate for candidate in nodes if self._hosts.refusal(candidate) is None]
             chosen = node or node_for(spec, willing or nodes, self._hosts.nodes.values())
             if chosen is None:
@@ -237,6 +249,24 @@ class Controller:
             f"no node starts a host for {instance_id}: {why}",
             hint="check the nodes with: ray status",
         )
+
+    async def _nodes_for(self, engines: Sequence[str]) -> dict[str, NodeFacts]:
+        """Return the nodes that can run one of these engines.
+
+        Raises:
+            FabricUnavailable: None can; the message names the engines that the nodes have.
+        """
+        nodes = usable(await asyncio.to_thread(ray_api.alive_nodes))
+
+        def able() -> dict[str, NodeFacts]:
+            return {n: f for n, f in nodes.items() if self._hosts.may_run(n, f, engines)}
+
+        unknown = [n for n, f in nodes.items() if f.engine is None and n not in self._hosts.engines]
+        has_choice = len(nodes) > 1 and _ANYWHERE.isdisjoint(engines)
+        if nodes and (not able() or (unknown and has_choice)):
+            # Ask again: what a node can run changes, for example with its Docker daemon.
+            await self._admission.shared_hosts(LEARN_S, 0, engines)
+        return able()
 
     async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:
         kind = SpareKind(node, environment_part(spec.instance_id))

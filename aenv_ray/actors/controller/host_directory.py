@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import HostLoad, shared_host_names
@@ -39,12 +39,15 @@ class HostDirectory:
     Attributes:
         actors: The host actors that were started or found.
         nodes: Node ids of the hosts whose node is known.
+        engines: The engines that the hosts of a node can run, by node id; only nodes that declare
+            none are asked.
     """
 
     def __init__(self, inner_instances: ConnectInner | None = None) -> None:
         self._inner_instances = inner_instances
         self.actors: dict[str, RemoteHost] = {}
         self.nodes: dict[str, str] = {}
+        self.engines: dict[str, tuple[str, ...]] = {}
         self._making: dict[str, asyncio.Task[RemoteHost | FabricUnavailable]] = {}
         self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
 
@@ -197,7 +200,7 @@ class HostDirectory:
             FabricUnavailable: No host answers; the message contains the causes.
         """
         asked = [
-            asyncio.create_task(self._load(name, node, capacity if facts.is_elastic else None))
+            asyncio.create_task(self._load(name, node, capacity, facts))
             for node, facts in nodes.items()
             for name, capacity in shared_host_names(node, facts).items()
         ]
@@ -209,25 +212,38 @@ class HostDirectory:
             )
         return sorted(answers, key=lambda answer: answer[0].name)
 
-    async def _load(self, name: str, node: str, slots: int | None) -> tuple[HostLoad, Any]:
+    async def _load(
+        self, name: str, node: str, capacity: int, facts: NodeFacts
+    ) -> tuple[HostLoad, Any]:
+        slots = capacity if facts.is_elastic else None
         async with asyncio.timeout(HOST_START_DEADLINE_S):
             was_known = name in self.actors
             host = await self.shared(name, node, slots)
             try:
-                load = await self._ask_load(name, node, host)
+                load = await self._ask_load(name, node, host, facts)
             except FabricUnavailable:
                 self.forget(name)
                 if not was_known:
                     raise
                 # It ended for good since it was last used: the node gets a new one.
                 host = await self.shared(name, node, slots)
-                load = await self._ask_load(name, node, host)
+                load = await self._ask_load(name, node, host, facts)
         return load, host
 
-    async def _ask_load(self, name: str, node: str, host: RemoteHost) -> HostLoad:
+    async def _ask_load(self, name: str, node: str, host: RemoteHost, facts: NodeFacts) -> HostLoad:
         with ray_api.translated(f"asking host {name}"):
             count, capacity = await host.load.remote()
-        return HostLoad(name, node, count, capacity)
+            if facts.engine is None:
+                self.engines[node] = await host.engines.remote()
+        engines = (facts.engine,) if facts.engine else self.engines[node]
+        return HostLoad(name, node, count, capacity, engines)
+
+    def may_run(self, node: str, facts: NodeFacts, engines: Collection[str]) -> bool:
+        """Whether a node may run one of these engines, as far as is known."""
+        known = self.engines.get(node)
+        if facts.engine is not None or known is None:
+            return facts.may_run(engines)
+        return not set(known).isdisjoint(engines)
 
 
 async def _answers(

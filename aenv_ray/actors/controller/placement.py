@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,11 +98,17 @@ class HostLoad:
     node_id: str
     instances: int
     capacity: int = HOST_CAPACITY
+    engines: tuple[str, ...] = ()
+    """The engines that it can run; empty: it is not known."""
 
     @property
     def free(self) -> int:
         """Number of free slots."""
         return max(0, self.capacity - self.instances)
+
+    def runs(self, engines: Collection[str]) -> bool:
+        """Whether it can run one of these engines; true if nothing is known of its engines."""
+        return not self.engines or not engines or any(name in engines for name in self.engines)
 
 
 def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:

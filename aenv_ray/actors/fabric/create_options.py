@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aenv_ray import ids, units
-from aenv_ray.config import settings
+from aenv_ray.actors.fabric.engine_choice import WITH_CONTAINERS, possible_engines
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
 from aenv_ray.project import process_strings, project
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     """The id of a Ray node, ``"me"`` for the caller's node, or an actor for its node."""
 
 logger = logging.getLogger("aenv_ray")
-
-_ENGINES: Final = ("process", "docker", "kubernetes", "fake")
-
 
 QUEUE_S: Final = 300.0
 """Default wait for room in a full cluster: a new node takes minutes to join."""
@@ -54,6 +51,9 @@ class OwnOptions:
             own = self.changes.model_dump(exclude_none=True)
             shared = spec.changes.model_dump(exclude_none=True) if spec.changes else {}
             update["changes"] = DeployChanges.model_validate(shared | own)
+            if self.changes.image and spec.engines:
+                engines = tuple(name for name in spec.engines if name in WITH_CONTAINERS)
+                update |= {"engine": engines[0], "engines": engines}
         return spec.model_copy(update=update)
 
 
@@ -122,6 +122,7 @@ class CreateOptions:
             ConfigError: The TTL, idle timeout or engine is invalid.
         """
         _warn_of_open_network(source)
+        engines = possible_engines(source, self.engine, self.changes)
         deploy = source.config.deploy
         ttl = deploy.ttl if self.ttl is None else self.ttl
         ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")
@@ -140,7 +141,8 @@ class CreateOptions:
                 labels=self.labels,
                 owner=self.owner,
                 datasource=self.datasource,
-                engine=chosen_engine(source, self.engine),
+                engine=engines.names[0],
+                engines=() if engines.is_fixed else engines.names,
                 job_id=None if self.lifetime is Lifetime.DETACHED else job_id,
                 changes=self.changes,
                 storage=self.storage,
@@ -224,15 +226,3 @@ def _text(value: Any, what: str) -> str:
         )
     process_strings.check_text(value, what)
     return value
-
-
-def chosen_engine(source: project.Project, explicit: str | None = None) -> str:
-    """Return the engine of instances: `explicit`, else the project's, else the setting's.
-
-    Raises:
-        ConfigError: There is no engine with this name.
-    """
-    name = explicit or source.config.deploy.engine or settings().engine
-    if name not in _ENGINES:
-        raise ConfigError(f"unknown engine {name!r}", hint=f"engines: {', '.join(_ENGINES)}")
-    return name

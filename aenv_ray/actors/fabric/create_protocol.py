@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
-from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts
+from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, engines_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import (
@@ -68,7 +68,9 @@ class _Started(NamedTuple):
     def result(self) -> Created | AenvError:
         if isinstance(self.outcome, AenvError):
             return self.outcome
-        return Created(self.spec, self.host, self.outcome, self.introduction)
+        update = {"engine": self.outcome.engine, "engines": ()}
+        spec = self.spec.model_copy(update=update) if self.spec.engines else self.spec
+        return Created(spec, self.host, self.outcome, self.introduction)
 
 
 _Refusals = dict[str, AenvError]
@@ -317,7 +319,7 @@ class CreateProtocol:
         by_id = {spec.instance_id: spec for spec in specs}
         owner = specs[0].owner or specs[0].job_id or ""
         reference = self._controller.reserve.remote(
-            list(by_id), owner, specs[0].job_id, queue_s, is_divisible
+            list(by_id), owner, specs[0].job_id, queue_s, is_divisible, engines_of(specs)
         )
         what = f"room for {len(specs)} of {source.reference}"
         reserved = await self._long_wait(reference, what, source, queue_s)

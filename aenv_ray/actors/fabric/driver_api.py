@@ -117,7 +117,8 @@ def create(
         ttl: It ends after this long unless renewed: ``"30m"``, ``"2h"``, or seconds. None: the
             project's ``deployConfig.ttl``, else 30 minutes.
         idle_timeout: It ends after this long without a call. None: the project's, else never.
-        engine: None: the project's, else ``AENV_ENGINE``, else ``process``.
+        engine: None: the project's, else ``AENV_ENGINE``, else one that suits the project and runs
+            on a node with room.
         environment_variables: Added to those of the project.
         arguments: ``sys.argv[1:]`` of its code.
         labels: For listings and quotas.
@@ -135,7 +136,7 @@ def create(
         ConfigError: The reference, the project or an option is invalid.
         SandboxStartFailed: Its code does not load, or its sandbox does not start.
         CapacityExceeded: The cluster remained full for `queue_timeout`.
-        FabricUnavailable: Ray does not answer.
+        FabricUnavailable: Ray does not answer, or no node can run the engine.
     """
     options = CreateOptions(
         actor=actor, lifetime=lifetime, ttl=ttl, idle_timeout=idle_timeout, engine=engine,

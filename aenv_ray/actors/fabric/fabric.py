@@ -108,17 +108,17 @@ class Fabric:
             EnvHandle(one.info.id, one.spec.reference, one.host, self.controller) for one in created
         ]
 
-    def shared_hosts(self, wanted: int) -> list[tuple[HostLoad, Any]]:
-        """Return the shared hosts with their load; blocks.
+    def shared_hosts(self, wanted: int, engines: Sequence[str] = ()) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts that can run one of `engines`, with their load; blocks.
 
         Nodes without hosts get some if the others have fewer than `wanted` free slots.
 
         Raises:
-            FabricUnavailable: No node has a host.
+            FabricUnavailable: No node has a host, or none can run these engines.
         """
         from aenv_ray.actors.fabric.waits import run_blocking
 
-        return run_blocking(self.protocol.shared_hosts.look(wanted))
+        return run_blocking(self.protocol.shared_hosts.look(wanted, engines))
 
     def claim_quota(
         self, specs: Sequence[InstanceSpec], options: CreateOptions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import (
@@ -42,6 +43,11 @@ class Share(NamedTuple):
     specs: list[InstanceSpec]
 
 
+def engines_of(specs: Sequence[InstanceSpec]) -> tuple[str, ...]:
+    """Return the engines that instances of one group may run on."""
+    return specs[0].possible_engines if specs else ()
+
+
 class SharedHosts:
     """The shared hosts with their load, as the controller last reported them."""
 
@@ -63,7 +69,7 @@ class SharedHosts:
         if count <= HOST_CAPACITY:
             return  # any single host holds it
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, count)
+            await self._look(FIRST_PATIENCE_S, count, ())
             check_capacity(count, sum(load.capacity for load, _ in self._hosts))
 
     async def place(
@@ -78,17 +84,19 @@ class SharedHosts:
 
         Raises:
             CapacityExceeded: The group does not fit.
-            FabricUnavailable: No node has a host.
+            FabricUnavailable: No node has a host, or none can run the group's engine.
         """
         async with self._lock:
+            engines = engines_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
-                await self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S, len(specs))
+                patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
+                await self._look(patience_s, len(specs), engines)
                 return self._divide(specs, avoid or ())
             try:
                 return self._divide(specs, avoid or ())
             except CapacityExceeded:  # releases since the last look are not known here
-                await self._look(FIRST_PATIENCE_S, len(specs))
+                await self._look(FIRST_PATIENCE_S, len(specs), engines)
                 return self._divide(specs, avoid or ())
 
     async def place_some(
@@ -100,31 +108,38 @@ class SharedHosts:
             The shares, for the first of `specs`.
 
         Raises:
-            FabricUnavailable: No node has a host.
+            FabricUnavailable: As `place`.
         """
         async with self._lock:
+            engines = engines_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
-                await self._look(FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S, len(specs))
-            elif len(specs) > self._free():  # releases since the last look are not known here
-                await self._look(LATER_PATIENCE_S, len(specs))
-            return self._divide(specs[: self._free(specs[0].node_ids)], avoid or ())
+                patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
+                await self._look(patience_s, len(specs), engines)
+            elif len(specs) > self._free(
+                engines
+            ):  # releases since the last look are not known here
+                await self._look(LATER_PATIENCE_S, len(specs), engines)
+            return self._divide(specs[: self._free(engines, specs[0].node_ids)], avoid or ())
 
-    def _free(self, node_ids: Sequence[str] = ()) -> int:
-        loads = on_nodes([load for load, _ in self._hosts], node_ids)
+    def _free(self, engines: Sequence[str], node_ids: Sequence[str] = ()) -> int:
+        able = [load for load, _ in self._hosts if load.runs(engines)]
+        loads = on_nodes(able, node_ids)
         return sum(max(0, load.capacity - self._placed[load.name]) for load in loads)
 
-    async def look(self, wanted: int = 0) -> list[tuple[HostLoad, Any]]:
-        """Return all shared hosts with their present load.
+    async def look(
+        self, wanted: int = 0, engines: Sequence[str] = ()
+    ) -> list[tuple[HostLoad, Any]]:
+        """Return the shared hosts that can run one of `engines`, with their present load.
 
         Nodes without hosts get some if the others have fewer than `wanted` free slots.
 
         Raises:
-            FabricUnavailable: No node has a host.
+            FabricUnavailable: No node has a host, or none can run these engines.
         """
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, wanted)
-            return list(self._hosts)
+            await self._look(FIRST_PATIENCE_S, wanted, engines)
+            return [(load, host) for load, host in self._hosts if load.runs(engines)]
 
     def forget(self) -> None:
         """Ask the controller again before the next placement, because the known load was wrong."""
@@ -132,8 +147,9 @@ class SharedHosts:
 
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
         loads = [
-            HostLoad(h.name, h.node_id, min(self._placed[h.name], h.capacity), h.capacity)
+            replace(h, instances=min(self._placed[h.name], h.capacity))
             for h, _ in self._hosts
+            if h.runs(engines_of(specs))
         ]
         loads = on_nodes(loads, specs[0].node_ids if specs else ())
         loads = [load for load in loads if load.name not in avoid] or loads
@@ -149,8 +165,8 @@ class SharedHosts:
                 start += count
         return shares
 
-    async def _look(self, patience_s: float, wanted: int) -> None:
-        reference = self._controller.shared_hosts.remote(patience_s, wanted)
+    async def _look(self, patience_s: float, wanted: int, engines: Sequence[str]) -> None:
+        reference = self._controller.shared_hosts.remote(patience_s, wanted, engines)
         self._hosts = await self._waits.result(reference, "the shared hosts", _ANSWER_S)
         self._placed = {load.name: load.instances for load, _ in self._hosts}
         self._looked_at = time.monotonic()

@@ -78,7 +78,7 @@ def warm(
     source = resolve(environment, init)
     fabric = init()
     (pattern,) = options.specs(source, 1, job_id=fabric.ray.job_id())
-    hosts = fabric.shared_hosts(count)
+    hosts = fabric.shared_hosts(count, pattern.possible_engines)
     shares = spread(count, [load for load, _ in hosts])
     asked: list[tuple[str, Any]] = []
     for load, host in hosts:

@@ -85,6 +85,14 @@ class HostEngines:
         for instance_id in instance_ids:
             self._owed.pop(instance_id, None)
 
+    def starting_elsewhere(self) -> set[str]:
+        """Return the names of the engines in use whose sandboxes start on other machines."""
+        return {n for n, each in self._engines.items() if each.capabilities.starts_elsewhere}
+
+    def ending(self) -> int:
+        """Return how many stopped sandboxes are not gone yet."""
+        return sum(engine.ending() for engine in self._engines.values())
+
     def owe(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
         """Note sandboxes for `stop_owed`."""
         self._owed |= dict.fromkeys(instance_ids, name)

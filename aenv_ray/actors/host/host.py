@@ -25,6 +25,7 @@ from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
 from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
+from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
@@ -57,6 +58,8 @@ ADOPT_DEADLINE_S: Final = 60.0
 """How long a restarted host tries to reach the sandboxes of its predecessor."""
 LINGER_S: Final = 30.0
 """A dedicated host outlives its instance by this much, so that late calls get a typed error."""
+ENGINES_S: Final = 2.0
+"""How long it is remembered which engines the node can run: its Docker daemon may come and go."""
 _SERVICES: Final = {
     CHAT_METHOD: "the chat model that its code asked",
     ENVIRONMENT_METHOD: "the environment that its code called",
@@ -74,6 +77,7 @@ class Host:
         spare_s: A dedicated host that no instance claims ends after this long. None: it was made
             for the instance with its id.
         make_engine: Returns the engine with a given name; raises ConfigError for an unknown one.
+        find_engines: Returns the engines that this node can run, the preferred one first.
         policy: Returns what instances may request.
         on_empty: Called when the host has nothing left to do and should be ended.
         is_node_up: Returns whether the raylet of this node is alive.
@@ -96,6 +100,7 @@ class Host:
         slots: int | None = None,
         spare_s: float | None = None,
         make_engine: EngineFactory,
+        find_engines: Callable[[], Sequence[str]] = lambda: ("process",),
         policy: Callable[[], Policy] = Policy,
         store: InstanceStore,
         projects_dir: Path,
@@ -120,6 +125,9 @@ class Host:
         self._is_leaving = False
         self._idle_since = self._clock.now()
         self._engines = HostEngines(make_engine)
+        self._find_engines = find_engines
+        self._found_engines: tuple[str, ...] = ()
+        self._engines_found_at = float("-inf")
         self._policy = policy
         self._pooled_under: Policy | None = None
         """The policy under which the latest sandboxes were made."""
@@ -232,6 +240,30 @@ class Host:
         """See `WarmPools.ready`."""
         return self._pools.ready()
 
+    def engines(self) -> tuple[str, ...]:
+        """Return the engines that this node can run, the preferred one first."""
+        now = self._clock.now()
+        if not 0.0 <= now - self._engines_found_at < ENGINES_S:
+            self._found_engines, self._engines_found_at = tuple(self._find_engines()), now
+        return self._found_engines
+
+    def _with_engine(self, spec: InstanceSpec) -> InstanceSpec:
+        """Return a spec with one engine: of those possible, the first that this node can run.
+
+        Raises:
+            FabricUnavailable: This node can run none of them.
+        """
+        if not spec.engines:
+            return spec
+        here = self.engines()
+        able = [name for name in here if name in spec.engines]
+        allowed = [name for name in able if self._policy().allows_engine(name)]
+        if not able:
+            refusal = engine_refusal(spec.engines, [here])
+            assert refusal is not None
+            raise refusal
+        return spec.model_copy(update={"engine": (allowed or able)[0], "engines": ()})
+
     def load(self) -> tuple[int, int]:
         """Return the number of used or reserved slots, and the capacity.
 
@@ -245,7 +277,7 @@ class Host:
         return self._capacity.taken(), self._capacity.capacity
 
     def _present(self) -> int:
-        return len(self._sandboxes) + len(self._starting)
+        return len(self._sandboxes) + len(self._starting) + self._engines.ending()
 
     def _room(self) -> int:
         """Return how many sandboxes may be warm."""
@@ -297,7 +329,7 @@ class Host:
                  if (outcome := self._known_outcome(i)) is not None}  # fmt: skip
         under_way = {i: self._starting[i] for i in (s.instance_id for s in specs)
                      if i in self._starting}  # fmt: skip
-        wanted = [s for s in specs if s.instance_id not in known | under_way]
+        wanted = [self._with_engine(s) for s in specs if s.instance_id not in known | under_way]
         self.load()
         if any(not self._projects.has(digest) for digest in {s.digest for s in wanted}):
             return ProjectMissing(self._node_id)
@@ -521,7 +553,7 @@ class Host:
         from now on, because its start may be on its way.
 
         Returns:
-            The ids that this host knew; their sandboxes are gone.
+            The ids that this host knew; their sandboxes are gone, or `Engine.ending` counts them.
         """
         await self._adopted.wait()
         known = [i for i in instance_ids if i in self._lives or i in self._starting]
@@ -545,7 +577,8 @@ class Host:
 
     async def warm(self, request: WarmRequest, wait_s: float | None) -> int:
         """See `WarmPools.ask`."""
-        return await self._pools.ask(request, wait_s)
+        spec = self._with_engine(request.spec)
+        return await self._pools.ask(request.model_copy(update={"spec": spec}), wait_s)
 
     async def _sweep_for_ever(self) -> None:
         while True:

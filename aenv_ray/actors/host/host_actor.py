@@ -19,6 +19,7 @@ from aenv_ray.actors.host.engines import EngineFactory
 from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.model_relay import ModelRelay
+from aenv_ray.actors.host.node_engines import node_engines
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
     decode_specs,
@@ -225,6 +226,7 @@ class HostShell:
     release = _forwarded(Host.release)
     release_jobs = _forwarded(Host.release_jobs)
     instances = _forwarded(Host.instances)
+    engines = _forwarded(Host.engines)
     load = _forwarded(Host.load)
     hold = _forwarded(Host.hold)
     reserve = _forwarded(Host.reserve)
@@ -261,6 +263,7 @@ async def _make_host(
         slots=slots,
         spare_s=spare_s,
         make_engine=make_engine_factory(host_id),
+        find_engines=node_engines,
         policy=operator_policy.current,
         store=FileInstanceStore(directory / "records"),
         projects_dir=settings().data_dir / "projects",

@@ -39,6 +39,8 @@ CALM_S: Final = 0.2
 taking one lasts milliseconds, and each start would use a core for longer than that."""
 MOST_UNDER_WAY: Final = 4
 """Concurrent starts; only one while a create waits for a start."""
+MOST_ELSEWHERE: Final = 16
+"""Concurrent starts of sandboxes that start on other machines, whatever waits for one."""
 LONGEST_PAUSE_S: Final = 60.0
 """A pool whose sandboxes do not start tries again after 2, 4, 8 … seconds, up to this."""
 
@@ -253,23 +255,31 @@ class Pools:
 
     # --- decisions ------------------------------------------------------------------------------
 
-    def refills(self, now: float, *, room: int, is_busy: bool) -> Counter[PoolKey]:
+    def refills(
+        self, now: float, *, room: int, is_busy: bool, elsewhere: Collection[str] = ()
+    ) -> Counter[PoolKey]:
         """Return how many sandboxes to start for each pool; call `refilled` after each.
 
-        `room` is the number of free slots of the host; `is_busy`: a create waits for a start.
+        Args:
+            now: The time.
+            room: Number of free slots of the host.
+            is_busy: Whether a create waits for a start.
+            elsewhere: The engines whose sandboxes start on other machines.
         """
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
         earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
         self._tokens, self._tokens_at = min(float(REFILL_BURST), self._tokens + earned), now
-        under_way = sum(pool.under_way for pool in self._pools.values())
-        most = (1 if is_busy else MOST_UNDER_WAY) - under_way
+        left = {False: 1 if is_busy else MOST_UNDER_WAY, True: MOST_ELSEWHERE}
+        for pool in self._pools.values():
+            left[pool.pattern.engine in elsewhere] -= pool.under_way
         decided: Counter[PoolKey] = Counter()
-        for _ in range(min(room, most, int(self._tokens))):
+        for _ in range(min(room, int(self._tokens))):
             # The emptiest pool first, so that a large one does not hold up a small one.
             short = [
                 (pool.present, key)
                 for key, pool in self._pools.items()
                 if pool.retry_at <= now
+                and left[pool.pattern.engine in elsewhere] > 0
                 and pool.present < pool.target(now)
                 and not pool.can_wait(now)
             ]
@@ -277,6 +287,7 @@ class Pools:
                 break
             _, key = min(short)
             self._pools[key].under_way += 1
+            left[self._pools[key].pattern.engine in elsewhere] -= 1
             self._tokens -= 1
             decided[key] += 1
         return decided

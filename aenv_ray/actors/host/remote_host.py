@@ -50,6 +50,10 @@ class RemoteHost(Protocol):
         """Store the archive of the project with this digest on the node."""
 
     @property
+    def engines(self) -> HostMethod[[], tuple[str, ...]]:
+        """Return the engines that the node can run, the preferred one first."""
+
+    @property
     def load(self) -> HostMethod[[], tuple[int, int]]:
         """Return how many slots are taken, and how many there are."""
 

@@ -265,8 +265,9 @@ class WarmPools:
 
     async def _refill(self) -> None:
         while batch := self._pools.refills(
-            self._clock.now(), room=self._room() - self._pools.size, is_busy=self._is_busy()
-        ):
+            self._clock.now(), room=self._room() - self._pools.size, is_busy=self._is_busy(),
+            elsewhere=self._engines.starting_elsewhere(),
+        ):  # fmt: skip
             async with asyncio.TaskGroup() as group:
                 for key, count in batch.items():
                     group.create_task(self._start_some(key, count))

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from aenv_ray import local_fabric
-from aenv_ray.actors.ray_shell.nodes import SLOT, NodeFacts
+from aenv_ray.actors.ray_shell.nodes import ENGINE_LABEL, SLOT, NodeFacts, SlotDemand
 from aenv_ray.actors.ray_shell.ray_start import (
     await_listener,
     children,
@@ -274,7 +274,15 @@ def _facts(node: dict[str, Any]) -> NodeFacts:
         slots=None if slots is None else int(slots),
         is_head=_HEAD in resources,
         machine=str(node.get("NodeManagerHostname", "")),
+        engine=(node.get("Labels") or {}).get(ENGINE_LABEL),
     )
+
+
+def declared_engine() -> str | None:
+    """Return the `ENGINE_LABEL` of this process's node; None if it has none."""
+    labels: Any = ray.get_runtime_context().get_node_labels()  # texts, other than Ray declares
+    declared = labels.get(ENGINE_LABEL)
+    return None if declared is None else str(declared)
 
 
 def is_on_head() -> bool:
@@ -296,7 +304,7 @@ def hosting(slots: int | None) -> dict[str, Any]:
     return {} if slots is None else {"resources": {SLOT: slots}}
 
 
-def demand_slots(bundles: Sequence[int]) -> None:
+def demand_slots(bundles: Sequence[SlotDemand]) -> None:
     """Ask Ray's autoscaler for slots until the next call; each bundle must fit on one node.
 
     The demand consists of unused placement groups: only these add to the demand of others and start
@@ -307,8 +315,10 @@ def demand_slots(bundles: Sequence[int]) -> None:
         if row["name"].startswith(_DEMAND) and row["state"] != "REMOVED":
             group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id)))
             remove_placement_group(group)
-    for slots in bundles:
-        placement_group([{SLOT: slots}], name=f"{_DEMAND}{uuid.uuid4().hex[:12]}")
+    for slots, engines in bundles:
+        selector = [{ENGINE_LABEL: f"in({','.join(engines)})"}] if engines else None
+        name = f"{_DEMAND}{uuid.uuid4().hex[:12]}"
+        placement_group([{SLOT: slots}], name=name, bundle_label_selector=selector)
 
 
 def has_autoscaler() -> bool:

@@ -43,7 +43,8 @@ _PLUGIN_HINT: Final = (
 
 def applies(settings: Settings) -> bool:
     """Return whether instances are pods here, or this process runs in a pod."""
-    return settings.engine == "kubernetes" or settings.pod_name is not None
+    engines = {settings.engine, *settings.joining_engines}
+    return "kubernetes" in engines or settings.pod_name is not None
 
 
 def engine(settings: Settings) -> list[Finding]:

@@ -16,7 +16,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from aenv_ray import ids
-from aenv_ray.actors.fabric.create_options import chosen_engine
+from aenv_ray.actors.fabric.engine_choice import (
+    WITH_CONTAINERS,
+    likely_engine,
+    possible_engines,
+)
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
@@ -41,7 +45,6 @@ logger = logging.getLogger(__name__)
 _MASK: Final = "***"
 _SUFFIX_BYTES: Final = 3
 _ROLLBACK_POLL_S: Final = 1.0
-_WITH_IMAGES: Final = frozenset({"docker", "kubernetes"})
 
 Resolve = Callable[[str], Awaitable[Project]]
 
@@ -188,7 +191,7 @@ class Services:
         changed = _checked(source, self._policy(), **found)
         kept = None
         if changed.storage is not None:
-            engine = chosen_engine(source, changed.engine)
+            engine = await _engine_of(changed, source)
             kept, mount = await self._storages.of_changed(changed.storage, storage, engine)
             changed = changed.model_copy(update={"storage": mount})
             check_writers(changed)
@@ -213,11 +216,12 @@ class Services:
         self, record: ServiceRecord, request: StorageRequest, source: Project
     ) -> tuple[StorageRecord, ServiceRecord]:
         """Return a storage volume for a service without one, and the service with that storage."""
+        engine = await _engine_of(record, source)
         kept, mount = await self._storages.of_new(
-            request, source.config.deploy.service, record.id, record.owner,
-            chosen_engine(source, record.engine),
-        )  # fmt: skip
-        record = record.model_copy(update={"storage": mount})
+            request, source.config.deploy.service, record.id, record.owner, engine
+        )
+        # Its replicas stay on the engine that has its storage, whatever engines join later.
+        record = record.model_copy(update={"storage": mount, "engine": engine})
         check_writers(record)
         return kept, record
 
@@ -419,6 +423,10 @@ def masked(record: ServiceRecord) -> dict[str, str]:
     return dict.fromkeys(record.environment_variables, _MASK)
 
 
+async def _engine_of(record: ServiceRecord, source: Project) -> str:
+    return await asyncio.to_thread(likely_engine, source, record.engine, record.changes)
+
+
 def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
     """Return a validated record.
 
@@ -434,9 +442,10 @@ def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
         ]
         raise ConfigError("; ".join(problems), hint="correct these fields") from None
     process_strings.checked_variables(record.environment_variables, what="environment_variables")
-    engine = chosen_engine(source, record.engine)
+    possible = possible_engines(source, record.engine, record.changes).names
+    engine = next((name for name in possible if policy.allows_engine(name)), possible[0])
     policy.check(record.changes.made_to(source.config), engine)
-    if record.changes.image and engine not in _WITH_IMAGES:
+    if record.changes.image and engine not in WITH_CONTAINERS:
         raise ConfigError(
             f"service {record.id} cannot use image {record.changes.image!r}: engine {engine} "
             "runs no containers",

@@ -20,7 +20,8 @@ from aenv_ray.actors.calls.wire import decode_json
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
-from aenv_ray.actors.fabric.create_options import CreateOptions, chosen_engine
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.engine_choice import likely_engine
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -238,9 +239,11 @@ class ServiceReplica:
     async def _make(self) -> AsyncEnvHandle:
         record, storage = self._record, self._record.storage
         node_ids: tuple[str, ...] = ()
-        engine = chosen_engine(self._project, record.engine)
         await self._end_orphans()
         if storage is not None:
+            engine = await asyncio.to_thread(
+                likely_engine, self._project, record.engine, record.changes
+            )
             storage, node_ids = await service_storage.placed(self._storages, storage, engine)
         options = CreateOptions(
             actor="shared",

@@ -82,7 +82,7 @@ async def delete_data(record: StorageRecord) -> None:
 
 def _delete(record: StorageRecord) -> None:
     fabric = driver_api.init()
-    hosts = fabric.shared_hosts(1)
+    hosts = fabric.shared_hosts(1, (record.engine,))
     if record.machine:
         nodes = _nodes_of(record.machine)
         hosts = [(load, host) for load, host in hosts if load.node_id in nodes]

@@ -155,7 +155,7 @@ def test_an_unknown_option_is_a_mistake_of_the_program() -> None:
             "environmentVariables",
         ),
         ('{"name": "x", "deployConfig": {"engine": "steam"}}', "steam"),
-        ('{"name": "x", "deployConfig": {"network": "internet"}}', "internet"),
+        ('{"name": "x", "deployConfig": {"engine": "process", "network": "internet"}}', "internet"),
         ('{"name": "x", "deployConfig": []}', "deployConfig"),
     ],
     ids=range(13),

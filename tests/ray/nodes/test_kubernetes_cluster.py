@@ -16,6 +16,7 @@ import pytest
 
 from aenv_ray.cli.local.free_ports import free_port
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
+from tests.emulators.kubernetes.node import PYTHON_IMAGE
 from tests.ray.faults import eventually, eventually_empty
 from tests.ray.nodes.nodes import Console, by_node, own_root, raised
 from tests.ray.nodes.pod_nodes import SLOTS, PodNodes, Worker
@@ -82,7 +83,7 @@ def test_what_a_worker_runs_is_counted_by_the_api(console: Console) -> None:
     console.do(f"one = aenv_ray.create({ENVIRONMENT!r}, engine='kubernetes')")
     assert console.value("aenv_ray.init().count_processes()") == 1
     console.do("aenv_ray.release_many([one])")
-    assert console.value("aenv_ray.init().count_processes()") == 0
+    eventually(lambda: console.value("aenv_ray.init().count_processes()") == 0, WITHIN_S)
 
 
 def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console: Console) -> None:
@@ -135,7 +136,47 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     assert statuses == [["completed", 1.0, None]] * 12
     console.do("aenv_ray.release_many(held)")
     console.do(f"aenv_ray.warm({ENVIRONMENT!r}, 0, engine='kubernetes')")
-    assert pods.sandboxes_of(worker) == []
+    eventually_empty(lambda: pods.sandboxes_of(worker), WITHIN_S)
+
+
+def test_the_nodes_of_a_mixed_cluster_decide_the_engine(
+    pods: PodNodes, worker: Worker, variables: dict[str, str | None]
+) -> None:
+    """Who names no engine gets room on either; an image needs a pod; the rest is refused."""
+    plain = pods.nodes.add(slots=2, labels={"aenv-ray.io/engine": "process"})
+    driver = Console({**variables, "AENV_ENGINE": None})
+    try:
+        driver.do(
+            "aenv_ray.init()\n"
+            f"other = aenv_ray.create({ENVIRONMENT!r}, actor='dedicated', engine='process')\n"
+            "named = ray.get(other.info.remote())\n"
+            f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1})\n"
+            "infos = ray.get([h.info.remote() for h in held])\n"
+        )
+        nodes = {"kubernetes": worker.node.node_id, "process": plain.node_id}
+        found = driver.value("[[i.engine, i.node_id] for i in infos]")
+        assert {engine for engine, _ in found} == nodes.keys()
+        assert all(nodes[engine] == node for engine, node in found)
+        assert driver.value("[named.engine, named.node_id]") == ["process", plain.node_id]
+        errors = raised(
+            lambda: driver.do(f"aenv_ray.create({ENVIRONMENT!r}, actor='shared', engine='docker')")
+        )
+        assert "FabricUnavailable" in errors, errors
+        driver.do(
+            f"aenv_ray.release_many([*held, other])\n"
+            "from aenv_ray.actors.fabric.create_options import CreateOptions\n"
+            "from aenv_ray.project.config import DeployChanges\n"
+            "from aenv_ray.project import project\n"
+            f"changes = DeployChanges(image={PYTHON_IMAGE!r})\n"
+            "options = CreateOptions(actor='shared', changes=changes)\n"
+            "source = project.resolve('mini-terminal')\n"
+            "held = aenv_ray.init().create(source, 3, options)\n"
+        )
+        assert driver.value("{ray.get(h.info.remote()).engine for h in held} == {'kubernetes'}")
+        driver.do("aenv_ray.release_many(held)")
+    finally:
+        driver.close()
+        plain.kill()
 
 
 @pytest.mark.redis
@@ -172,7 +213,7 @@ def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> 
         eventually(lambda: http.get(f"{url}/ports/8123/kept").text == "kept\n", WITHIN_S)
         assert http.get(f"{url}/ports/8124/").status_code == 404
     console.do("serve.remove('box', delete_storage=True)")
-    assert pods.sandboxes_of(worker) == []
+    eventually_empty(lambda: pods.sandboxes_of(worker), WITHIN_S)
     assert pods.kubernetes.cluster.objects("persistentvolumeclaims") == []
     console.do("deployment.undeploy()\nimport ray.serve\nray.serve.shutdown()\nhub_actor.end_hub()")
 

@@ -343,18 +343,22 @@ def test_every_variable_of_ours_is_a_setting(overlay, monkeypatch):
         with monkeypatch.context() as patch:
             for name in mine:
                 patch.setenv(name, variables[name])
-            assert read_settings().engine == "kubernetes"
+            assert read_settings().engine is None
 
 
 @pytest.mark.parametrize(
-    ("slots", "engine"),
+    ("slots", "engines"),
     [
-        ({"workers": "32", "processWorkers": "512", "dockerWorkers": "64"}, "kubernetes"),
-        ({"workers": "0", "processWorkers": "512", "dockerWorkers": "0"}, "process"),
-        ({"workers": "0", "processWorkers": "0", "dockerWorkers": "64"}, "docker"),
+        (
+            {"workers": "32", "processWorkers": "512", "dockerWorkers": "64"},
+            ("kubernetes", "process", "docker"),
+        ),
+        ({"workers": "0", "processWorkers": "512", "dockerWorkers": "0"}, ("process",)),
+        ({"workers": "0", "processWorkers": "0", "dockerWorkers": "64"}, ("docker",)),
     ],
 )
-def test_the_default_engine_is_one_whose_workers_have_slots(everything, slots, engine, monkeypatch):
+def test_the_head_knows_the_engines_of_its_workers(everything, slots, engines, monkeypatch):
+    """No pod names an engine: the label of a worker says what runs there."""
     from aenv_ray.config import read_settings
 
     settings = {f"{group}.envSlots": f"'{count}'" for group, count in slots.items()}
@@ -362,9 +366,10 @@ def test_the_default_engine_is_one_whose_workers_have_slots(everything, slots, e
     head = the(documents, "RayCluster", "aenv")["spec"]["headGroupSpec"]
     monkeypatch.delenv("AENV_ENGINE", raising=False)
     variables = environment_of(head["template"]["spec"])
-    assert "AENV_ENGINE" not in variables
     monkeypatch.setenv("AENV_ENGINE_SLOTS", variables["AENV_ENGINE_SLOTS"])
-    assert read_settings().engine == engine
+    assert read_settings().joining_engines == engines
+    for group in the(documents, "RayCluster", "aenv")["spec"]["workerGroupSpecs"]:
+        assert "AENV_ENGINE" not in environment_of(group["template"]["spec"])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,9 +14,9 @@ from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, e
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import HostLoad
 from aenv_ray.actors.host.host_capacity import HostCapacity
-from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.clock import SystemClock
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 
 PATIENT_S = 60.0
@@ -27,7 +27,7 @@ class FakeCluster:
 
     def __init__(self, slots: int | None = None) -> None:
         self.slots = slots
-        self.demands: list[list[int]] = []
+        self.demands: list[list[SlotDemand]] = []
 
     def alive_nodes(self) -> dict[str, NodeFacts]:
         return {"node": NodeFacts(cores=4, slots=self.slots)}
@@ -35,7 +35,7 @@ class FakeCluster:
     def actor_names(self) -> list[str]:
         return ["aenv-host-node-0"]
 
-    def demand_slots(self, bundles: Sequence[int]) -> None:
+    def demand_slots(self, bundles: Sequence[SlotDemand]) -> None:
         self.demands.append(list(bundles))
 
     def has_autoscaler(self) -> bool:
@@ -203,7 +203,7 @@ async def test_waiting_creates_become_demand_that_ends_with_them(
     queue = Admission(FakeHosts(host), dict, cluster)
     task = waiting(queue, "a", "b", "c")
     await until(lambda: cluster.demands != [])
-    assert cluster.demands == [[2, 1]]
+    assert cluster.demands == [[SlotDemand(2), SlotDemand(1)]]
     await until(lambda: "env_slot" in queue.reason())
     assert "no autoscaler runs in this cluster" in queue.reason()
     task.cancel()
@@ -223,3 +223,82 @@ def test_the_reason_says_what_is_missing_and_why_no_worker_comes() -> None:
     assert "no autoscaler runs" in explained(demanded_slots=3)
     slow = explained(demanded_slots=3, demanded_for_s=40.0, has_autoscaler=True)
     assert "asked for 3 more env_slot resources 40 s ago and no worker has joined" in slow
+
+
+class Mixed(FakeCluster):
+    """A cluster whose nodes declare their engines."""
+
+    def alive_nodes(self) -> dict[str, NodeFacts]:
+        return {
+            name: NodeFacts(cores=4, slots=2, engine=name) for name in ("process", "kubernetes")
+        }
+
+    def actor_names(self) -> list[str]:
+        return [f"aenv-host-{name}-0" for name in self.alive_nodes()]
+
+
+class MixedHosts(FakeHosts):
+    async def loads(
+        self, nodes: Mapping[str, NodeFacts], *, patience_s: float
+    ) -> list[tuple[HostLoad, Any]]:
+        return [
+            (HostLoad(name, name, host.capacity.taken(), host.capacity.capacity, (name,)), host)
+            for name, host in self.hosts.items()
+        ]
+
+
+def mixed(used: int, joining: Sequence[str] = ()) -> tuple[Admission, Mixed]:
+    hosts = MixedHosts()
+    hosts.hosts = {name: FakeHostActor(2) for name in ("process", "kubernetes")}
+    for host in hosts.hosts.values():
+        host.used = used
+    cluster = Mixed(slots=2)
+    return Admission(hosts, dict, cluster, joining), cluster
+
+
+async def test_an_engine_that_no_node_has_is_refused_with_those_that_they_have() -> None:
+    queue, _ = mixed(0, joining=("process", "kubernetes"))
+    with pytest.raises(FabricUnavailable, match=r"engine docker; .*1 with kubernetes; 1 with proc"):
+        await queue.shared_hosts(1.0, 1, ("docker",))
+    assert len(await queue.shared_hosts(1.0, 1, ("docker", "process"))) == 2
+    with pytest.raises(FabricUnavailable, match="engine docker"):
+        await queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=("docker",))
+    queue, _ = mixed(0, joining=("docker",))
+    assert len(await queue.shared_hosts(1.0, 1, ("docker",))) == 2, "such a worker may join"
+
+
+async def test_a_worker_that_leaves_holds_up_no_create_of_another_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, cluster = mixed(2)
+    only = {"process": cluster.alive_nodes()["process"]}
+    waits = [
+        asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, engines=(e,)))
+        for e in ("kubernetes", "process")
+    ]
+    await until(lambda: cluster.demands != [])
+    monkeypatch.setattr(cluster, "alive_nodes", lambda: only)
+    cast("MixedHosts", queue._hosts).hosts["process"].used = 0
+    assert [one.host_name for one in await waits[1]] == ["process"]
+    waits[0].cancel()
+    await asyncio.wait(waits)
+
+
+async def test_a_reservation_is_on_a_host_of_the_engine() -> None:
+    queue, _ = mixed(0)
+    reserved = await queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=("kubernetes",))
+    assert [one.host_name for one in reserved] == ["kubernetes"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "selected"), [(("process",), ("process",)), (("kubernetes", "process"), ())]
+)
+async def test_demand_selects_an_engine_only_where_not_every_worker_will_do(
+    engines: tuple[str, ...], selected: tuple[str, ...]
+) -> None:
+    queue, cluster = mixed(2)
+    task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=engines))
+    await until(lambda: cluster.demands != [])
+    assert cluster.demands[0] == [SlotDemand(1, selected)]
+    task.cancel()
+    await asyncio.wait([task])

@@ -15,6 +15,7 @@ from aenv_ray.actors.controller.admission_queue import (
     AdmissionQueue,
     Ticket,
     bundles,
+    missing_slots,
 )
 from aenv_ray.actors.controller.placement import HostLoad
 from aenv_ray.ids import InstanceId
@@ -139,3 +140,38 @@ def test_demand_is_what_is_missing_in_pieces_that_fit_a_node(
 
 def test_demand_is_bounded() -> None:
     assert len(bundles(10**6, 2)) == MOST_BUNDLES
+
+
+def on(engine: str, free: int) -> HostLoad:
+    return HostLoad(engine, f"node-{engine}", 100 - free, 100, (engine,))
+
+
+def needing(owner: str, engines: tuple[str, ...], count: int = 1, since: float = 0.0) -> Ticket:
+    return replace(ticket(owner, count, since), engines=engines)
+
+
+def test_instances_go_where_one_of_their_engines_runs() -> None:
+    """An instance that may run on several engines goes where there is room."""
+    pods, any_of_two = (
+        needing("a", ("docker", "kubernetes"), 2),
+        needing("b", ("process", "docker")),
+    )
+    hosts = [on("process", 0), on("kubernetes", 3), on("docker", 1)]
+    grants = backlog(pods, any_of_two, needing("c", ("process",))).grants(hosts, 0.0)
+    assert {grant.ticket.owner: set(grant.shares) for grant in grants} == {
+        "a": {"kubernetes"}, "b": {"docker"},
+    }  # fmt: skip
+
+
+def test_a_group_that_waits_for_one_engine_holds_up_no_other() -> None:
+    big, small = needing("a", ("docker",), 5), needing("a", ("process",), since=1.0)
+    hosts = [on("docker", 4), on("process", 1)]
+    late = needing("b", ("docker",), since=2.0)
+    given_out = backlog(big, small, late).grants(hosts, OVERTAKEN_S + 1)
+    assert [grant.ticket for grant in given_out] == [small]
+
+
+def test_the_slots_that_are_missing_are_counted_by_engine() -> None:
+    hosts = [on("process", 3), on("docker", 2)]
+    wanted = {("docker",): 3, ("process", "docker"): 2, (): 4}
+    assert missing_slots(wanted, hosts) == {("docker",): 1, (): 3}

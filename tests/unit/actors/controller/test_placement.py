@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,9 +77,12 @@ class Controller:
         self.asked = 0
         self.shared_hosts = self
 
-    def remote(self, patience_s: float, wanted: int) -> list[tuple[HostLoad, None]]:
+    def remote(
+        self, patience_s: float, wanted: int, engines: Sequence[str]
+    ) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
         assert wanted > 0
+        assert not engines
         self.asked += 1
         return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
 

@@ -133,11 +133,17 @@ class FakeController:
         ):  # fmt: skip
             setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
 
-    def _shared_hosts(self, patience_s: float, wanted: int) -> Any:
+    def _shared_hosts(self, patience_s: float, wanted: int, engines: list[str]) -> Any:
         return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
 
     def _reserve(
-        self, ids: list[str], owner: str, job_id: str | None, wait_s: float, is_divisible: bool
+        self,
+        ids: list[str],
+        owner: str,
+        job_id: str | None,
+        wait_s: float,
+        is_divisible: bool,
+        engines: list[str],
     ) -> Any:
         self.waited_for_room += ids
         name, host = next(iter(self.hosts.items()))

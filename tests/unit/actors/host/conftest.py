@@ -51,13 +51,13 @@ async def open_host(
 ) -> AsyncIterator[Callable[[InstanceStore], Host]]:
     opened: list[Host] = []
 
-    def make(store: InstanceStore, policy: Callable[[], Policy] = Policy) -> Host:
+    def make(store: InstanceStore, policy: Callable[[], Policy] = Policy, **options: Any) -> Host:
         opened.append(
             Host(
                 HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
                 policy=policy,
                 store=store, projects_dir=tmp_path / "projects",
-                requests_path=tmp_path / "pools" / "host.json",
+                requests_path=tmp_path / "pools" / "host.json", **options,
             )
         )  # fmt: skip
         return opened[-1]

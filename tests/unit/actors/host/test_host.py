@@ -18,6 +18,7 @@ from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, Sa
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.policy import Policy
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import AWAY, HOST, SpyEngine
 
@@ -266,3 +267,26 @@ async def test_calls_that_stood_in_a_queue_may_wait_for_each_other(
         message = CallMessage(spec.instance_id, "ping", 30.0, b"{}", sent_at)
         assert (await host.calls.call(message)).json == b"{}"
     assert may_wait == [False, False, True]
+
+
+async def test_a_host_takes_the_first_engine_that_its_node_can_run(
+    open_host: Callable[..., Host], spec: InstanceSpec, engine: SpyEngine
+) -> None:
+    """Of those that the policy allows; if it can run none, the error names what it can run."""
+    host = open_host(
+        MemoryInstanceStore(),
+        lambda: Policy(engines=("process",)),
+        find_engines=lambda: ("kubernetes", "process"),
+    )
+    await host.open()
+    assert host.engines() == ("kubernetes", "process")
+    either = spec.model_copy(update={"engines": ("docker", "kubernetes", "process")})
+    (outcome,) = await host.start([either])
+    assert isinstance(outcome, InstanceInfo)
+    assert outcome.engine == "process"
+    other = spec.model_copy(
+        update={"instance_id": new_instance_id("probe"), "engines": ("docker",)}
+    )
+    with pytest.raises(FabricUnavailable, match=r"engine docker; .* 1 with kubernetes, process"):
+        await host.start([other])
+    assert len(engine.made) == 1
