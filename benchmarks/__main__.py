@@ -5,6 +5,7 @@
 ``python -m benchmarks control-plane`` creates thousands of instances on the fake engine.
 ``python -m benchmarks peers`` does the same work with other libraries.
 ``python -m benchmarks environments`` prints what the built-in environments cost.
+``python -m benchmarks pods`` creates and releases pods on an emulated Kubernetes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks import (
     episodes,
     gateway,
     local_door,
+    pods,
     soak,
 )
 from benchmarks.floor import bare_actor
@@ -204,6 +206,7 @@ OTHERS = {
     "control-plane": control_plane.main,
     "peers": compare.main,
     "environments": environments.main,
+    "pods": pods.main,
 }
 
 

@@ -2,6 +2,9 @@
 
 Its source is in the pod's command. It runs on the image's Python, of any version 3, needs only the
 standard library, and accepts nothing from a peer without the secret.
+
+Until the host connects, a second Python imports what the instance's process needs of the standard
+library; `aenv_ray.runtime.container.pod` then tells it what to run. It starts without any secret.
 """
 
 import hashlib
@@ -27,6 +30,69 @@ def take(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
+PREPARE = """
+import importlib, json, os, resource, socket, sys
+
+def take(sock, size):
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            os._exit(0)
+        data += piece
+    return data
+
+def prepare(link):
+    for name in (
+        "asyncio ctypes dataclasses decimal fractions gc hmac importlib.metadata ipaddress logging "
+        "pathlib shutil tempfile traceback typing urllib.parse uuid zoneinfo"
+    ).split():
+        importlib.import_module(name)
+    sock = socket.socket(fileno=os.dup(link))
+    order = json.loads(take(sock, int.from_bytes(take(sock, 8), "big")))
+    sock.close()
+    before, after = dict(os.environ), order["variables"]
+    if order["file_bytes"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
+    words = [*order["command"], "-c", order["code"], *order["arguments"]]
+    # Python, the loader and the C library read these only when a process starts.
+    early = ("GLIBC_", "LANG", "LC_", "LD_", "MALLOC_", "OPENSSL_", "PYTHON", "SSL_", "TZ")
+    changed = {name for name, _ in set(before.items()) ^ set(after.items())}
+    if any(name.startswith(early) for name in changed):
+        os.execvpe(words[0], words, after)
+    os.environ.clear()
+    os.environ.update(after)
+    sys.argv[:] = ["-c", *order["arguments"]]
+    return order["code"]
+
+exec(prepare(int(sys.argv[1])), {"__name__": "__main__"})
+"""
+
+
+def prepare_instance() -> "dict[str, object]":
+    """Start the Python of the instance; return its pid and how to reach it."""
+    with open("/proc/self/cmdline", "rb") as file:
+        words = [word.decode() for word in file.read().rstrip(b"\0").split(b"\0")]
+    command = words[: words.index("-c")]
+    if "-I" not in command:  # with -I, it is a Python that we uploaded
+        command.append("-P")  # the current directory is not on its path
+    link, other = socket.socketpair()
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        null = os.open("/dev/null", os.O_RDONLY)
+        for fd, target in ((null, 0), (into, 1), (into, 2)):
+            os.dup2(fd, target)
+        os.set_inheritable(other.fileno(), True)
+        words = [*command, "-c", PREPARE, str(other.fileno())]
+        usual = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # of nearly all instances
+        os.execvpe(words[0], words, {**os.environ, **usual})
+    os.close(into)
+    found = {"pid": pid, "link": link, "link_fd": other.fileno(), "out": out, "command": command}
+    other.close()
+    return found
+
+
 def bootstrap(digest: str, port: int) -> None:
     """Wait for the host, receive the runtime from it, and run that."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -36,6 +102,7 @@ def bootstrap(digest: str, port: int) -> None:
     listener.bind((address, port))
     listener.listen(64)
     listener.settimeout(300)  # after this, no host will come
+    instance = prepare_instance() if sys.version_info >= (3, 11) else {}  # the host refuses others
     libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
     facts = {"python": sys.version_info[:2], "machine": platform.machine(), "libc": libc}
     while True:
@@ -65,7 +132,7 @@ def bootstrap(digest: str, port: int) -> None:
         sys.modules[name] = package
     from aenv_ray.runtime.container.pod import main
 
-    main(listener, sock, order)
+    main(listener, sock, order, instance)
 
 
 if __name__ == "__main__":

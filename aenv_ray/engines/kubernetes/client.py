@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
@@ -27,8 +29,8 @@ _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REQUEST_S: Final = 30.0
 _TRY_S: Final = 60.0
 """How long a request is retried while the API is overloaded."""
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 5.0
+_PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
+"""Between tries, unless the API asks for another delay."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 WATCH_S: Final = 300
 """The longest watch; then a new one begins."""
@@ -57,6 +59,12 @@ class KubernetesClient:
     def __init__(self, namespace: str | None = None, configuration: Any = None) -> None:
         self._namespace = namespace
         self._configuration = configuration
+        self._resumes_at = 0.0
+        """Until when the API has asked for no requests, on the loop's clock."""
+        self._fails_at = math.inf
+        """When requests fail because the API has long been overloaded; infinite: it is not."""
+        self._problem = ""
+        """What the API last answered to a request that is repeated."""
         self._api: Any = None
 
     @property
@@ -115,6 +123,9 @@ class KubernetesClient:
     ) -> dict[str, Any]:
         """Make a request, retrying while the API is overloaded or unreachable.
 
+        A delay that the API asks for applies to all requests of this client. Once the API has
+        answered none of them for a minute, further ones fail until that delay has passed.
+
         Args:
             access: The kind of request.
             name: The object's name, for a request about one object.
@@ -129,27 +140,45 @@ class KubernetesClient:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + _TRY_S
-        pause = _FIRST_PAUSE_S
+        pauses = itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
         while True:
-            try:
-                status, headers, data = await self._once(access, name, query, body)
-            except (aiohttp.ClientError, OSError) as exc:
-                problem, wait = f"it is unreachable ({exc})", pause
-            else:
-                if status < 300:
-                    return dict(data)
-                if status not in _RETRIED and not _is_race(access, status, data):
-                    raise _refusal(access, status, data)
-                problem = f"it answers {status}: {data.get('message') or 'no message'}"
-                wait = _seconds(headers.get("Retry-After")) or pause
-            if loop.time() + wait > end:
+            wait = self._resumes_at - loop.time()
+            if wait <= 0:
+                status, headers, data = await self._answer(access, name, query, body)
+                if status and status not in _RETRIED:
+                    self._fails_at = math.inf
+                    if status < 300:
+                        return dict(data)
+                    if not _is_race(access, status, data):
+                        raise _refusal(access, status, data)
+                elif self._fails_at == math.inf:
+                    self._fails_at = loop.time() + _TRY_S
+                self._problem = str(data.get("message") or f"it answers {status}")
+                wait = next(pauses)
+                if asked := _seconds(headers.get("Retry-After")):
+                    self._resumes_at, wait = loop.time() + asked, asked
+            if loop.time() + wait > min(end, self._fails_at):
                 raise FabricUnavailable(
                     f"the Kubernetes API did not {access.value.verb} {access.value.resource} "
-                    f"within {_TRY_S:g} s: {problem}",
+                    f"within {_TRY_S:g} s: {self._problem}",
                     hint="look at the API server's load, and its priority and fairness settings",
                 )
             await asyncio.sleep(wait * random.uniform(1.0, 1.25))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _answer(
+        self, access: Access, name: str, query: Mapping[str, str] | None, body: Any
+    ) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+        """Return status, headers and data of an answer; status 0 if the API is unreachable."""
+        try:
+            status, headers, data = await self._once(access, name, query, body)
+        except (aiohttp.ClientError, OSError) as exc:
+            return 0, {}, {"message": f"it is unreachable ({exc})"}
+        if status in _RETRIED:
+            data = {
+                **data,
+                "message": f"it answers {status}: {data.get('message') or 'no message'}",
+            }
+        return status, headers, data
 
     async def find(self, access: Access, name: str) -> dict[str, Any] | None:
         """Return an object, or None if it does not exist; raises as `request`."""

@@ -83,6 +83,7 @@ class KubernetesEngine(Engine):
         second_container=True,
         storage=True,
         slow_start=True,
+        starts_elsewhere=True,
     )
 
     def __init__(
@@ -112,6 +113,8 @@ class KubernetesEngine(Engine):
         self._pods_or_none: Pods | None = None
         self._janitor: PodJanitor | None = None
         self._removals: set[asyncio.Task[None]] = set()
+        self._ending: set[str] = set()
+        """Uids of stopped pods that their nodes have not ended yet."""
 
     # --- the cluster ------------------------------------------------------------------------------
 
@@ -185,6 +188,7 @@ class KubernetesEngine(Engine):
         plan = await self._planner.plan(spec, name, nonce, secret_digest(secret), image_problem)
         instance = PodInstance.new(spec.instance_id, name, nonce)
         instance.has_sidecar = bool(plan.sidecar_image)
+        instance.has_storage = spec.storage is not None
         body = manifest.pod_manifest(spec, plan, self._clock.now())
         self._instances[spec.instance_id] = instance
         try:
@@ -246,6 +250,9 @@ class KubernetesEngine(Engine):
                 instance_id, pod["metadata"]["name"], annotations[names.NONCE]
             )
             instance.has_sidecar = len(pod["spec"]["containers"]) > 1
+            instance.has_storage = any(
+                "persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"]
+            )
             instance.is_up = True
             self._instances[instance_id] = instance
         cause = instance.update(pod, False)
@@ -359,9 +366,29 @@ class KubernetesEngine(Engine):
             self._finish(instance, EndCause(RELEASED))
         name = names.pod_name(self._planner.owner.uid, instance_id)
         with pod_status.api_errors(self._client):
-            await pods.delete(name, "" if instance is None else instance.uid)
+            # The next pod with that storage may be on the same node, and must not start before.
+            if instance is None or not instance.uid or instance.has_storage:
+                await pods.delete(name, "" if instance is None else instance.uid)
+            elif await pods.request_end(name, instance.uid):
+                self._ending.add(instance.uid)
+                self._in_background(self._await_end(pods, name, instance.uid))
         if instance is not None:
             await instance.release_control()
+
+    async def _await_end(self, pods: Pods, name: str, uid: str) -> None:
+        """Count a deleted pod until its node has ended it."""
+        try:
+            while uid in self._ending:
+                try:
+                    await pods.await_end(name, uid)
+                    break
+                except FabricUnavailable as exc:
+                    logger.warning("%s; %s", exc.message, exc.hint)
+        finally:
+            self._ending.discard(uid)
+
+    def ending(self) -> int:  # noqa: D102
+        return len(self._ending)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work that continues if its caller is cancelled; `close` waits for it."""

@@ -18,6 +18,7 @@ from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.settings import END_S
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import Isolation
@@ -57,7 +58,7 @@ def pod_manifest(spec: SandboxSpec, plan: PodPlan, now: float) -> dict[str, Any]
     pod: dict[str, Any] = {
         "activeDeadlineSeconds": int(life_s),
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 1,
+        "terminationGracePeriodSeconds": END_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "hostname": re.sub(r"[^a-z0-9-]", "-", spec.instance_id.lower())[:63].strip("-") or "pod",

@@ -44,6 +44,7 @@ class PodInstance:
     """The exception that prevents it from starting; never has a result."""
     uid: str = ""
     has_sidecar: bool = False
+    has_storage: bool = False
     is_up: bool = False
     unscheduled_reason: str = ""
     """Why the scheduler finds no node for it; "" if it is scheduled."""

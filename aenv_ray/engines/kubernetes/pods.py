@@ -11,7 +11,7 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.engines.kubernetes import names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
-from aenv_ray.engines.kubernetes.settings import PodSettings, find_owner
+from aenv_ray.engines.kubernetes.settings import END_S, PodSettings, find_owner
 from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 
@@ -192,11 +192,19 @@ class Pods:
             if found is None:
                 return
             uid = found["metadata"]["uid"]
-        gone = self._gone.setdefault(uid, asyncio.Event())
+        if await self.request_end(name, uid):
+            await self.await_end(name, uid)
+
+    async def request_end(self, name: str, uid: str) -> bool:
+        """Have the API delete a pod; return whether it existed.
+
+        Its node then ends it; `await_end` waits for that.
+        """
+        self._gone.setdefault(uid, asyncio.Event())
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "gracePeriodSeconds": 1,
+            "gracePeriodSeconds": END_S,
             "preconditions": {"uid": uid},
         }
         try:
@@ -205,11 +213,19 @@ class Pods:
         except ApiRefused as exc:
             self._gone.pop(uid, None)
             if exc.status in (404, 409):  # 409: another pod has the name
-                return
+                return False
             raise
-        await self._await_end(name, uid, gone)
+        return True
 
-    async def _await_end(self, name: str, uid: str, gone: asyncio.Event) -> None:
+    async def await_end(self, name: str, uid: str) -> None:
+        """Wait until a pod that is being deleted is gone.
+
+        Raises:
+            FabricUnavailable: Its node did not end it in time.
+        """
+        gone = self._gone.get(uid)
+        if gone is None:
+            return
         loop = asyncio.get_running_loop()
         end = loop.time() + GONE_S
         while loop.time() < end:
@@ -222,7 +238,6 @@ class Pods:
                 if found is None or found["metadata"]["uid"] != uid:
                     self._gone.pop(uid, None)
                     return
-        self._gone.pop(uid, None)
         raise FabricUnavailable(
             f"pod {name} still exists {GONE_S:g} s after it was deleted",
             hint="its node may be lost: Kubernetes deletes the pod once the node returns or is "

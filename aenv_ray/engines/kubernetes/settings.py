@@ -15,6 +15,8 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 
 LIFE_S: Final = 86_400.0
 GRACE_S: Final = 60.0
+END_S: Final = 3
+"""Grace period of a pod, from SIGTERM to SIGKILL; process 1 exits at once on a node with time."""
 _RAY_CONTAINERS: Final = ("ray-worker", "ray-head")
 
 

@@ -2,7 +2,8 @@
 
 The pod starts with a small program that listens on the pod's address. It receives this runtime, the
 project and a boot order from the peer that knows the secret (`aenv_ray.engines.kubernetes.boot`),
-and then calls `main` in the same process. `main` starts the instance's process
+and then calls `main` in the same process. Meanwhile that program has started the instance's process
+and let it import what needs no order. `main` tells it what to run
 (`aenv_ray.runtime.container.process_one`) and supervises it. The instance's process has no access
 to the key, the log and the deadlines, which are in this process. A host connects for one of three
 purposes:
@@ -27,8 +28,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -63,7 +62,12 @@ _SERVE: Final = (
 )
 
 
-def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any]) -> NoReturn:
+def main(
+    listener: socket.socket,
+    boot: socket.socket,
+    order: Mapping[str, Any],
+    instance: Mapping[str, Any],
+) -> NoReturn:
     """Start the instance, report whether it is up, and supervise it until its end.
 
     Args:
@@ -73,6 +77,9 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
         order: ``file_bytes`` (limit of a file; 0 for none), ``home, project`` (directories),
             ``key`` (hex), ``variables, arguments, serving, absence, directory, server,
             hide_source, boot_s, ends_in_s, grace_s``.
+        instance: The process of the instance, which waits: ``pid``, ``link`` (a socket to it),
+            ``link_fd`` (the other end, in it), ``out`` (the pipe of its output), ``command`` (what
+            starts Python here).
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
@@ -80,10 +87,10 @@ def main(listener: socket.socket, boot: socket.socket, order: Mapping[str, Any])
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes"],) * 2)
     termination_log = TerminationLog()
     key = bytes.fromhex(order["key"])
-    supervisor = Supervisor(listener, key, order["grace_s"], termination_log)
+    supervisor = Supervisor(listener, key, order["grace_s"], termination_log, instance["link"])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ignore_signals_from_inside()
-    supervisor.start(order)
+    supervisor.start(order, instance)
     threading.Thread(target=_end_on_sigterm, args=(termination_log,), daemon=True).start()
     report = supervisor.await_boot(order["boot_s"])
     if "ready" in report and order["hide_source"]:
@@ -104,6 +111,7 @@ class Supervisor:
         key: Of the instance.
         grace_s: How long the instance runs without a host.
         termination_log: Of the container.
+        link: To the instance's process.
     """
 
     def __init__(
@@ -112,12 +120,13 @@ class Supervisor:
         key: bytes,
         grace_s: float,
         termination_log: TerminationLog,
+        link: socket.socket,
     ) -> None:
         self._listener = listener
         self._key = key
         self._grace_s = grace_s
         self._log = PodLog()
-        self._link, self._child_link = socket.socketpair()
+        self._link = link
         self._linking = threading.Lock()
         self._changed = threading.Condition()
         self._deadline = 0.0
@@ -135,31 +144,25 @@ class Supervisor:
 
     # --- the instance's process ---------------------------------------------------------------
 
-    def start(self, order: Mapping[str, Any]) -> None:
-        """Start the process that serves the instance."""
+    def start(self, order: Mapping[str, Any], instance: Mapping[str, Any]) -> None:
+        """Tell the waiting process what to serve; the arguments are those of `main`."""
         self._deadline = time.monotonic() + order["ends_in_s"]
         arguments = [order[name] for name in ("serving", "absence", "directory")]
-        words = [
-            *map(repr, arguments),
-            repr(tuple(order["server"])),
-            str(self._child_link.fileno()),
-        ]
-        code = _SERVE.format(home=order["home"], arguments=", ".join(words))
-        out, into = os.pipe()
-        with self._child_link:
-            child = subprocess.Popen(
-                [*_own_command(), "-c", code, *order["arguments"]],
-                env={**_image_variables(), **order["variables"]},
-                stdin=subprocess.DEVNULL,
-                stdout=into,
-                stderr=into,
-                pass_fds=[self._child_link.fileno()],
-                preexec_fn=_unblock_sigterm,  # noqa: PLW1509  # there is no other thread yet
-            )
-        os.close(into)
-        self._pid = child.pid
-        self._log_writer = threading.Thread(target=self._read_output, args=(out,), daemon=True)
-        self._log_writer.start()
+        words = [*map(repr, arguments), repr(tuple(order["server"])), str(instance["link_fd"])]
+        told = {
+            "command": instance["command"],
+            "code": _SERVE.format(home=order["home"], arguments=", ".join(words)),
+            "arguments": order["arguments"],
+            "variables": {**_image_variables(), **order["variables"]},
+            "file_bytes": order["file_bytes"],
+        }
+        message = json.dumps(told).encode()
+        self._pid = instance["pid"]
+        with contextlib.suppress(OSError):  # it has ended, which `await_boot` reports
+            self._link.sendall(len(message).to_bytes(8, "big") + message)
+        reading = threading.Thread(target=self._read_output, args=(instance["out"],), daemon=True)
+        self._log_writer = reading
+        reading.start()
         threading.Thread(target=self._watch_deadlines, daemon=True).start()
 
     def await_boot(self, within_s: float) -> dict[str, Any]:
@@ -194,7 +197,10 @@ class Supervisor:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def wait(self) -> int:
-        """Wait for the end of the instance's process, report it, and return its exit code."""
+        """Wait for the end of the instance's process, report it, and return its exit code.
+
+        It is 0 at the deadline, as at a release: monitoring reports nothing as failed.
+        """
         self._wait_for_end()
         tail = self._log.tail
         self._termination_log.write({"cause": self._cause, "inside": self._inside}, tail)
@@ -206,7 +212,7 @@ class Supervisor:
         end = time.monotonic() + _READERS_S
         for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))
-        return self._code
+        return 0 if self._cause == TTL_PASSED else self._code
 
     def _wait_for_end(self) -> None:
         """Wait for the end of the instance's process, note the cause, and kill all others."""
@@ -326,22 +332,10 @@ class Supervisor:
             self._log_readers.discard(threading.current_thread())
 
 
-def _own_command() -> list[str]:
-    """Return the command that started this Python, without the current directory on its path."""
-    words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    command = [word.decode() for word in words]
-    command = [sys.executable] if "-c" not in command else command[: command.index("-c")]
-    return command if "-I" in command else [*command, "-P"]  # with -I in a Python that we uploaded
-
-
 def _image_variables() -> dict[str, str]:
     """Return the variables of the image, without those of the cluster and the engine."""
     ours = ("KUBERNETES_", "AENV_POD_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-
-
-def _unblock_sigterm() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _end_on_sigterm(termination_log: TerminationLog) -> None:

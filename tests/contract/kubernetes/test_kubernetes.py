@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.kubernetes import manifest, names
+from aenv_ray.engines.kubernetes import client, manifest, names
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.pod_instance import open_authenticated
@@ -30,7 +30,7 @@ from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
-from tests.emulators.kubernetes.node import SHELL_IMAGE
+from tests.emulators.kubernetes.node import SHELL_IMAGE, Delays
 
 pytestmark = pytest.mark.namespaces
 
@@ -124,7 +124,7 @@ async def test_pods_go_with_the_pod_of_their_host(own_node: KubernetesNode, tmp_
 
 
 async def test_a_released_pod_has_succeeded(node: KubernetesNode, tmp_path: Path) -> None:
-    """Monitoring reports pods that failed, and a release is no failure."""
+    """Monitoring reports pods that failed and their warnings, and a release is no failure."""
     async with engine_on(node) as engine:
         bench = Bench(engine, tmp_path)
         plain = await bench.start()
@@ -132,7 +132,74 @@ async def test_a_released_pod_has_succeeded(node: KubernetesNode, tmp_path: Path
         for sandbox in (plain, await bench.start(dual, datasource=SHELL_IMAGE)):
             name = node.pod(sandbox.instance_id)
             await engine.stop([sandbox.instance_id])
+            await eventually(lambda: engine.ending() == 0, "its node has ended it", WITHIN_S)
             assert node.cluster.phases[name] == "Succeeded"
+            assert node.cluster.warnings(name) == []
+
+
+async def test_a_pull_secret_that_does_not_exist_is_what_a_node_warns_of(
+    node: KubernetesNode, tmp_path: Path
+) -> None:
+    """So `aenv cluster apply` creates the one that it names."""
+    async with engine_on(node, pull_secrets=("absent",)) as engine:
+        sandbox = await Bench(engine, tmp_path).start()
+        name = node.pod(sandbox.instance_id)
+        assert node.cluster.warnings(name) == ["FailedToRetrieveImagePullSecret"]
+
+
+async def test_a_pod_at_its_deadline_has_succeeded(node: KubernetesNode, tmp_path: Path) -> None:
+    """Its end was asked for, as that of a released one."""
+    async with engine_on(node) as engine:
+        sandbox = await Bench(engine, tmp_path).start()
+        name = node.pod(sandbox.instance_id)
+        await engine.set_deadline(sandbox.instance_id, 0.0)
+        assert "TTL" in await end_of(sandbox)
+        await eventually(lambda: name in node.cluster.phases, "its phase is known", WITHIN_S)
+        await eventually(lambda: not node.left_over(), "it is gone", WITHIN_S)
+        assert node.cluster.phases[name] == "Succeeded"
+
+
+async def test_who_is_inside_cannot_end_its_pod_as_a_release_does(bench: Bench) -> None:
+    """Invariant 14: process 1 obeys SIGTERM, but only from outside."""
+    sandbox = await bench.start()
+    for signal in ("TERM", "INT", "KILL", "STOP"):
+        await execute(sandbox, f"kill -{signal} 1")
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
+
+
+async def test_a_release_does_not_wait_for_the_node(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    """It is answered once the API has accepted it, and the place is used until the pod is gone."""
+    async with engine_on(own_node) as engine:
+        sandbox = await Bench(engine, tmp_path).start()
+        own_node.cluster.slow_down(Delays(end_s=1.0))
+        await engine.stop([sandbox.instance_id])
+        assert engine.ending() == 1
+        assert own_node.sandboxes()[0]["metadata"]["deletionTimestamp"]
+        assert await engine.running() == []
+        await engine.stop([sandbox.instance_id])  # again, and this time nothing is known of it
+        await eventually(lambda: engine.ending() == 0, "the place is free", WITHIN_S)
+        assert own_node.left_over() == []
+
+
+async def test_an_overloaded_api_fails_a_batch_at_one_deadline(
+    own_node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 9: the requests that waited for their turn do not each wait a minute more."""
+    monkeypatch.setattr(client, "_TRY_S", 1.5)
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        own_node.cluster.fill_nodes(True)
+        await engine.running()
+        own_node.cluster.limit_rate(0)
+        found = await engine.start_many([bench.spec() for _ in range(64)])
+        assert {type(each) for each in found} == {FabricUnavailable}
+        assert "429" in str(found[0])
+        assert own_node.cluster.refused <= 3 * 64, "they ask no more often than they are told"
+        own_node.cluster.limit_rate(None)
+        now = asyncio.get_running_loop().time
+        await eventually(lambda: engine._client._resumes_at < now(), "the delay has passed")
 
 
 async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from aenv_ray.cluster import kustomize
 from tests.emulators.kubernetes import claims, rules
 from tests.emulators.kubernetes.apply import applied
 from tests.emulators.kubernetes.controllers import Controllers
-from tests.emulators.kubernetes.node import NODE, EmulatedNode
+from tests.emulators.kubernetes.node import NODE, Delays, EmulatedNode
 from tests.emulators.kubernetes.store import (
     Kind,
     Object,
@@ -54,6 +54,7 @@ class EmulatedCluster:
         granted: Pairs of verb and resource that are allowed. None: all.
         denied: Pairs of verb and resource that are not allowed, whatever is granted.
         calls: Verb and resource of every request so far.
+        refused: Number of requests that were answered with 429.
         phases: The last phase of every pod, by name, deleted pods included.
         controllers: KubeRay's operator and others.
     """
@@ -63,12 +64,16 @@ class EmulatedCluster:
         self.granted: set[tuple[str, str]] | None = None
         self.denied: set[tuple[str, str]] = set()
         self.calls: list[tuple[str, str]] = []
+        self.refused = 0
         self.phases: dict[str, str] = {}
         self._store = Store()
         self.controllers = Controllers(self._store, self._remove)
         self._node: EmulatedNode | None = None
         self._throttled = 0
         self._races = 0
+        self._limit: float | None = None
+        self._answered: list[float] = []
+        """When the requests of the last second came, while their rate is limited."""
         self._is_full = False
         self._watchers: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -169,6 +174,10 @@ class EmulatedCluster:
         """Answer the next requests with 429 and ``Retry-After: 1``."""
         self._throttled = requests
 
+    def limit_rate(self, requests_per_s: float | None) -> None:
+        """Answer further requests within a second with 429 and ``Retry-After: 1``; None: none."""
+        self._limit, self._answered = requests_per_s, []
+
     def race(self, requests: int) -> None:
         """Let the next creates fail with a conflict over the namespace's quota."""
         self._races = requests
@@ -183,6 +192,10 @@ class EmulatedCluster:
                 watcher.cancel()
 
         self._call(run)
+
+    def slow_down(self, delays: Delays) -> None:
+        """Take as long as a real cluster does from now on, for example `REAL`."""
+        self.node.delays = delays
 
     def fill_nodes(self, is_full: bool) -> None:
         """Set whether the node has no room for further pods."""
@@ -202,6 +215,14 @@ class EmulatedCluster:
 
         self._call(run)
 
+    def warnings(self, pod: str) -> list[str]:
+        """Return the reasons of the warning events about a pod, which may be gone."""
+        return [
+            event["reason"]
+            for event in self.objects("events")
+            if event["type"] == "Warning" and event["involvedObject"]["name"] == pod
+        ]
+
     def running(self) -> list[str]:
         """Return the uids of pods that have processes."""
         return self._call(lambda: self.node.uids)
@@ -213,8 +234,9 @@ class EmulatedCluster:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
-            if self._throttled:
-                self._throttled -= 1
+            if self._throttled or self._is_over_limit():
+                self._throttled -= bool(self._throttled)
+                self.refused += 1
                 raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
             if about := self._about(request.path):
                 return web.json_response(about)
@@ -241,6 +263,16 @@ class EmulatedCluster:
         except Refused as exc:
             headers = {"Retry-After": str(exc.retry_after_s)} if exc.retry_after_s else {}
             return web.json_response(exc.status(), status=exc.code, headers=headers)
+
+    def _is_over_limit(self) -> bool:
+        if self._limit is None:
+            return False
+        now = self._loop.time()
+        self._answered = [at for at in self._answered if now - at < 1.0]
+        is_over = len(self._answered) >= self._limit
+        if not is_over:
+            self._answered.append(now)
+        return is_over
 
     def _about(self, path: str) -> Object | None:
         """Return what the API says of itself; None if a path is of objects."""
@@ -411,12 +443,14 @@ class EmulatedCluster:
             if self._store.find(pod["metadata"]["uid"]) is None:
                 break
         self._store.unlisten(changed)
+        await asyncio.sleep(self.node.delays.schedule_s)
         kind, name = Kind("", "pods", pod["metadata"]["namespace"]), pod["metadata"]["name"]
         found = self._store.find(pod["metadata"]["uid"])
         if found is None:
             return
         placed = {**found[1], "spec": {**found[1]["spec"], "nodeName": NODE}}
         self._store.change(kind, name, placed)
+        self._warn_of_pull_secrets(placed)
         deadline_s = pod["spec"].get("activeDeadlineSeconds")
         timer = None
         if deadline_s is not None:
@@ -424,6 +458,21 @@ class EmulatedCluster:
         await self.node.run(placed)
         if timer is not None:
             timer.cancel()
+
+    def _warn_of_pull_secrets(self, pod: Object) -> None:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        named = [each["name"] for each in pod["spec"].get("imagePullSecrets") or ()]
+        have = {o["metadata"]["name"] for o in self._store.all(Kind("", "secrets", namespace))}
+        missing = ", ".join(each for each in named if each not in have)
+        if missing:
+            what = "FailedToRetrieveImagePullSecret"
+            event = _object("v1", "Event", f"{name}.{what.lower()}") | {
+                "involvedObject": {"kind": "Pod", "namespace": namespace, "name": name},
+                "type": "Warning", "reason": what,
+                "message": f"Unable to retrieve some image pull secrets ({missing}); attempting to "
+                "pull the image may not succeed.",
+            }  # fmt: skip
+            self._store.add(Kind("", "events", namespace), event)
 
     def _pass_deadline(self, pod: Object) -> None:
         uid = pod["metadata"]["uid"]

@@ -15,7 +15,8 @@ import json, os, socket, subprocess
 from aenv_ray.runtime.container.pod import Supervisor, TerminationLog
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
-    supervisor = Supervisor(listener, b"key", 60.0, TerminationLog())
+    link, other = socket.socketpair()
+    supervisor = Supervisor(listener, b"key", 60.0, TerminationLog(), link)
     supervisor._pid = subprocess.Popen(["sleep", "600"]).pid
     out, into = os.pipe()
     os.write(into, b"loading\\nstill looking\\n")
