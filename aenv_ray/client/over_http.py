@@ -170,7 +170,8 @@ class HttpInstance:
                     params = {"cursor": page["nextCursor"]}
         except TimeoutError:
             raise DeadlineExceeded(
-                f"{self.url} did not answer {method} within {timeout_s:g} s", hint="raise the timeout of the call"
+                f"{self.url} did not answer {method} within {timeout_s:g} s",
+                hint="raise the timeout of the call",
             ) from None
 
     async def call_tool(
