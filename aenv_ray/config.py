@@ -110,6 +110,8 @@ class Settings(BaseModel):
     """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)
     """The hub's Redis. None: the bundled one."""
+    redis_password: str | None = Field(default=None, repr=False)
+    """Password of a `redis_url` that contains none."""
     redis_prefix: str = Field(default="aenv", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Prefix of the hub's keys; hubs that share a Redis need different ones."""
     artifacts_url: str | None = Field(default=None, repr=False)

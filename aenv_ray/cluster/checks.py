@@ -186,7 +186,7 @@ class Doctor:
 def _claims(documents: Sequence[Document]) -> list[dict[str, Any]]:
     found = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
     for document in documents:
-        if document["kind"] == "StatefulSet":
+        if document["kind"] == "StatefulSet" and document["spec"]["replicas"]:
             found += document["spec"].get("volumeClaimTemplates") or []
     return found
 

@@ -17,7 +17,6 @@ from aenv_ray.errors import ConfigError, DeadlineExceeded, Forbidden
 POLL_S: Final = 2.0
 """Between two polls while waiting."""
 ADMIN: Final = "aenv-admin"
-_REDIS_SECRET: Final = "aenv-redis"
 _REGISTRY_SECRET: Final = "aenv-registry"
 _SET_BY_AUTOSCALER: Final = ("replicas", "scaleStrategy")
 _DELETED_LAST: Final = (
@@ -70,7 +69,8 @@ class Lifecycle:
         """Create or change the cluster; running pods are unaffected.
 
         Raises:
-            ConfigError: KubeRay is not installed, or the API refuses an object.
+            ConfigError: KubeRay is not installed, the API refuses an object, or the Secret with the
+                password of the user's own Redis does not exist.
             AenvError: As `ClusterApi.request`.
         """
         ordered = objects.in_order(documents)
@@ -88,17 +88,28 @@ class Lifecycle:
                 self._api.apply(kind, document, force=force, dry_run=dry_run)
             self._say(f"{title(document)}: {'valid' if dry_run else 'applied'}")
             if kind.name == "Namespace" and not dry_run:
-                self._create_secrets()
+                self._create_secrets(ordered)
         if not dry_run:
             self._report_missing_pull_secrets(ordered)
 
     def _has_namespace(self) -> bool:
         return self._api.get(KINDS["Namespace"], None, self._namespace) is not None
 
-    def _create_secrets(self) -> None:
-        """Create the Secrets that do not exist; existing ones keep their content."""
+    def _create_secrets(self, documents: Sequence[Document]) -> None:
+        """Create the Secrets that do not exist; existing ones keep their content.
+
+        Raises:
+            ConfigError: The password of the user's own Redis, which only the user knows, is missing.
+        """
         label, _, value = PART_OF.partition("=")
-        for name, (kind, data) in _new_secrets().items():
+        redis, is_ours = redis_secret(documents)
+        if not (is_ours or self._may_have_secret(redis)):
+            raise ConfigError(
+                f"namespace {self._namespace} has no Secret {redis} with the password of your Redis",
+                hint=f"kubectl --namespace {self._namespace} create secret generic {redis} "
+                "--from-file=password=FILE, where FILE contains the password without a newline",
+            )
+        for name, (kind, data) in _new_secrets(redis if is_ours else None).items():
             metadata = {"name": name, "namespace": self._namespace, "labels": {label: value}}
             secret = {
                 "apiVersion": "v1",
@@ -112,15 +123,18 @@ class Lifecycle:
 
     def _report_missing_pull_secrets(self, documents: Sequence[Document]) -> None:
         for name in sorted(pull_secrets(documents) - {_REGISTRY_SECRET}):
-            try:
-                found = self._api.get(KINDS["Secret"], self._namespace, name)
-            except Forbidden:
-                return  # whoever may not read Secrets cannot be told
-            if found is None:
+            if not self._may_have_secret(name):
                 self._say(
                     f"Secret {name}: missing; pods name it to pull images, and their nodes report "
                     "FailedToRetrieveImagePullSecret: create it, or remove the name"
                 )
+
+    def _may_have_secret(self, name: str) -> bool:
+        """Return whether a Secret exists; true without the permission to see it."""
+        try:
+            return self._api.get(KINDS["Secret"], self._namespace, name) is not None
+        except Forbidden:
+            return True
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster.
@@ -307,14 +321,31 @@ class Lifecycle:
             self._pause(POLL_S)
 
 
-def _new_secrets() -> dict[str, tuple[str, dict[str, str]]]:
+def redis_secret(documents: Sequence[Document]) -> tuple[str, bool]:
+    """Return which Secret holds the password of Redis, and whether these objects include a Redis."""
+    name, is_ours = objects.REDIS, False
+    for document in documents:
+        spec = document.get("spec") or {}
+        if document["kind"] == "RayCluster":
+            password = (spec.get("gcsFaultToleranceOptions") or {}).get("redisPassword") or {}
+            name = password.get("valueFrom", {}).get("secretKeyRef", {}).get("name", name)
+        elif document["kind"] == "StatefulSet" and document["metadata"]["name"] == objects.REDIS:
+            is_ours = spec.get("replicas", 1) > 0
+    return name, is_ours
+
+
+def _new_secrets(redis: str | None) -> dict[str, tuple[str, dict[str, str]]]:
     """Return type and content of each Secret of a new cluster, by name.
 
     The registry Secret has no login. It exists because nodes report missing pull secrets.
+
+    Args:
+        redis: The Secret with the password of the cluster's Redis. None: it has none of its own.
     """
     registry = {".dockerconfigjson": '{"auths":{}}'}
+    password = {} if redis is None else {redis: ("Opaque", {"password": secrets.token_hex(32)})}
     return {
-        _REDIS_SECRET: ("Opaque", {"password": secrets.token_hex(32)}),
+        **password,
         ADMIN: ("Opaque", {"token": f"aenv_{secrets.token_urlsafe(32)}"}),
         _REGISTRY_SECRET: ("kubernetes.io/dockerconfigjson", registry),
     }

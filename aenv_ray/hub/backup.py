@@ -225,7 +225,8 @@ async def opened(settings: Settings, *, create: bool) -> AsyncIterator[StoredHub
     """
     server: RedisServer | None = None
     if settings.redis_url is not None:
-        client, where = connect(settings.redis_url, ANSWER_S), redacted(settings.redis_url)
+        client = connect(settings.redis_url, ANSWER_S, password=settings.redis_password)
+        where = redacted(settings.redis_url)
     else:
         server = RedisServer(settings.data_dir, settings.runtime_dir)
         if not (create or server.directory.exists()):

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis import asyncio as aioredis
 from redis import exceptions
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ConstantBackoff
@@ -69,12 +70,13 @@ def redacted(url: str) -> str:
     return f"{scheme}://{address if is_clear else '…'}"
 
 
-def connect(url: str, answer_s: float = ANSWER_S) -> RedisClient:
+def connect(url: str, answer_s: float = ANSWER_S, *, password: str | None = None) -> RedisClient:
     """Return a client for a URL; it connects at its first command.
 
     Args:
         url: As in `AENV_REDIS_URL`.
         answer_s: Deadline of a command.
+        password: For a URL without one. None or empty: no password.
 
     Raises:
         ConfigError: The URL is malformed.
@@ -82,12 +84,13 @@ def connect(url: str, answer_s: float = ANSWER_S) -> RedisClient:
     scheme = url.partition("://")[0].lower()
     try:
         if scheme in ("redis+sentinel", "rediss+sentinel"):
-            return _sentinel(url, answer_s)
+            return _sentinel(url, answer_s, password)
+        options = {**_options(answer_s), "password": password or None}  # what the URL has wins
         if scheme in ("redis+cluster", "rediss+cluster"):
             plain = url.replace("+cluster", "", 1)
-            return aioredis.RedisCluster.from_url(plain, **_options(answer_s))
+            return aioredis.RedisCluster.from_url(plain, **options)
         if scheme in ("redis", "rediss", "unix"):
-            return aioredis.Redis.from_url(url, **_options(answer_s))
+            return aioredis.Redis.from_url(url, **options)
     except (ValueError, TypeError, exceptions.RedisError):
         # The message of the library may repeat the password.
         raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT) from None
@@ -99,26 +102,34 @@ def connect_socket(path: str, password: str, answer_s: float = ANSWER_S) -> Redi
     return aioredis.Redis(unix_socket_path=path, password=password, **_options(answer_s))
 
 
-def _sentinel(url: str, answer_s: float) -> RedisClient:
-    """Return a client for the present master according to Sentinel."""
+def _sentinel(url: str, answer_s: float, given: str | None) -> RedisClient:
+    """Return a client for the present master according to Sentinel.
+
+    Sentinels get the password of Redis unless the URL has one for them, as Ray does it. A sentinel
+    without a password accepts any password of the user ``default``.
+    """
     parts = urlsplit(url)
     credentials, _, addresses = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     service, _, database = parts.path.lstrip("/").partition("/")
     nodes = [_host_and_port(address) for address in addresses.split(",")]
-    options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     if not service:
         raise ValueError("no service")
+    parse_qsl(parts.query, strict_parsing=bool(parts.query))  # parse_url ignores what is malformed
+    options = parse_url(f"redis://host?{parts.query}")
     common = _options(answer_s)
     if url.lower().startswith("rediss"):
         common["ssl"] = True
         common |= {k: v for k, v in options.items() if k.startswith("ssl_")}
+    secret = unquote(password) or given or None
     own: dict[str, Any] = {
         "username": unquote(user) or None,
-        "password": unquote(password) or None,
+        "password": secret,
         "db": int(database or 0),
     }
-    theirs = {**common, "password": options.get("sentinel_password")}
+    theirs = {**common, "password": options.get("sentinel_password", secret)}
+    if theirs["password"]:
+        theirs["username"] = options.get("sentinel_username", "default")
     make: Any = Sentinel  # redis-py gives it no types
     sentinel = make(nodes, sentinel_kwargs=theirs, **common)
     client: _MasterRedis = sentinel.master_for(service, redis_class=_MasterRedis, **own)
@@ -188,5 +199,6 @@ def redis_errors(where: str) -> Iterator[None]:
 def _refused(where: str) -> ConfigError:
     return ConfigError(
         f"Redis at {where} refuses the password or user",
-        hint="set both in AENV_REDIS_URL: redis://user:password@host:port",
+        hint="set both in AENV_REDIS_URL: redis://user:password@host:port, or the password in "
+        "AENV_REDIS_PASSWORD",
     )

@@ -59,6 +59,8 @@ class HubSettings(BaseModel):
 
     redis_url: str | None = Field(default=None, repr=False)
     """None for the bundled Redis."""
+    redis_password: str | None = Field(default=None, repr=False)
+    """Password of a `redis_url` that contains none."""
     prefix: str = DEFAULT_PREFIX
     data_dir: Path
     runtime_dir: Path
@@ -151,7 +153,8 @@ class HubActor:
     async def _connect(self) -> HubCore:
         """Connect to Redis and check its data; concurrent calls all get the first connection."""
         url = self._options.redis_url
-        client = connect(url) if url is not None else self._connect_bundled()
+        password = self._options.redis_password
+        client = connect(url, password=password) if url is not None else self._connect_bundled()
         where = redacted(url) if url is not None else "the hub's own"
         core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
         try:
@@ -198,6 +201,7 @@ def ensure_hub() -> HubClient:
         given = settings()
         options = HubSettings(
             redis_url=given.redis_url,
+            redis_password=given.redis_password,
             prefix=given.redis_prefix,
             data_dir=given.data_dir.resolve(),
             runtime_dir=given.runtime_dir,

@@ -123,14 +123,14 @@ def redis(settings: Settings) -> Finding:
         except AenvError as exc:
             return Finding("redis", Verdict.FAILED, exc.message, "sudo apt install redis-server")
         return Finding("redis", Verdict.OK, f"{program} {'.'.join(map(str, version))}")
-    return asyncio.run(_ping(settings.redis_url))
+    return asyncio.run(_ping(settings.redis_url, settings.redis_password))
 
 
-async def _ping(url: str) -> Finding:
+async def _ping(url: str, password: str | None) -> Finding:
     from aenv_ray.hub.connection import connect, redacted, redis_errors
 
     try:
-        client = connect(url)
+        client = connect(url, password=password)
         try:
             with redis_errors(redacted(url)):
                 await client.ping()

@@ -33,7 +33,7 @@ _LARGEST_QUEUE: Final = Path("/proc/sys/net/core/wmem_max")
 _USUAL_QUEUE_BYTES: Final = 212_992
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
-_PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel")
+_PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel", "rediss+cluster")
 _KNOWN_GAPS: Final[Mapping[str, str]] = {
     "process": "a vulnerability in the node's kernel; side channels between sandboxes of a node",
     "docker": "a vulnerability in the node's kernel, unless the OCI runtime has its own; side "
@@ -63,7 +63,7 @@ def findings(
         files(private_paths(settings, fabric)),
         *ray_addresses(fabric),
         *gateway_address(fabric),
-        redis(settings.redis_url),
+        redis(settings.redis_url, settings.redis_password),
         *not_defended(policy),
     ]
     return found if behind_gateway else [_as_warning(finding) for finding in found]
@@ -242,14 +242,14 @@ def tokens(fabric: LocalFabric | None) -> Finding:
     return Finding("tokens", Verdict.OK, found)
 
 
-def redis(url: str | None) -> Finding:
-    """Judge the address of the hub's Redis."""
+def redis(url: str | None, password: str | None = None) -> Finding:
+    """Judge the address of the hub's Redis, and whether it has a password."""
     if url is None:
         return Finding("hub's Redis", Verdict.OK, "bundled: a private socket with a password")
     parts = urlsplit(url)
     where = f"{parts.scheme}://{parts.hostname or ''}"
-    if not parts.password and parts.scheme != "unix":
-        mend = "set a password in Redis and in AENV_REDIS_URL"
+    if not (parts.password or password) and parts.scheme != "unix":
+        mend = "set a password in Redis and in AENV_REDIS_PASSWORD"
         return Finding("hub's Redis", Verdict.FAILED, f"{where} is used without a password", mend)
     is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
     if parts.scheme not in _PRIVATE_SCHEMES and not is_local:

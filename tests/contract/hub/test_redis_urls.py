@@ -1,11 +1,14 @@
-"""Every kind of AENV_REDIS_URL reaches its Redis, and no error names a password."""
+"""Every kind of AENV_REDIS_URL reaches its Redis, and no error names a password. Ray reaches the same."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
+from aenv_ray.cluster import manifests
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
@@ -77,9 +81,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         yield start
 
 
-async def works(url: str) -> None:
+async def works(url: str, password: str | None = None) -> None:
     """Do something of each kind with a hub at a URL."""
-    hub = HubCore(connect(url), where=redacted(url))
+    hub = HubCore(connect(url, password=password), where=redacted(url))
     try:
         await hub.ping()
         assert (await hub.push(entry())).reference == "weather@1.0.0"
@@ -106,6 +110,8 @@ async def fails(url: str, error: type[Exception]) -> Any:
 async def test_a_password_in_the_url(start: Start) -> None:
     port = await start(config=f'requirepass "{PASSWORD}"', password=PASSWORD)
     await works(f"redis://:{QUOTED}@127.0.0.1:{port}/0")
+    await works(f"redis://127.0.0.1:{port}/1", PASSWORD)
+    await works(f"redis://:{QUOTED}@127.0.0.1:{port}/2", "geheim-other")  # the URL's is used
     refused = await fails(f"redis://:geheim-wrong@127.0.0.1:{port}", ConfigError)
     assert "password" in refused.message
     assert "AENV_REDIS_URL" in refused.hint
@@ -134,20 +140,133 @@ async def test_a_redis_without_room(start: Start) -> None:
     assert "maxmemory" in full.message
 
 
-async def test_tls(start: Start, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for servers and clients on 127.0.0.1, in the files of a TLS Secret."""
+    directory = tmp_path_factory.mktemp("certificates")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
          "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
+         "-keyout", "tls.key", "-out", "tls.crt"],
+        check=True, capture_output=True, cwd=directory,
     )  # fmt: skip
+    (directory / "ca.crt").write_bytes((directory / "tls.crt").read_bytes())
+    return directory
+
+
+def tls(port: int, certificates: Path, *, asks_clients: bool) -> str:
+    """Return the configuration of a Redis or sentinel with TLS."""
+    return (
+        f"tls-port {port}\ntls-auth-clients {'yes' if asks_clients else 'no'}\n"
+        f"tls-cert-file {certificates}/tls.crt\ntls-key-file {certificates}/tls.key\n"
+        f"tls-ca-cert-file {certificates}/ca.crt\ntls-replication yes\n"
+    )
+
+
+async def test_tls(start: Start, certificates: Path) -> None:
     port = free_port()
-    config = f"tls-port {port}\ntls-auth-clients no\ntls-cert-file {certificate}\n"
-    config += f'tls-key-file {key}\nrequirepass "{PASSWORD}"\n'
+    config = tls(port, certificates, asks_clients=False) + f'requirepass "{PASSWORD}"\n'
     await start(config=config, password=PASSWORD)
-    await works(f"rediss://:{QUOTED}@127.0.0.1:{port}?ssl_ca_certs={certificate}")
+    await works(f"rediss://:{QUOTED}@127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt")
     await fails(f"rediss://:{QUOTED}@127.0.0.1:{port}", FabricUnavailable)  # not trusted
+
+
+def head_of(sample: str, places: dict[str, int], certificates: Path) -> dict[str, str]:
+    """Return the variables of the head with a sample's values, and this machine's servers.
+
+    Args:
+        sample: Name of the file with values.
+        places: The ports of the servers, by name and port in the sample.
+        certificates: Stands for the directory of the Secret.
+    """
+    found = manifests.load("production", manifests.bundled() / "samples" / sample)
+    (ray,) = [document["spec"] for document in found if document["kind"] == "RayCluster"]
+    (head,) = ray["headGroupSpec"]["template"]["spec"]["containers"]
+    variables = {entry["name"]: str(entry.get("value", "")) for entry in head["env"]}
+    variables["RAY_REDIS_ADDRESS"] = ray["gcsFaultToleranceOptions"]["redisAddress"]
+    variables["REDIS_USERNAME"] = ray["gcsFaultToleranceOptions"]["redisUsername"]["value"]
+    text = "\n".join(f"{k}={v}" for k, v in variables.items() if "REDIS" in k)
+    for place, port in places.items():
+        text = text.replace(place, f"127.0.0.1:{port}")
+    assert ".example" not in text
+    text = text.replace("/etc/aenv/redis", str(certificates))
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+_RAYS_OWN = """
+import os, sys
+from urllib.parse import urlparse
+from ray._private.gcs_utils import cleanup_redis_storage
+address = urlparse(os.environ["RAY_REDIS_ADDRESS"])
+sys.exit(not cleanup_redis_storage(
+    host=address.hostname, port=address.port, username=os.environ["REDIS_USERNAME"],
+    password=os.environ["REDIS_PASSWORD"], use_ssl=address.scheme == "rediss",
+    storage_namespace="none"))
+"""
+
+
+def ray_works(variables: dict[str, str], password: str = PASSWORD) -> bool:
+    """Return whether Ray's control plane can use a Redis: its client connects, and deletes nothing."""
+    address = variables["RAY_REDIS_ADDRESS"]
+    variables = {**variables, "REDIS_PASSWORD": password, "RAY_redis_db_connect_retries": "3"}
+    if "://" not in address:
+        variables["RAY_REDIS_ADDRESS"] = f"redis://{address}"
+    ran = subprocess.run(
+        [sys.executable, "-c", _RAYS_OWN], env={**os.environ, **variables},
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    return ran.returncode == 0
+
+
+async def test_hub_and_ray_use_a_redis_that_asks_for_certificates(
+    start: Start, certificates: Path
+) -> None:
+    port = free_port()
+    config = tls(port, certificates, asks_clients=True) + f'requirepass "{PASSWORD}"\n'
+    await start(config=config, password=PASSWORD)
+    head = head_of("redis-tls.yaml", {"redis.example:6380": port}, certificates)
+    await works(head["AENV_REDIS_URL"], PASSWORD)
+    assert ray_works(head)
+    await fails(re.sub(r"&.*", "", head["AENV_REDIS_URL"]), FabricUnavailable)
+    assert not ray_works({**head, "RAY_REDIS_CLIENT_CERT": "", "RAY_REDIS_CLIENT_KEY": ""})
+
+
+@pytest.mark.parametrize("password", ["", f'requirepass "{PASSWORD}"'])
+async def test_hub_and_ray_use_the_master_of_sentinels(
+    start: Start, certificates: Path, password: str
+) -> None:
+    """Sentinels have the password of Redis or none."""
+    port = await start(config=f'requirepass "{PASSWORD}"', password=PASSWORD)
+    config = (
+        f'sentinel monitor mymaster 127.0.0.1 {port} 1\nsentinel auth-pass mymaster "{PASSWORD}"'
+    )
+    watch = await start(
+        "--sentinel", config=f"{config}\n{password}", password=PASSWORD if password else None
+    )
+    places = {f"sentinel-{n}.example:26379": watch for n in range(3)}
+    head = head_of(
+        "redis-sentinel.yaml", {**places, "sentinels.example:26379": watch}, certificates
+    )
+    await works(head["AENV_REDIS_URL"], PASSWORD)
+    assert ray_works(head)
+
+
+async def test_sentinels_with_tls(start: Start, certificates: Path) -> None:
+    port, watch = free_port(), free_port()
+    config = tls(port, certificates, asks_clients=True) + f'requirepass "{PASSWORD}"\n'
+    await start(config=config, password=PASSWORD)
+    config = tls(watch, certificates, asks_clients=True)
+    config += f"sentinel monitor mymaster 127.0.0.1 {port} 1\n"
+    config += f'sentinel auth-pass mymaster "{PASSWORD}"\n'
+    await start("--sentinel", config=config)
+    files = {"ca_certs": "ca.crt", "certfile": "tls.crt", "keyfile": "tls.key"}
+    options = "&".join(f"ssl_{name}={certificates}/{file}" for name, file in files.items())
+    url = f"rediss+sentinel://127.0.0.1:{watch}/mymaster/1?{options}"
+    await works(url, PASSWORD)
+    await works(f"{url}&ssl_check_hostname=false", PASSWORD)
+    await fails(url.replace("rediss+", "redis+").partition("?")[0], FabricUnavailable)
+    head = head_of("redis-tls.yaml", {"redis.example:6380": watch}, certificates)
+    assert ray_works(head)
 
 
 async def test_the_master_that_sentinels_name(start: Start) -> None:

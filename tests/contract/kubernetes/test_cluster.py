@@ -78,6 +78,28 @@ def test_passwords_are_long_and_in_no_output(emulated, life, said):
         assert value not in "\n".join(said)
 
 
+def test_the_password_of_a_redis_elsewhere_is_the_users(emulated, life):
+    """A random one would let nothing in, and its cause would be far from its effect."""
+    settings = {"redis.replicas": "0", "redis.secret": "my-redis"}
+    with pytest.raises(ConfigError, match="no Secret my-redis") as caught:
+        life.apply(manifests.load("dev", None, settings))
+    assert "create secret generic my-redis" in (caught.value.hint or "")
+    assert all_of(emulated, "RayCluster") == []
+    mine = {"apiVersion": "v1", "kind": "Secret", "data": {"password": "eA=="},
+            "metadata": {"name": "my-redis", "namespace": "aenv"}}  # fmt: skip
+    add(emulated, mine)
+    life.apply(manifests.load("dev", None, settings))
+    life.await_ready(LONG_S)
+    names = {secret["metadata"]["name"] for secret in all_of(emulated, "Secret")}
+    assert names == {"my-redis", "aenv-admin", "aenv-registry"}
+
+
+def test_the_password_of_the_own_redis_is_in_the_secret_of_the_values(emulated, life):
+    life.apply(manifests.load("dev", None, {"redis.secret": "other"}))
+    assert len(base64.b64decode(one(emulated, "Secret", "other")["data"]["password"])) == 64
+    assert "aenv-redis" not in {s["metadata"]["name"] for s in all_of(emulated, "Secret")}
+
+
 @pytest.mark.parametrize("overlay", ["dev", "production"])
 def test_every_pull_secret_that_a_pod_names_exists(overlay, emulated, life):
     """A node reports each one that does not, with every pod."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -250,6 +251,48 @@ def test_values_come_from_a_file_and_from_single_settings(tmp_path):
     assert {"name": "GATEWAY_REPLICAS", "value": "2"} in environment
     redis = the(found, "StatefulSet", "aenv-redis")["spec"]["template"]["spec"]["containers"][0]
     assert redis["resources"]["limits"]["cpu"] == "9"
+
+
+def test_a_redis_and_an_object_store_elsewhere_are_values():
+    values = KUBERAY / "samples" / "redis-tls.yaml"
+    settings = {"artifacts.url": "s3://bucket/aenv", "artifacts.secret": "my-store"}
+    settings["artifacts.identity"] = "{eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/aenv'}"
+    found = manifests.load("production", values, settings)
+    assert the(found, "StatefulSet", "aenv-redis")["spec"]["replicas"] == 0
+    spec = the(found, "RayCluster", "aenv")["spec"]
+    secret = {"secretKeyRef": {"name": "my-redis", "key": "password"}}
+    ray = spec["gcsFaultToleranceOptions"]
+    assert ray["redisPassword"] == {"valueFrom": secret}
+    assert ray["redisAddress"] == "rediss://redis.example:6380"
+    pods = pod_specs({"kind": "RayCluster", "spec": spec})
+    for pod in pods:
+        container = pod["containers"][0]
+        variables = {entry["name"]: entry for entry in container["env"]}
+        assert variables["AENV_REDIS_PASSWORD"]["valueFrom"] == secret
+        assert variables["AENV_REDIS_URL"]["value"].startswith("rediss://redis.example:6380/1?")
+        assert variables["AENV_ARTIFACTS_URL"]["value"] == "s3://bucket/aenv"
+        assert container["envFrom"] == [{"secretRef": {"name": "my-store", "optional": True}}]
+    (tls,) = [volume for volume in pods[0]["volumes"] if volume["name"] == "redis-tls"]
+    assert tls["secret"]["secretName"] == "my-redis-tls"
+    for pod, account in zip(pods, ("aenv-head", "aenv-worker"), strict=True):
+        assert pod["serviceAccountName"] == account
+        annotations = the(found, "ServiceAccount", account)["metadata"]["annotations"]
+        assert annotations == {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/aenv"}
+    assert [problem for document in found for problem in problems(document)] == []
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:{}", "rediss://127.0.0.1:{}", "redis://127.0.0.1:{}"]
+)
+def test_the_head_waits_for_the_redis_of_the_values(address):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = address.format(server.getsockname()[1])
+        found = manifests.load("dev", None, {"redis.address": f"'{address}'"})
+        head = the(found, "RayCluster", "aenv")["spec"]["headGroupSpec"]["template"]["spec"]
+        (wait,) = head["initContainers"]
+        variables = {entry["name"]: entry["value"] for entry in wait["env"]}
+        command = [sys.executable, *wait["command"][1:]]
+        subprocess.run(command, env={**os.environ, **variables}, check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
