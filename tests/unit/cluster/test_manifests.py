@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import aenv_ray
-from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
+from aenv_ray.cluster import kustomize, lifecycle, manifests, objects, yaml_files
 from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.runtime.fork.jail_spec import NOBODY
@@ -439,6 +439,45 @@ def test_the_end_of_the_autoscaler_is_the_end_of_its_container():
     program = f"{sys.executable} -c 'import sys; sys.exit(7)'"
     ended = subprocess.run([*spec["autoscalerOptions"]["command"], program], check=False)
     assert ended.returncode == 7
+
+
+def test_argo_cd_and_flux_render_the_copied_manifests(tmp_path):
+    manifests.copy_to(tmp_path / "my-cluster")
+    (application,) = yaml_files.read(KUBERAY / "samples" / "argo-cd.yaml")
+    repository, flux = yaml_files.read(KUBERAY / "samples" / "flux.yaml")
+    assert flux["spec"]["sourceRef"]["name"] == repository["metadata"]["name"]
+    source = application["spec"]["source"]
+    assert source["repoURL"] == repository["spec"]["url"]
+    assert source["path"] == flux["spec"]["path"].removeprefix("./")
+    rendered = by_kubectl(tmp_path / source["path"])
+    assert as_set(rendered) == as_set(manifests.load("production"))
+    assert manifests.namespace_of(rendered) == application["spec"]["destination"]["namespace"]
+
+
+def test_argo_cd_leaves_what_the_autoscaler_sets():
+    (application,) = yaml_files.read(KUBERAY / "samples" / "argo-cd.yaml")
+    (rule,) = application["spec"]["ignoreDifferences"]
+    assert rule["group"] == "ray.io"
+    names = [path.removeprefix(".spec.workerGroupSpecs[].") for path in rule["jqPathExpressions"]]
+    assert tuple(names) == lifecycle._SET_BY_AUTOSCALER
+    options = application["spec"]["syncPolicy"]["syncOptions"]
+    assert "RespectIgnoreDifferences=true" in options  # else a sync for another reason resets them
+
+
+def test_flux_creates_the_raycluster_and_then_leaves_it(tmp_path):
+    """As kustomize applies the patches of a Flux Kustomization."""
+    _, flux = yaml_files.read(KUBERAY / "samples" / "flux.yaml")
+    manifests.copy_to(tmp_path / "kuberay")
+    path = tmp_path / "kuberay" / "overlays" / "production" / kustomize.FILE
+    content = yaml_files.read(path)[0]
+    content["patches"] += flux["spec"]["patches"]
+    path.write_text(yaml_files.dump([content]))
+    changed = {
+        objects.title(document)
+        for document in by_kubectl(path.parent)
+        if "kustomize.toolkit.fluxcd.io/ssa" in document["metadata"].get("annotations", {})
+    }
+    assert changed == {"RayCluster aenv"}
 
 
 @pytest.mark.parametrize("name", ["kuberay-operator", "kuberay"])
