@@ -86,6 +86,8 @@ class Settings(BaseModel):
     """The pod of this process. None: the machine's name."""
     is_in_kuberay: bool = Field(default=False, alias="RAY_USAGE_STATS_KUBERAY_IN_USE")
     """Whether this process runs in a pod of KubeRay, which sets the variable."""
+    log_format: Literal["text", "json"] = "text"
+    """How hosts, controller, hub, gateway, runners and services write their logs."""
     policy: Literal["auto", "open", "strict"] = "auto"
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
     next twelve settings change single parts of it; see `aenv_ray.policy.Policy`."""

@@ -236,23 +236,35 @@ def doctor(
     image: Image = None,
     namespace: Namespace = None,
     context: Context = None,
+    alerts: Annotated[
+        bool,
+        typer.Option("--alerts", help="Only name the first step for each alert, offline."),
+    ] = False,
     output: Output = None,
 ) -> None:
     """Check permissions, kinds, quota, storage and nodes.
 
     Uses your own permissions and changes nothing. Exits with 1 if a check fails.
+    With --alerts, lists the alerts in clusters/kuberay/monitoring with their first
+    steps; docs/operations.md says how to go on.
 
     Example:
       aenv cluster doctor production
+      aenv cluster doctor --alerts
     """
     from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.cluster import checks, manifests
 
+    if alerts:
+        found = manifests.alerts(namespace or "aenv")
+        text = "\n".join(f"{a.name}: {a.summary}\n  {a.first_step}" for a in found)
+        show([alert._asdict() for alert in found], output, text)
+        return
     documents = _documents(source, values, setting, image, namespace)
     with _api(context) as api:
-        found = checks.Doctor(api, manifests.namespace_of(documents), documents).findings()
-    show_findings(found, output)
-    if checks.failed(found):
+        findings = checks.Doctor(api, manifests.namespace_of(documents), documents).findings()
+    show_findings(findings, output)
+    if checks.failed(findings):
         raise typer.Exit(1)
 
 

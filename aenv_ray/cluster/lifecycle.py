@@ -99,13 +99,13 @@ class Lifecycle:
         """Create the Secrets that do not exist; existing ones keep their content.
 
         Raises:
-            ConfigError: The password of the user's own Redis, which only the user knows, is missing.
+            ConfigError: The password of the user's own Redis is missing; only the user knows it.
         """
         label, _, value = PART_OF.partition("=")
         redis, is_ours = redis_secret(documents)
         if not (is_ours or self._may_have_secret(redis)):
             raise ConfigError(
-                f"namespace {self._namespace} has no Secret {redis} with the password of your Redis",
+                f"namespace {self._namespace} has no Secret {redis}, the password of your Redis",
                 hint=f"kubectl --namespace {self._namespace} create secret generic {redis} "
                 "--from-file=password=FILE, where FILE contains the password without a newline",
             )
@@ -322,7 +322,7 @@ class Lifecycle:
 
 
 def redis_secret(documents: Sequence[Document]) -> tuple[str, bool]:
-    """Return which Secret holds the password of Redis, and whether these objects include a Redis."""
+    """Return the Secret with the password of Redis, and whether that Redis is among the objects."""
     name, is_ours = objects.REDIS, False
     for document in documents:
         spec = document.get("spec") or {}

@@ -6,7 +6,7 @@ import copy
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aenv_ray.cluster import kustomize, yaml_files
 from aenv_ray.cluster.objects import Document
@@ -32,6 +32,41 @@ def bundled() -> Path:
 def overlays() -> list[str]:
     """Return the names of the bundled overlays."""
     return sorted(path.name for path in (bundled() / "overlays").iterdir() if path.is_dir())
+
+
+class Alert(NamedTuple):
+    """An alert of the bundled rules for Prometheus."""
+
+    name: str
+    summary: str
+    """A sentence."""
+    first_step: str
+    """A command."""
+
+
+def alerts(namespace: str) -> list[Alert]:
+    """Return the alerts of ``monitoring/pod-monitor.yaml``.
+
+    Args:
+        namespace: Of the cluster; the commands name it.
+    """
+    documents = yaml_files.read(bundled() / "monitoring" / "pod-monitor.yaml")
+    return [
+        Alert(rule["alert"], rule["annotations"]["summary"],
+              _in_namespace(rule["annotations"]["first_step"], namespace))
+        for document in documents
+        for group in document["spec"].get("groups", ())
+        for rule in group["rules"]
+    ]  # fmt: skip
+
+
+def _in_namespace(command: str, namespace: str) -> str:
+    """Return a command of the run book, which is written for the namespace aenv, for another."""
+    if namespace == "aenv":
+        return command
+    if command.startswith("aenv cluster"):
+        return f"{command} -n {namespace}"
+    return command.replace("-n aenv ", f"-n {namespace} ")
 
 
 def copy_to(directory: Path) -> None:

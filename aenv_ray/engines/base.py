@@ -325,6 +325,10 @@ class Engine(ABC):
             hint="delete it with the engine that created it",
         )
 
+    def pods(self) -> Mapping[str, int]:
+        """Return how many pods the host has, by phase; none of an engine that makes no pods."""
+        return {}
+
     @abstractmethod
     async def close(self) -> None:
         """Disconnect from the node; sandboxes keep running for the next host with the same id."""

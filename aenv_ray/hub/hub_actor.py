@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from aenv_ray import logs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_metrics import Histogram
 from aenv_ray.background_tasks import end_task
@@ -71,6 +72,7 @@ class HubActor:
 
     def __init__(self, options: HubSettings, clock: Clock | None = None) -> None:
         protect_from_oom_killer()
+        logs.configure("hub")
         self._options = options
         self._clock = clock
         self._server = (

@@ -136,10 +136,11 @@ ray.init(num_cpus=2, include_dashboard=False, _metrics_export_port=port, _system
 aenv_ray.sample({str(PROBE)!r}, lambda env, task: env.call_tool("count"),
                 [{{"id": str(n), "reward": None}} for n in range(3)]).run()
 def figures():
-    return [line for line in export().splitlines() if line.startswith("ray_aenv_sampling")]
+    return [line for line in export().splitlines() if line.startswith("ray_aenv_")]
 
 found = []
-while not any("call_seconds_count" in line and line.endswith(" 3.0") for line in found):
+while not (any("call_seconds_count" in line and line.endswith(" 3.0") for line in found)
+           and any(line.startswith("ray_aenv_creates_total") for line in found)):
     found = figures()
 say(found)
 """
@@ -155,5 +156,7 @@ def test_a_sampling_is_in_rays_prometheus_exporter(alone: Callable[..., Driver])
     assert value("aenv_sampling_episodes_total") == 3
     assert value("aenv_sampling_calls_total") == 3
     assert value("aenv_sampling_create_seconds_count") == 3
+    assert value("aenv_creates_total") >= 3
+    assert any('outcome="ok"' in name for name in values if "aenv_creates" in name)
     assert any('status="completed"' in name for name in values)
     program.finish()

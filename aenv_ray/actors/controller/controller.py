@@ -7,12 +7,14 @@ die at any time. Ray restarts it, and meanwhile calls continue, because they do 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import aenv_ray
+from aenv_ray import logs
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.host_queries import (
@@ -20,17 +22,24 @@ from aenv_ray.actors.controller.host_queries import (
     count_processes,
     list_instances_on,
 )
-from aenv_ray.actors.controller.metrics import ClusterMetrics
+from aenv_ray.actors.controller.metrics import ANY_ENGINE, ClusterMetrics
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
+from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
-from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    FabricUnavailable,
+    InstanceNotFound,
+    InstanceReleased,
+)
 from aenv_ray.ids import InstanceId, environment_part
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 
@@ -66,6 +75,7 @@ class Controller:
 
     def __init__(self, inner_instances: ConnectInner | None = None) -> None:
         protect_from_oom_killer()
+        logs.configure("controller")
         self._hosts = HostDirectory(inner_instances)
         self._orphans = OrphanCleanup(
             self._end_orphans_on, lambda: asyncio.to_thread(ray_api.alive_nodes)
@@ -86,6 +96,7 @@ class Controller:
         )
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
+        self._metrics = ClusterMetrics(is_continued=ray_api.was_restarted())
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         loop = asyncio.get_running_loop()
         self._watcher = loop.create_task(self._watch_for_ever())
@@ -113,7 +124,18 @@ class Controller:
         engines: Sequence[str],
     ) -> list[Reservation]:
         """See `Admission.wait`."""
-        return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, engines)
+        with self._counting_refusals(0 if is_divisible else len(ids)):  # else it asks again
+            return await self._admission.wait(
+                ids, owner, job_id, wait_s, is_divisible, engines
+            )
+
+    @contextlib.contextmanager
+    def _counting_refusals(self, creates: int) -> Iterator[None]:
+        try:
+            yield
+        except CapacityExceeded as exc:
+            self._metrics.created(EngineOutcome(ANY_ENGINE, exc.code), creates)
+            raise
 
     async def queue_reason(self) -> str:
         """See `Admission.reason`."""
@@ -128,7 +150,8 @@ class Controller:
             CapacityExceeded: There was no room within `wait_s`.
         """
         await self._taken_over.wait()  # Ray repeats this after the controller died
-        reserved = await self._admission.wait_for_dedicated(specs, wait_s)
+        with self._counting_refusals(len(specs)):
+            reserved = await self._admission.wait_for_dedicated(specs, wait_s)
         nodes = {i: self._hosts.nodes.get(name) for name, _, ids in reserved for i in ids}
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -137,13 +160,21 @@ class Controller:
             ]
         for _, host, ids in reserved:
             host.reserve.remote(ids, 0.0)  # they count as dedicated from now on
-        return [task.result() for task in tasks]
+        return self._counted(specs, [task.result() for task in tasks])
 
     async def start_dedicated(self, specs: Sequence[InstanceSpec]) -> list[DedicatedAnswer]:
         """Start instances on the hosts that `create_dedicated` made and that lacked the project."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._start_one(spec)) for spec in specs]
-        return [task.result() for task in tasks]
+        return self._counted(specs, [task.result() for task in tasks])
+
+    def _counted(
+        self, specs: Sequence[InstanceSpec], answers: list[DedicatedAnswer]
+    ) -> list[DedicatedAnswer]:
+        for spec, (_, answer) in zip(specs, answers, strict=True):
+            if not isinstance(answer, ProjectMissing):
+                self._metrics.created(outcome_of(spec, answer))
+        return answers
 
     async def _create_one(self, spec: InstanceSpec, node: str | None) -> DedicatedAnswer:
         is_spare, host, answer = await self._create_on(spec, node, may_be_spare=True)
@@ -477,27 +508,33 @@ class Controller:
             await asyncio.sleep(LOOK_S)
 
     async def _measure_for_ever(self) -> None:
-        metrics = ClusterMetrics()
         while True:
-            await self._guarded("measuring the cluster", self._measure(metrics))
+            await self._guarded("measuring the cluster", self._measure())
             await asyncio.sleep(MEASURE_S)
 
-    async def _measure(self, metrics: ClusterMetrics) -> None:
+    async def _measure(self) -> None:
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        names = [name for name in self._hosts.actors if name.startswith(SHARED_PREFIX)]
+        names = self._hosts.actors.keys() - self._spares.names
+        hosts = {name: self._hosts.nodes.get(name, "") for name in names}
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._load_of(name)) for name in names]
-        loads = [load for task in asked if (load := task.result()) is not None]
-        metrics.note(nodes, loads, self._admission.queued())
+            asked = {name: group.create_task(self._measures_of(name)) for name in names}
+        found = {name: m for name, task in asked.items() if (m := task.result()) is not None}
+        loads = [
+            HostLoad(name, hosts[name], m.instances, m.capacity)
+            for name, m in found.items()
+            if name.startswith(SHARED_PREFIX)
+        ]
+        self._metrics.note(nodes, loads, self._admission.queued())
+        self._metrics.happened(found, hosts, nodes.keys())
 
-    async def _load_of(self, name: str) -> HostLoad | None:
-        """Return the load of a host; None if it does not answer."""
+    async def _measures_of(self, name: str) -> HostMeasures | None:
+        """Return what a host reports; None if it does not answer."""
         try:
-            count, capacity = await self._ask(name, "load")
+            measures: HostMeasures = await self._ask(name, "measures")
         except AenvError as exc:
             logger.info("host %s is missing from the metrics: %s", name, exc.message)
             return None
-        return HostLoad(name, self._hosts.nodes.get(name, ""), count, capacity)
+        return measures
 
     async def _guarded(self, what: str, look: Any) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
@@ -70,6 +71,13 @@ class HostEngines:
             async for piece in pieces:
                 yield decoder.decode(piece)
         yield decoder.decode(b"", final=True)
+
+    def pods(self) -> Counter[str]:
+        """Return how many pods the engines have, by phase."""
+        found: Counter[str] = Counter()
+        for engine in self._engines.values():
+            found.update(engine.pods())
+        return found
 
     async def stop(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
         """End sandboxes; on failure they are noted for `stop_owed`.

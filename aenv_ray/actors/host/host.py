@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aenv_ray
+from aenv_ray import logs
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
@@ -28,6 +29,7 @@ from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
+from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
@@ -133,8 +135,9 @@ class Host:
         """The policy under which the latest sandboxes were made."""
         self._store = store
         self._table = InstanceTable(
-            self._engines, store, self._clock, self._add_services, self._end_services
+            self._engines, store, self._clock, self._add_services, self._note_end
         )
+        self._tally = HostTally()
         self._lives = self._table.lives
         self._sandboxes = self._table.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
@@ -276,6 +279,14 @@ class Host:
             raise FabricUnavailable(f"host {self._id} is ending: it has no instances")
         return self._capacity.taken(), self._capacity.capacity
 
+    def measures(self) -> HostMeasures:
+        """Return what the controller exports as metrics.
+
+        Raises:
+            FabricUnavailable: As `load`.
+        """
+        return HostMeasures(*self.load(), self._tally, self._engines.pods())
+
     def _present(self) -> int:
         return len(self._sandboxes) + len(self._starting) + self._engines.ending()
 
@@ -369,7 +380,20 @@ class Host:
             for instance_id, outcome in outcomes.items():
                 del self._starting[instance_id]
                 outcome.set_result(started.get(instance_id, error))
+            if self._density is ActorDensity.SHARED:  # the controller counts dedicated creates
+                self._tally.created((s, started.get(s.instance_id, error)) for s in specs)
+            for spec in specs:
+                answer = started.get(spec.instance_id, error)
+                self._log(
+                    spec, "create of %s: %s", spec.instance_id, outcome_of(spec, answer).outcome
+                )
         return started
+
+    def _log(self, spec: InstanceSpec, message: str, *values: object) -> None:
+        """Log what happened to an instance."""
+        logs.events.info(
+            message, *values, extra={"instance": spec.instance_id, "owner": spec.owner}
+        )
 
     async def _end_doomed(self, ids: Sequence[InstanceId]) -> dict[InstanceId, AenvError]:
         """End instances that were released while they started, and return their errors."""
@@ -473,7 +497,9 @@ class Host:
             for method, service in services.items()
         }
 
-    def _end_services(self, life: InstanceLife) -> None:
+    def _note_end(self, life: InstanceLife) -> None:
+        self._tally.ended(life)
+        self._log(life.record.spec, "%s ended: %s", life.record.id, life.end_cause)
         if self._model_relay is not None:
             self._model_relay.forget(life.record.id)
         if self._environment_relay is not None:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
+from aenv_ray import logs
 from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
@@ -126,6 +127,7 @@ class HostShell:
         inner_instances: ConnectInner | None = None,
     ) -> None:
         protect_from_oom_killer()
+        logs.configure("host")
         self._args = (host_id, ActorDensity(density), slots, spare_s, inner_instances)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
@@ -228,6 +230,7 @@ class HostShell:
     instances = _forwarded(Host.instances)
     engines = _forwarded(Host.engines)
     load = _forwarded(Host.load)
+    measures = _forwarded(Host.measures)
     hold = _forwarded(Host.hold)
     reserve = _forwarded(Host.reserve)
     warm = _forwarded(Host.warm)

@@ -153,6 +153,9 @@ class KubernetesEngine(Engine):
             if not gone:
                 self._in_background(self._discard(instance))
 
+    def pods(self) -> Mapping[str, int]:  # noqa: D102
+        return {} if self._pods_or_none is None else self._pods_or_none.phases()
+
     # --- starting ---------------------------------------------------------------------------------
 
     async def start_many(  # noqa: D102

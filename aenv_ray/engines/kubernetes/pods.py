@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -116,6 +117,11 @@ class Pods:
         else:
             self._known[uid] = pod
         self._on_pod(pod, gone)
+
+    def phases(self) -> Counter[str]:
+        """Return how many pods exist, by phase."""
+        found = (pod.get("status", {}).get("phase", "Pending") for pod in self._known.values())
+        return Counter(found)
 
     # --- requests -------------------------------------------------------------------------------
 

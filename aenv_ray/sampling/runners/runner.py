@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.fabric.create_options import OwnOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import (
@@ -110,7 +111,13 @@ class Runner:
         if assignment.task.unsupported is not None:
             return _refused(assignment, assignment.task.unsupported)
         while True:
-            episode = await self._attempt(assignment, start, attempt)
+            with logs.about(episode=assignment.index, task=assignment.task.id):
+                episode = await self._attempt(assignment, start, attempt)
+                logs.events.info(
+                    "episode %d, attempt %d: %s%s", assignment.index, attempt,
+                    episode.status.value, f": {episode.error}" if episode.error else "",
+                    extra={"instance": episode.instance_id},
+                )  # fmt: skip
             if (
                 episode.status is not EpisodeStatus.INFRA_FAILED
                 or attempt > self._rules.infra_retries
@@ -150,7 +157,9 @@ class Runner:
                     instance = await self._source.acquire(own)
             fields |= _facts(instance)
             env = EpisodeEnv(instance.env, log)
-            fields |= await self._roll_out(instance.env, task, env, phases)
+            spec = instance.created.spec
+            with logs.about(instance=fields["instance_id"], owner=spec.owner):
+                fields |= await self._roll_out(instance.env, task, env, phases)
             # A call that is still under way could reach the next episode.
             is_reusable = env.end() and fields["status"] is EpisodeStatus.COMPLETED
             if _SUBMISSION in fields:

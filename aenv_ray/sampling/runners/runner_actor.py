@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.controller.placement import usable
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.create_options import CreateOptions
@@ -91,6 +92,7 @@ class RunnerShell:
             AenvError: The project cannot be stored, or the fabric does not answer.
         """
         raise_file_limit()
+        logs.configure("runner")
         setup = self._setup
         for key, value in setup.variables.items():
             os.environ.setdefault(key, value)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from aenv_ray import logs
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.hub.keys import GATEWAY_DEPLOYED
 from aenv_ray.hub.records import AuditRecord, Role
@@ -24,7 +25,7 @@ from aenv_ray.serve.gateway.settings import CONTROL_PORT, MCP_PORT, GatewaySetti
 if TYPE_CHECKING:
     from aenv_ray.hub.client import HubClient
 
-logger = logging.getLogger("aenv_ray.bring_up")
+logger = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 5.0
 _CONNECT_S: Final = 5.0
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=_LONGEST_S, help="seconds to keep trying")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logs.configure("bring_up")
     settings = GatewaySettings(
         host=given.host, port=given.port, mcp_port=given.mcp_port, replicas=given.replicas,
         on_head=True,

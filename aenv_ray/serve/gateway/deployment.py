@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.ray_shell import operator_policy, ray_api, ray_serve
 from aenv_ray.config import settings as process_settings
@@ -134,6 +135,7 @@ class GatewayReplica:
         from aenv_ray.serve.gateway.app import gateway_app
         from aenv_ray.serve.gateway.middleware import write_to_stderr
 
+        logs.configure("gateway")
         write_to_stderr()
         parsed = GatewaySettings.model_validate(settings)
         fabric, hub = driver_api.init(), ensure_hub()

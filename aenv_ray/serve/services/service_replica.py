@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.handle import bare_tool_name
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
@@ -70,6 +71,7 @@ class ServiceReplica:
     """
 
     async def __init__(self, record: dict[str, Any], artifacts_url: str | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure("service")
         self._record = ServiceRecord.model_validate(record)
         self._fabric, hub = await asyncio.to_thread(_connected)
         self._instances = AsyncFabric(self._fabric)

@@ -1,4 +1,4 @@
-"""Every kind of AENV_REDIS_URL reaches its Redis, and no error names a password. Ray reaches the same."""
+"""Hub and Ray reach their Redis by every kind of URL, and no error names a password."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ sys.exit(not cleanup_redis_storage(
 
 
 def ray_works(variables: dict[str, str], password: str = PASSWORD) -> bool:
-    """Return whether Ray's control plane can use a Redis: its client connects, and deletes nothing."""
+    """Return whether the Redis client of Ray's control plane connects."""
     address = variables["RAY_REDIS_ADDRESS"]
     variables = {**variables, "REDIS_PASSWORD": password, "RAY_redis_db_connect_retries": "3"}
     if "://" not in address:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from aenv_ray.actors.controller.metrics import GAUGES, slots
+from aenv_ray.actors.controller.metrics import COUNTERS, GAUGES, NODE, PHASES, slots
 from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.host.tally import OUTSIDE
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.cluster.manifests import alerts
+from aenv_ray.errors import AenvError
 from aenv_ray.hub.hub_actor import LATENCY
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.serve.gateway.metrics import Metrics
@@ -25,7 +29,8 @@ def exported() -> set[str]:
     gateway = set(re.findall(r"(?m)^# TYPE (\w+) ", Metrics().text().decode()))
     metrics = vars(SamplingMetrics("mini-terminal")).values()
     sampling = {str(m.info["name"]) for m in metrics if hasattr(m, "info")}
-    return {_SUFFIX.sub("", name) for name in gateway | sampling} | set(GAUGES) | {LATENCY}
+    cluster = set(GAUGES) | set(COUNTERS) | {LATENCY}
+    return {_SUFFIX.sub("", name) for name in gateway | sampling} | cluster
 
 
 def used(text: str) -> set[str]:
@@ -36,18 +41,49 @@ def test_the_dashboard_and_the_alerts_use_exported_metrics() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     shown = used(json.dumps(dashboard))
     assert shown <= exported()
-    assert set(GAUGES) | {LATENCY} <= shown
+    assert set(GAUGES) | set(COUNTERS) | {LATENCY} <= shown
     assert used((MONITORING / "pod-monitor.yaml").read_text()) <= exported()
 
 
-def test_each_alert_names_its_first_step_and_is_in_the_run_book() -> None:
+def rules() -> list[dict[str, Any]]:
     documents = list(yaml.safe_load_all((MONITORING / "pod-monitor.yaml").read_text()))
-    rules = [rule for d in documents for g in d["spec"].get("groups", ()) for rule in g["rules"]]
+    return [rule for d in documents for g in d["spec"].get("groups", ()) for rule in g["rules"]]
+
+
+def test_each_alert_has_an_entry_in_the_run_book_that_begins_with_its_first_step() -> None:
     book = (ROOT / "docs" / "operations.md").read_text()
-    assert len(rules) >= 5
-    for rule in rules:
-        (row,) = [row for row in book.splitlines() if row.startswith(f"| `{rule['alert']}` |")]
-        assert row.rpartition(" | ")[2].startswith(f"`{rule['annotations']['first_step']}`")
+    entries = dict(re.findall(r"(?ms)^### `(\w+)`\n(.*?)(?=^##)", book))
+    assert set(entries) == {rule["alert"] for rule in rules()}
+    for rule in rules():
+        entry = entries[rule["alert"]]
+        assert re.findall(r"(?ms)^```sh\n(.+?)\n", entry)[0] == rule["annotations"]["first_step"]
+        assert f"(#{rule['alert'].lower()})" in book  # in the table of contents
+
+
+def test_commands_for_alerts_are_for_the_namespace_of_the_cluster() -> None:
+    found = {alert.name: alert for alert in alerts("elsewhere")}
+    assert list(found) == [rule["alert"] for rule in rules()]
+    for alert in found.values():
+        assert "-n aenv" not in alert.first_step
+        assert alert.summary.endswith(".")
+    assert found["AenvControllerAbsent"].first_step == "aenv cluster status -n elsewhere"
+
+
+def test_the_values_of_labels_in_alerts_are_exported() -> None:
+    """An alert on an outcome that no error has would never fire."""
+    codes = {error.code for error in subclasses(AenvError)}
+    for rule in rules():
+        for label in ("outcome", "error"):
+            for values in re.findall(rf'{label}=~?"([^"]+)"', rule["expr"]):
+                assert set(values.split("|")) <= codes
+        for values in re.findall(r'cause=~"([^"]+)"', rule["expr"]):
+            assert set(values.split("|")) <= {OUTSIDE, NODE}
+        for phase in re.findall(r'phase="([^"]+)"', rule["expr"]):
+            assert phase in PHASES
+
+
+def subclasses(of: type[AenvError]) -> set[type[AenvError]]:
+    return {of}.union(*(subclasses(c) for c in of.__subclasses__()))
 
 
 def test_slots_of_nodes_without_hosts_are_free() -> None:

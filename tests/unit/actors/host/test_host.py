@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aenv_ray import logs
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import FabricUnavailable, InstanceReleased, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import (
+    FabricUnavailable,
+    InsideCause,
+    InstanceReleased,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
@@ -290,3 +298,34 @@ async def test_a_host_takes_the_first_engine_that_its_node_can_run(
     with pytest.raises(FabricUnavailable, match=r"engine docker; .* 1 with kubernetes, process"):
         await host.start([other])
     assert len(engine.made) == 1
+
+
+async def test_creates_and_losses_are_counted_by_outcome_and_cause(
+    host: Host, engine: SpyEngine, spec: InstanceSpec, store: MemoryInstanceStore
+) -> None:
+    engine.fail_next_start("no fuel")
+    await host.start([spec])
+    specs = [spec.model_copy(update={"instance_id": new_instance_id("probe")}) for _ in range(3)]
+    await host.start(specs)
+    engine.kill(specs[0].instance_id)
+    engine.kill(specs[1].instance_id, InsideCause.MEMORY)
+    await host.release([specs[2].instance_id])
+    measures = host.measures()
+    assert measures.instances == 0
+    assert measures.tally.creates == {("fake", "sandbox_start_failed"): 1, ("fake", "ok"): 3}
+    assert measures.tally.lost == {("fake", "outside"): 1, ("fake", "memory"): 1}
+    assert measures.pods == {}
+
+
+async def test_lines_about_an_instance_name_its_owner(
+    host: Host, spec: InstanceSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.events.name)
+    mine = spec.model_copy(update={"owner": "ann"})
+    await host.start([mine])
+    await host.release([mine.instance_id])
+    lines = [record for record in caplog.records if record.name == logs.events.name]
+    assert [(vars(line)["instance"], vars(line)["owner"]) for line in lines] == [
+        (mine.instance_id, "ann")
+    ] * 2
+    assert [line.getMessage().partition(": ")[2] for line in lines] == ["ok", "it was released"]

@@ -1,0 +1,59 @@
+"""What happened on a host, counted for the controller's metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from aenv_ray.actors.host.instance import EndReason, InstanceLife
+from aenv_ray.errors import AenvError
+from aenv_ray.models import InstanceInfo, InstanceSpec
+
+OK: Final = "ok"
+OUTSIDE: Final = "outside"
+"""Cause of a loss that nothing in the sandbox caused."""
+
+
+class EngineOutcome(NamedTuple):
+    """The labels of a count."""
+
+    engine: str
+    outcome: str
+    """`OK`, the code of an error, or the cause of a loss."""
+
+
+def outcome_of(spec: InstanceSpec, answer: InstanceInfo | AenvError) -> EngineOutcome:
+    """Return how a create ended."""
+    return EngineOutcome(spec.engine, answer.code if isinstance(answer, AenvError) else OK)
+
+
+@dataclass
+class HostTally:
+    """Counts since the host's process started."""
+
+    creates: Counter[EngineOutcome] = field(default_factory=Counter)
+    lost: Counter[EngineOutcome] = field(default_factory=Counter)
+
+    def created(self, ends: Iterable[tuple[InstanceSpec, InstanceInfo | AenvError]]) -> None:
+        """Count creates that have ended."""
+        self.creates.update(outcome_of(spec, answer) for spec, answer in ends)
+
+    def ended(self, life: InstanceLife) -> None:
+        """Count the end of an instance if its sandbox was lost."""
+        if life.ended is EndReason.LOST:
+            inside = life.end_cause.inside if life.end_cause is not None else None
+            cause = OUTSIDE if inside is None else inside.value
+            self.lost[EngineOutcome(life.record.spec.engine, cause)] += 1
+
+
+class HostMeasures(NamedTuple):
+    """What a host reports for metrics."""
+
+    instances: int
+    """Used or reserved places."""
+    capacity: int
+    tally: HostTally
+    pods: Counter[str]
+    """Its pods, by phase."""

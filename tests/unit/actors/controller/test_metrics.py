@@ -1,0 +1,91 @@
+"""What hosts report becomes counters that only grow, and a lost node's instances are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.controller.metrics import COUNTERS, PHASES, ClusterMetrics, Increments
+from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures, HostTally
+from aenv_ray.actors.ray_shell import ray_metrics
+
+OK = EngineOutcome("process", "ok")
+FAILED = EngineOutcome("process", "sandbox_start_failed")
+
+
+def test_counts_of_hosts_become_increments() -> None:
+    increments = Increments(is_continued=False)
+    assert increments.of({"a": Counter({OK: 3})}) == {OK: 3}
+    assert increments.of({"a": Counter({OK: 5}), "b": Counter({FAILED: 1})}) == {OK: 2, FAILED: 1}
+    assert increments.of({}) == {}  # silent for once
+    assert increments.of({"a": Counter({OK: 6})}) == {OK: 1}
+
+
+def test_a_restarted_host_begins_at_zero() -> None:
+    increments = Increments(is_continued=False)
+    increments.of({"a": Counter({OK: 3, FAILED: 1})})
+    assert increments.of({"a": Counter({OK: 2})}) == {OK: 2}
+    increments.forget(set())
+    assert increments.of({"a": Counter({OK: 2})}) == {OK: 2}, "another host of that name"
+
+
+def test_a_restarted_controller_does_not_count_again() -> None:
+    increments = Increments(is_continued=True)
+    assert increments.of({"a": Counter({OK: 1000})}) == {}
+    assert increments.of({"a": Counter({OK: 1001})}) == {OK: 1}
+
+
+class Metric:
+    """Keeps what is exported."""
+
+    all: dict[str, Metric]
+
+    def __init__(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+        self.keys = tag_keys
+        Metric.all[name] = self
+
+    def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+        self.values[tuple((tags or {})[key] for key in self.keys)] = value
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        labels = tuple(tags[key] for key in self.keys)
+        self.values[labels] = self.values.get(labels, 0.0) + value
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, Metric]:
+    Metric.all = {}
+    monkeypatch.setattr(ray_metrics, "Gauge", Metric)
+    monkeypatch.setattr(ray_metrics, "Counter", Metric)
+    return Metric.all
+
+
+def measures(instances: int, **pods: int) -> HostMeasures:
+    tally = HostTally(Counter({OK: instances}), Counter({EngineOutcome("process", "memory"): 1}))
+    return HostMeasures(instances, 8, tally, Counter(pods))
+
+
+def test_the_instances_of_a_lost_node_are_lost(exported: dict[str, Any]) -> None:
+    metrics = ClusterMetrics(is_continued=False)
+    hosts = {"a": "n1", "b": "n2"}
+    found = {"a": measures(3, Running=2), "b": measures(2, Running=1, Pending=1)}
+    metrics.happened(found, hosts, {"n1", "n2"})
+    pods = exported["aenv_pods"].values
+    assert {phase for (phase,) in pods} == set(PHASES)
+    assert (pods["Running",], pods["Pending",], pods["Failed",]) == (3, 1, 0)
+    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"n2"})
+    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"n2"})
+    lost = exported["aenv_lost_sandboxes"].values
+    assert lost == {("process", "memory"): 2, ("any", "node"): 3}
+    assert exported["aenv_creates"].values == {("process", "ok"): 5}
+    assert pods["Running",] == 1
+
+
+def test_refused_creates_are_counted(exported: dict[str, Any]) -> None:
+    metrics = ClusterMetrics(is_continued=False)
+    metrics.created(EngineOutcome("any", "capacity_exceeded"), 4)
+    assert exported["aenv_creates"].values == {("any", "capacity_exceeded"): 4}
+    assert set(COUNTERS) <= set(exported)
