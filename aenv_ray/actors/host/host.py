@@ -499,7 +499,8 @@ class Host:
 
     def _note_end(self, life: InstanceLife) -> None:
         self._tally.ended(life)
-        self._log(life.record.spec, "%s ended: %s", life.record.id, life.end_cause)
+        why = str(life.end_cause).partition("\n")[0]  # without the end of the sandbox's log
+        self._log(life.record.spec, "%s ended: %s", life.record.id, why)
         if self._model_relay is not None:
             self._model_relay.forget(life.record.id)
         if self._environment_relay is not None:

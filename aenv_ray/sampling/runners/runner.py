@@ -114,8 +114,7 @@ class Runner:
             with logs.about(episode=assignment.index, task=assignment.task.id):
                 episode = await self._attempt(assignment, start, attempt)
                 logs.events.info(
-                    "episode %d, attempt %d: %s%s", assignment.index, attempt,
-                    episode.status.value, f": {episode.error}" if episode.error else "",
+                    "episode %d, attempt %d: %s", assignment.index, attempt, _end_of(episode),
                     extra={"instance": episode.instance_id},
                 )  # fmt: skip
             if (
@@ -422,6 +421,12 @@ async def _score(instance: AsyncEnvHandle, reward: Call, phases: _Phases) -> dic
 
 def _timeout_s(call: Call) -> float:
     return CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
+
+
+def _end_of(episode: Episode) -> str:
+    """Return status and error code; the message of an error may quote the environment."""
+    code = (episode.error or "").partition(":")[0]
+    return f"{episode.status.value}, {code}" if code else episode.status.value
 
 
 def _facts(instance: Instance) -> dict[str, Any]:

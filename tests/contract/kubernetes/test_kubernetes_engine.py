@@ -10,6 +10,7 @@ import pytest
 from aenv_ray.engines.base import Engine, Sandbox
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.ids import HostId
+from aenv_ray.testing.contract_bench import Bench, eventually
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 from tests.contract.runtime_contract import RuntimeContract
 
@@ -39,3 +40,11 @@ class TestKubernetesEngine(RuntimeContract):
 
     def left_over(self) -> list[str]:
         return self.running_node.left_over()
+
+    async def test_pods_are_counted_by_phase(self, bench: Bench) -> None:
+        """The fabric exports them; a pod that ended counts until the API has deleted it."""
+        before = sum(bench.engine.pods().values())
+        sandbox = await bench.start()
+        assert bench.engine.pods()["Running"] >= 1
+        await bench.engine.stop([sandbox.instance_id])
+        await eventually(lambda: sum(bench.engine.pods().values()) <= before, "its pod is deleted")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import aenv_ray
+from aenv_ray import logs
 from aenv_ray.project.project import resolve
 from aenv_ray.sampling import EpisodeStatus, Task, user_code
 from tests.contract.processes import signal_all
@@ -78,6 +81,27 @@ def test_an_episode_records_its_steps(cluster: Cluster) -> None:
     assert failed.error is None
     assert "alas" in failed.text
     assert (refused.is_error, refused.error) == (True, "tool_not_found")
+
+
+def test_log_lines_name_episode_task_and_instance(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that other code logs during the episode."""
+    del cluster
+    caplog.handler.setFormatter(logs.JsonLines("runner"))
+    caplog.set_level(logging.INFO, logs.events.name)
+
+    async def act(env: Any, task: Task) -> None:
+        del env
+        logging.getLogger("aenv_ray.a_policy").warning("thinking")
+
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1))
+    lines = [json.loads(line) for line in caplog.text.splitlines() if line.startswith("{")]
+    about = {"episode": 0, "task": "t0", "instance": episode.instance_id}
+    (thought,) = [line for line in lines if line["message"] == "thinking"]
+    (ended,) = [line for line in lines if line["message"] == "episode 0, attempt 1: completed"]
+    assert thought == thought | about
+    assert ended == ended | about
 
 
 # --- what fails ----------------------------------------------------------------------------------
