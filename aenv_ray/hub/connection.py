@@ -116,7 +116,7 @@ def _sentinel(url: str, answer_s: float, given: str | None) -> RedisClient:
     if not service:
         raise ValueError("no service")
     parse_qsl(parts.query, strict_parsing=bool(parts.query))  # parse_url ignores what is malformed
-    options = parse_url(f"redis://host?{parts.query}")
+    options: dict[str, Any] = dict(parse_url(f"redis://host?{parts.query}"))
     common = _options(answer_s)
     if url.lower().startswith("rediss"):
         common["ssl"] = True
