@@ -27,6 +27,7 @@ from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
 from aenv_ray.policy import Policy
+from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.spy_engine import AWAY, HOST, SpyEngine
 
@@ -310,9 +311,7 @@ async def test_creates_and_losses_are_counted_by_outcome_and_cause(
     engine.kill(specs[0].instance_id)
     engine.kill(specs[1].instance_id, InsideCause.MEMORY)
     await host.release([specs[2].instance_id])
-    async with asyncio.timeout(10):
-        while host.measures().instances:
-            await asyncio.sleep(0)
+    await eventually(lambda: not host.measures().instances, "all have ended")
     measures = host.measures()
     assert measures.tally.creates == {("fake", "sandbox_start_failed"): 1, ("fake", "ok"): 3}
     assert measures.tally.lost == {("fake", "outside"): 1, ("fake", "memory"): 1}
