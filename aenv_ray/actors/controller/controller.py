@@ -22,13 +22,13 @@ from aenv_ray.actors.controller.host_queries import (
     count_processes,
     list_instances_on,
 )
-from aenv_ray.actors.controller.metrics import ANY_ENGINE, ClusterMetrics
+from aenv_ray.actors.controller.metrics import ClusterMetrics
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
-from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures, outcome_of
+from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.config import settings
@@ -125,9 +125,7 @@ class Controller:
     ) -> list[Reservation]:
         """See `Admission.wait`."""
         with self._counting_refusals(0 if is_divisible else len(ids)):  # else it asks again
-            return await self._admission.wait(
-                ids, owner, job_id, wait_s, is_divisible, engines
-            )
+            return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, engines)
 
     @contextlib.contextmanager
     def _counting_refusals(self, creates: int) -> Iterator[None]:

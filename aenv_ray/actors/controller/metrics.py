@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import HostLoad, host_capacities, usable
-from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures
+from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -25,8 +25,6 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """The same for counters."""
 PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
-ANY_ENGINE: Final = "any"
-"""Engine of the instances of a lost node, and of creates that found no slot."""
 NODE: Final = "node"
 """Cause of the loss of the instances of a lost node."""
 

@@ -12,6 +12,8 @@ from aenv_ray.errors import AenvError
 from aenv_ray.models import InstanceInfo, InstanceSpec
 
 OK: Final = "ok"
+ANY_ENGINE: Final = "any"
+"""Engine of what concerns no single one."""
 OUTSIDE: Final = "outside"
 """Cause of a loss that nothing in the sandbox caused."""
 
@@ -26,7 +28,10 @@ class EngineOutcome(NamedTuple):
 
 def outcome_of(spec: InstanceSpec, answer: InstanceInfo | AenvError) -> EngineOutcome:
     """Return how a create ended."""
-    return EngineOutcome(spec.engine, answer.code if isinstance(answer, AenvError) else OK)
+    if isinstance(answer, InstanceInfo):
+        return EngineOutcome(answer.engine, OK)
+    engines = spec.possible_engines
+    return EngineOutcome(engines[0] if len(engines) == 1 else ANY_ENGINE, answer.code)
 
 
 @dataclass
