@@ -66,6 +66,15 @@ class HubSettings(BaseModel):
     data_dir: Path
     runtime_dir: Path
 
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Complete the fields that an earlier version pickled.
+
+        After an upgrade of the head, Ray restarts the actor with the arguments of its creation.
+        """
+        fields = type(self).model_fields.items()
+        defaults = {name: field.default for name, field in fields if not field.is_required()}
+        super().__setstate__({**state, "__dict__": defaults | state["__dict__"]})
+
 
 class HubActor:
     """The actor: it holds the connection to Redis and sweeps the leases."""
