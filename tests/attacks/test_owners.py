@@ -268,6 +268,26 @@ async def test_an_owner_cannot_fill_the_artifact_store(cast: Cast, tmp_path: Pat
     assert (await push(cast.alice, archived(tmp_path, "other"))).status_code == 200
 
 
+class _Untouched(DirectoryFiles):
+    """A directory that nothing may be written to."""
+
+    def begin(self) -> Upload:
+        raise AssertionError("an upload began")
+
+
+async def test_a_full_owner_sends_nothing_to_the_store(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 7: not even a temporary file, or owners could fill the disk for a while."""
+    deps = cast.bench.gateway.deps
+    data = bytes(QUOTA)
+    digest = hashlib.sha256(data).hexdigest()
+    assert (await cast.bob.put(f"/artifacts/{digest}", content=data)).status_code == 200
+    untouched = ArtifactStore(_Untouched(tmp_path / "artifacts", deps.clock))
+    object.__setattr__(deps, "artifacts", untouched)
+    answer = await cast.bob.put(f"/artifacts/{'0' * 64}", content=b"more")
+    untouched.close()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
+
+
 async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     cast: Cast, tmp_path: Path
 ) -> None:
