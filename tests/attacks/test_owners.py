@@ -163,6 +163,24 @@ async def test_a_grant_to_everybody_shares_an_environment(cast: Cast) -> None:
     assert (await cast.bob.get("/env/helper/1.0.0")).status_code == 404
 
 
+async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
+    """Invariant 15: also of an environment that the gateway could resolve, or that runs already."""
+    body = {"envName": "probe@1.0.0"}
+    kept = await cast.bob.post("/env-service", json=body)
+    assert kept.status_code == 200, kept.text
+    assert (await cast.admin.delete("/names/probe/grants/*")).status_code == 200
+    refused = [
+        await cast.bob.post("/env-instance", json=body),
+        await cast.bob.post("/env-service", json=body),
+        await cast.bob.put(f"/env-service/{kept.json()['data']['id']}", json=body),
+        await cast.bob.post("/env/probe/1.0.0/sign?style=read"),
+    ]
+    for answer in refused:
+        assert answer.status_code == 404, answer.text
+        assert "environment_not_found" in answer.text
+    assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
+
+
 async def test_names_from_before_belong_to_their_first_publisher(
     module_redis: RedisServer,
 ) -> None:
