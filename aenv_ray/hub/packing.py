@@ -184,7 +184,10 @@ def _of_zip(path: Path, what: str) -> Iterator[Member]:
             if info.is_dir():
                 continue
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ConfigError(f"{what}: {info.filename!r} is compressed by an unusual method")
+                raise ConfigError(
+                    f"{what}: {info.filename!r} is compressed by an unusual method",
+                    hint="use deflate, which is the default of zip programs, or send a tar",
+                )
             with archive.open(info) as file:
                 content = _exactly(file, info.file_size, what)
             yield _zip_member(info, content, what)

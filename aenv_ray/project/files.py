@@ -244,7 +244,8 @@ def _with_files(stack: _Stack, prefix: str, ignoring: dict[str, os.DirEntry[str]
             row = _row(prefix + name, entry.stat(follow_symlinks=False))
             if row.size > MAX_IGNORE_BYTES:
                 raise ConfigError(
-                    f"{row.name} has {row.size} bytes; an ignore file has up to {MAX_IGNORE_BYTES}"
+                    f"{row.name} has {row.size} bytes; an ignore file has up to {MAX_IGNORE_BYTES}",
+                    hint="use patterns that match many files, such as data/**",
                 )
             deeper.append((*above, _Rules(prefix, _read_rules(entry.path, row))))
         else:
