@@ -24,6 +24,7 @@ from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from aenv_ray.serve.gateway.routes import artifacts
+from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
@@ -125,6 +126,8 @@ async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
         "/env/helper", "/env/helper/1.0.0", "/env/helper/versions", "/env/helper/1.0.0/status",
         "/env/helper/1.0.0/functions", "/names/helper", f"/artifacts/{cast.archive}",
     )  # fmt: skip
+    await cast.bench.hub.put_document(POOLS, "helper@1.0.0", {"count": 1})
+    assert "helper" in (await cast.alice.get("/pools")).text
     for http in (cast.bob, cast.user):
         for path in reads:
             assert (await http.get(path)).status_code == 404, path
@@ -141,6 +144,7 @@ async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
         assert (await http.post("/env-service", json=body)).status_code == 404
         assert (await http.post("/env/helper/1.0.0/release")).status_code in (403, 404)
         assert (await http.delete("/env/helper/1.0.0")).status_code in (403, 404)
+        assert "helper" not in (await http.get("/pools")).text
     stolen = await cast.bob.post("/publish", json={"archive": cast.archive})
     assert stolen.status_code == 404
     assert (await cast.alice.get(f"/artifacts/{cast.archive}")).status_code == 200
