@@ -380,18 +380,19 @@ def is_infrastructure(error: BaseException) -> bool:
     return isinstance(error, INFRASTRUCTURE) and not isinstance(error, SandboxDiedInside)
 
 
-_REPORTED: tuple[type[AenvError], ...] = (CallOutcomeUnknown, SandboxStartFailed, CapacityExceeded)
-
-
-def reported_by_sandbox(data: Mapping[str, Any], *, instance_id: str | None = None) -> AenvError:
+def reported_by_sandbox(
+    data: Mapping[str, Any], method: str, *, instance_id: str | None = None
+) -> AenvError:
     """Return the error that a sandbox answered a call with.
 
     A sandbox cannot say that the infrastructure failed, since code of an agent may speak for it:
-    such an error becomes `SandboxDiedInside`. What the runtime itself reports is accepted: a result
-    that it no longer has, code that does not load, too many open ports.
+    such an error becomes `SandboxDiedInside`. Two are accepted: that a result is no longer known,
+    which counts for the agent, and that too many ports are open, which no episode depends on.
     """
     error = from_wire(data, instance_id=instance_id)
-    if not is_infrastructure(error) or isinstance(error, _REPORTED):
+    if not is_infrastructure(error) or isinstance(error, CallOutcomeUnknown):
+        return error
+    if isinstance(error, CapacityExceeded) and method == "aenv/port_open":
         return error
     return SandboxDiedInside(
         f"the sandbox cannot run the call: {error.message}",

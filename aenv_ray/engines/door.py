@@ -369,7 +369,7 @@ class DoorSandbox(Sandbox):
         try:
             error = pydantic_core.from_json(b"{" + outcome + b"}")["error"]
             data = error.get("data") or {"code": "internal_error", "message": error.get("message")}
-            raise errors.reported_by_sandbox(data, instance_id=self.instance_id)
+            raise errors.reported_by_sandbox(data, method, instance_id=self.instance_id)
         except (ValueError, KeyError, AttributeError, TypeError):
             words = f"it answered {method} with an invalid error: {outcome[:100]!r}"
             cause = EndCause(words, errors.InsideCause.CONNECTION)

@@ -30,6 +30,13 @@ _SHOWN: Final = 5
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
 _READ_BYTES: Final = 1024 * 1024
+_ZIP_END: Final = b"PK\x05\x06"
+_ZIP64_END: Final = b"PK\x06\x07"
+_ZIP_END_BYTES: Final = 22
+_ZIP64_END_BYTES: Final = 20
+_MAX_ZIP_COMMENT: Final = 65_536
+_MAX_ZIP_LIST_BYTES: Final = 4 * 1024 * 1024
+"""Maximum size of a zip's list of files: `zipfile` reads it whole, with 1 KiB for each entry."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +175,7 @@ def _of_tar(archive: Path, what: str) -> Iterator[Member]:
 
 
 def _of_zip(path: Path, what: str) -> Iterator[Member]:
+    _check_zip_list(path, what)
     size = 0
     with zipfile.ZipFile(path) as archive:
         for count, info in enumerate(archive.infolist(), 1):
@@ -175,9 +183,37 @@ def _of_zip(path: Path, what: str) -> Iterator[Member]:
             project_archive.check_size(what, size, count)
             if info.is_dir():
                 continue
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ConfigError(
+                    f"{what}: {info.filename!r} is compressed by an unusual method",
+                    hint="use deflate, which is the default of zip programs, or send a tar",
+                )
             with archive.open(info) as file:
                 content = _exactly(file, info.file_size, what)
             yield _zip_member(info, content, what)
+
+
+def _check_zip_list(path: Path, what: str) -> None:
+    """Check the size of a zip's list of files, before it is read.
+
+    Raises:
+        ConfigError: It is too large, or has the format for zips of more than 4 GiB.
+    """
+    with path.open("rb") as file:
+        length = file.seek(0, io.SEEK_END)
+        file.seek(max(0, length - _MAX_ZIP_COMMENT - _ZIP_END_BYTES - _ZIP64_END_BYTES))
+        tail = file.read()
+    # As `zipfile` finds it: at the very end, or else the last one before a comment.
+    start = len(tail) - _ZIP_END_BYTES
+    if not tail[start:].startswith(_ZIP_END):
+        start = tail.rfind(_ZIP_END)
+    list_bytes = int.from_bytes(tail[start + 12 : start + 16], "little")
+    has_zip64 = tail[max(0, start - _ZIP64_END_BYTES) :].startswith(_ZIP64_END)
+    if list_bytes > _MAX_ZIP_LIST_BYTES or has_zip64:
+        raise ConfigError(
+            f"{what} is a zip with too many files",
+            hint="list directories that are not source code in .aenvignore, or send a tar",
+        )
 
 
 def _exactly(file: IO[bytes], size: int, what: str) -> bytes:
@@ -228,13 +264,16 @@ class SuspectedSecret(NamedTuple):
     """Why; never its content (invariant 10)."""
 
 
+# A publisher chooses what is searched. So the time is linear: whitespace at the start of a line
+# must not match line ends, or each of many empty lines is searched to the last of them.
 _CONTENTS: Final = (
     (re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s+[A-Za-z0-9+/=:]"),
      "it contains a private key"),
     (re.compile(rb'"private_key"\s*:\s*"-----BEGIN'), "it contains a private key"),
-    (re.compile(rb"(?m)^\s*(?://[^#\s]*:_(?:authToken|auth|password)|_authToken)\s*=\s*[^\s$]"),
+    (re.compile(rb"(?m)^[ \t]*(?://[^#\s]*:_(?:authToken|auth|password)|_authToken)\s*=\s*[^\s$]"),
      "it contains an npm token"),
-    (re.compile(rb"(?m)^\s*password\s*[:=]\s*pypi-[A-Za-z0-9_-]{16}"), "it contains a PyPI token"),
+    (re.compile(rb"(?m)^[ \t]*password\s*[:=]\s*pypi-[A-Za-z0-9_-]{16}"),
+     "it contains a PyPI token"),
     (re.compile(rb"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "it contains an AWS access key"),
     (re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{40}"),
      "it contains a GitHub token"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 import warnings
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -51,6 +52,17 @@ _DIRECTORY: Final = "ps_d"
 _CLASS: Final = re.compile(r"\[:(\w+):\]")
 _EVERYTHING_BELOW: Final = re.compile(r"/\*\*(/?) *$")
 _MAX_VERDICTS: Final = 50_000
+MAX_IGNORE_BYTES: Final = 256 * 1024
+"""Maximum size of an ignore file."""
+MAX_RULES_CPU_S: Final = 30.0
+"""CPU time for one scan of a project with ignore files, which somebody else may have written."""
+_ENTRIES_PER_LOOK: Final = 64
+"""After how many entries of a directory that time is checked."""
+_STAR: Final = "[^/]*"
+_LEADING_STARS: Final = "^(?:.+/)?"
+_INNER_STARS: Final = "(?:/.+)?"
+"""pathspec's expressions for ``*``, for ``**/`` at the start, and for ``/**`` inside."""
+_END: Final = re.compile(r"(?:\(\?:)?\(\?P<ps_d>/\)(?:\|\$\))?$")
 _IGNORE_FILES: Final = (".gitignore", ".aenvignore")
 """In ascending order of precedence."""
 
@@ -129,7 +141,37 @@ def _parse(line: str) -> _Pattern | None:
     assert isinstance(pattern, RegexPattern)
     assert pattern.regex is not None
     is_anchored = "/" in line.rstrip("\r").rstrip(" ").removesuffix("/")
-    return _Pattern(pattern.regex, pattern.include, is_anchored)
+    regex = re.compile(linear(pattern.regex.pattern))
+    return _Pattern(regex, pattern.include, is_anchored)
+
+
+def linear(expression: str) -> str:
+    """Return pathspec's expression for a pattern as one that needs no exponential time.
+
+    Somebody else may have written the pattern. Each ``*`` but the last of a part takes the first
+    match of what follows it, for good: a later one leaves less for the rest, so that it would not
+    match more. A part is what is between ``**``, and takes the first match in the same way. The
+    whole matches the entry itself, not a directory above it.
+    """
+    end = _END.search(expression)
+    body, tail = (expression[: end.start()], end[0]) if end else (expression, "")
+    is_deep = body.startswith(_LEADING_STARS)
+    parts = body.removeprefix(_LEADING_STARS if is_deep else "^").split(_INNER_STARS)
+    found = "^" if body.startswith("^") else ""
+    for number, part in enumerate(parts):
+        is_last = number == len(parts) - 1
+        stars = "(?:/.+?)??" if number else "(?:.+?/)??" if is_deep else ""
+        matched = _linear_part(part)
+        found += stars + matched if is_last else f"(?>{stars}{matched}(?=/))"
+    return found + tail + (r"\Z" if end else "")
+
+
+def _linear_part(part: str) -> str:
+    first, *others = part.split(_STAR)
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>[^/]*?{text})" for text in middle) + _STAR + last
 
 
 class _Rules(NamedTuple):
@@ -152,7 +194,7 @@ def scan(root: str) -> tuple[FileRow, ...]:
     """
     rows: list[FileRow] = []
     try:
-        _scan(root, "", ((),) * len(_IGNORE_FILES), rows)
+        _scan(root, "", ((),) * len(_IGNORE_FILES), rows, time.thread_time() + MAX_RULES_CPU_S)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise FileNotFoundError(str(exc)) from exc
     except OSError as exc:
@@ -164,20 +206,25 @@ def scan(root: str) -> tuple[FileRow, ...]:
     return tuple(rows)
 
 
-def _scan(directory: str, prefix: str, stack: _Stack, rows: list[FileRow]) -> None:
+def _scan(directory: str, prefix: str, stack: _Stack, rows: list[FileRow], ends_at: float) -> None:
     with os.scandir(directory) as listing:
         entries = [entry for entry in listing if entry.name not in EXCLUDED]
     ignoring = {entry.name: entry for entry in entries if entry.name in _IGNORE_FILES}
     if ignoring:
         stack = _with_files(stack, prefix, ignoring)
     has_rules = any(stack)
-    for entry in entries:
+    for number, entry in enumerate(entries):
+        if has_rules and number % _ENTRIES_PER_LOOK == 0 and time.thread_time() > ends_at:
+            raise ConfigError(
+                f"the ignore files of the project take more than {MAX_RULES_CPU_S:g} s to apply",
+                hint="use fewer and simpler patterns in .gitignore and .aenvignore",
+            )
         name = prefix + entry.name
         is_directory = entry.is_dir(follow_symlinks=False)
         if has_rules and name != CONFIG_NAME and _is_ignored(stack, name, is_directory):
             continue
         if is_directory:
-            _scan(entry.path, f"{name}/", stack, rows)
+            _scan(entry.path, f"{name}/", stack, rows, ends_at)
         elif not name.endswith(".pyc") and (
             entry.is_file(follow_symlinks=False) or entry.is_symlink()
         ):
@@ -195,6 +242,11 @@ def _with_files(stack: _Stack, prefix: str, ignoring: dict[str, os.DirEntry[str]
         entry = ignoring.get(name)
         if entry is not None and entry.is_file(follow_symlinks=False):
             row = _row(prefix + name, entry.stat(follow_symlinks=False))
+            if row.size > MAX_IGNORE_BYTES:
+                raise ConfigError(
+                    f"{row.name} has {row.size} bytes; an ignore file has up to {MAX_IGNORE_BYTES}",
+                    hint="use patterns that match many files, such as data/**",
+                )
             deeper.append((*above, _Rules(prefix, _read_rules(entry.path, row))))
         else:
             deeper.append(above)

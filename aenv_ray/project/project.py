@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, EnvironmentNotFound
 from aenv_ray.project import files
-from aenv_ray.project.archive import pack, unpack
+from aenv_ray.project.archive import check_size, pack, unpack
 from aenv_ray.project.assembly import assembled
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.files import CONFIG_NAME, FileRow
@@ -81,8 +81,9 @@ def _read(root: Path, rows: tuple[FileRow, ...]) -> Project:
 
     Raises:
         _EditedMeanwhile: The files differ from `rows`.
-        ConfigError: The config is invalid, or a file cannot be read.
+        ConfigError: The config is invalid, a file cannot be read, or the project is too large.
     """
+    check_size(f"project {root}", sum(row.size for row in rows), len(rows))
     digest = hashlib.sha256()
     try:
         config = read_config(root / CONFIG_NAME)
@@ -102,8 +103,8 @@ def load(path: str | Path) -> Project:
 
     Raises:
         EnvironmentNotFound: The directory or its ``config.json`` does not exist.
-        ConfigError: The config is invalid (the message names line or field), or the files changed
-            repeatedly while they were read.
+        ConfigError: The config is invalid (the message names line or field), the project is too
+            large, or the files changed repeatedly while they were read.
     """
     root = Path(os.path.realpath(os.path.expanduser(path)))
     if not root.is_dir():
@@ -168,6 +169,8 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is nested too deeply", hint="a config.json needs a few levels only"
         ) from None
+    except ValueError as exc:  # a number with thousands of digits
+        raise ConfigError(f"{path}: {exc}", hint="write a smaller number") from None
     if not isinstance(data, dict):
         raise ConfigError(
             f"{path}: it is a {type(data).__name__}, not an object", hint='write {"name": …}'

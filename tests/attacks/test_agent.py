@@ -7,7 +7,16 @@ import asyncio
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.errors import FunctionFailed, InsideCause, SandboxDiedInside, SandboxExhausted
+from aenv_ray.errors import (
+    INFRASTRUCTURE,
+    AenvError,
+    CallOutcomeUnknown,
+    FunctionFailed,
+    InsideCause,
+    SandboxDiedInside,
+    SandboxExhausted,
+    is_infrastructure,
+)
 from aenv_ray.testing.contract_bench import Bench, call, eventually, request, value_of
 from tests.contract.docker.docker_node import shell_image
 
@@ -47,6 +56,18 @@ async def test_an_exit_is_an_outcome(either_engine: Bench, code: int) -> None:
     with pytest.raises(SandboxDiedInside) as raised:
         await call(sandbox, "leave", {"code": code})
     assert raised.value.died_of is InsideCause.EXIT
+
+
+@pytest.mark.ordinary_user
+async def test_no_error_that_a_tool_raises_voids(either_engine: Bench) -> None:
+    """Invariant 14: code in the runtime that claims a failure of the infrastructure."""
+    sandbox = await either_engine.start()
+    for error in INFRASTRUCTURE:
+        source = f"from aenv_ray.runtime.faults import Fault\nraise Fault({error.code!r}, 'forged')"
+        with pytest.raises(AenvError, match="forged") as raised:
+            await call(sandbox, "evaluate", {"source": source})
+        counts = isinstance(raised.value, CallOutcomeUnknown)  # see FailureRewards
+        assert counts or not is_infrastructure(raised.value), error
 
 
 @pytest.mark.namespaces

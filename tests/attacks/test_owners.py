@@ -24,6 +24,7 @@ from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from aenv_ray.serve.gateway.routes import artifacts
+from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
@@ -125,6 +126,8 @@ async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
         "/env/helper", "/env/helper/1.0.0", "/env/helper/versions", "/env/helper/1.0.0/status",
         "/env/helper/1.0.0/functions", "/names/helper", f"/artifacts/{cast.archive}",
     )  # fmt: skip
+    await cast.bench.hub.put_document(POOLS, "helper@1.0.0", {"count": 1})
+    assert "helper" in (await cast.alice.get("/pools")).text
     for http in (cast.bob, cast.user):
         for path in reads:
             assert (await http.get(path)).status_code == 404, path
@@ -141,6 +144,7 @@ async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
         assert (await http.post("/env-service", json=body)).status_code == 404
         assert (await http.post("/env/helper/1.0.0/release")).status_code in (403, 404)
         assert (await http.delete("/env/helper/1.0.0")).status_code in (403, 404)
+        assert "helper" not in (await http.get("/pools")).text
     stolen = await cast.bob.post("/publish", json={"archive": cast.archive})
     assert stolen.status_code == 404
     assert (await cast.alice.get(f"/artifacts/{cast.archive}")).status_code == 200
@@ -161,6 +165,24 @@ async def test_a_grant_to_everybody_shares_an_environment(cast: Cast) -> None:
     assert SECRET in (await cast.alice.get("/env/helper/1.0.0")).text
     await cast.alice.delete("/names/helper/grants/*")
     assert (await cast.bob.get("/env/helper/1.0.0")).status_code == 404
+
+
+async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
+    """Invariant 15: also of an environment that the gateway could resolve, or that runs already."""
+    body = {"envName": "probe@1.0.0"}
+    kept = await cast.bob.post("/env-service", json=body)
+    assert kept.status_code == 200, kept.text
+    assert (await cast.admin.delete("/names/probe/grants/*")).status_code == 200
+    refused = [
+        await cast.bob.post("/env-instance", json=body),
+        await cast.bob.post("/env-service", json=body),
+        await cast.bob.put(f"/env-service/{kept.json()['data']['id']}", json=body),
+        await cast.bob.post("/env/probe/1.0.0/sign?style=read"),
+    ]
+    for answer in refused:
+        assert answer.status_code == 404, answer.text
+        assert "environment_not_found" in answer.text
+    assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
 
 
 async def test_names_from_before_belong_to_their_first_publisher(
@@ -266,6 +288,26 @@ async def test_an_owner_cannot_fill_the_artifact_store(cast: Cast, tmp_path: Pat
     files = [f for f in store.rglob("*") if f.is_file() and f.name != cast.archive]
     assert sum(f.stat().st_size for f in files) <= QUOTA
     assert (await push(cast.alice, archived(tmp_path, "other"))).status_code == 200
+
+
+class _Untouched(DirectoryFiles):
+    """A directory that nothing may be written to."""
+
+    def begin(self) -> Upload:
+        raise AssertionError("an upload began")
+
+
+async def test_a_full_owner_sends_nothing_to_the_store(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 7: not even a temporary file, or owners could fill the disk for a while."""
+    deps = cast.bench.gateway.deps
+    data = bytes(QUOTA)
+    digest = hashlib.sha256(data).hexdigest()
+    assert (await cast.bob.put(f"/artifacts/{digest}", content=data)).status_code == 200
+    untouched = ArtifactStore(_Untouched(tmp_path / "artifacts", deps.clock))
+    object.__setattr__(deps, "artifacts", untouched)
+    answer = await cast.bob.put(f"/artifacts/{'0' * 64}", content=b"more")
+    untouched.close()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
 
 
 async def test_unreferenced_artifacts_are_collected_and_others_are_not(

@@ -65,7 +65,7 @@ def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
     return [
         _tool_result(item["result"])
         if "result" in item
-        else reported_by_sandbox(item["error"]["data"])
+        else reported_by_sandbox(item["error"]["data"], "aenv/call_tools")
         for item in result["results"]
     ]
 

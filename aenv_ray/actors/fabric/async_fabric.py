@@ -16,7 +16,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
 
 _MAX_HANDLES: Final = 20_000
-_QUEUE_S: Final = 240.0
+QUEUE_S: Final = 240.0
 """How long a create waits for room in a full cluster; shorter than its lease."""
 _CONTROL_S: Final = 90.0
 """A controller that died is restarted within this time."""
@@ -39,16 +39,24 @@ class AsyncFabric:
         self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
 
     async def create(
-        self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
+        self,
+        source: Project,
+        specs: Sequence[InstanceSpec],
+        density: ActorDensity,
+        *,
+        queue_s: float = QUEUE_S,
     ) -> list[CreatedInstance]:
         """Create instances with the ids of their specs, all or none.
+
+        It waits for room in a full cluster for `queue_s`, but no longer than `QUEUE_S`.
 
         If cancelled, instances that were already created are released.
 
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
-        created = await self._protocol.create(source, specs, density, _QUEUE_S, may_rename=False)
+        waits_s = min(queue_s, QUEUE_S)
+        created = await self._protocol.create(source, specs, density, waits_s, may_rename=False)
         by_id = {one.spec.instance_id: one for one in created}
         made = []
         for spec in specs:

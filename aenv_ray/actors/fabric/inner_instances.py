@@ -51,7 +51,12 @@ class FabricInstances:
         self.calls = InstanceCalls(instances.handle, instances.forget)
 
     async def create(
-        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+        self,
+        reference: str,
+        instance_id: InstanceId,
+        outer: InstanceSpec,
+        ttl_s: float,
+        queue_s: float,
     ) -> None:
         """See `InnerInstances.create`."""
         from aenv_ray.actors.fabric.create_options import CreateOptions
@@ -76,7 +81,9 @@ class FabricInstances:
         )
         claim = await asyncio.to_thread(self._fabric.claim_quota, [spec], options)
         try:
-            created = await self._instances.create(source, [spec], ActorDensity.SHARED)
+            created = await self._instances.create(
+                source, [spec], ActorDensity.SHARED, queue_s=queue_s
+            )
         except BaseException:
             if claim is not None:
                 await asyncio.to_thread(claim.give_up)

@@ -9,6 +9,7 @@ them, and so does the cleanup that ends the outer instance when its host is gone
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
@@ -21,8 +22,10 @@ from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
+    GONE,
     AenvError,
     CallCancelled,
+    CallOutcomeUnknown,
     ConfigError,
     InstanceReleased,
     PolicyRefused,
@@ -33,6 +36,7 @@ from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
+from aenv_ray.runtime.door.host_link import END_PROCESSES_METHOD
 from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
 
 logger = logging.getLogger(__name__)
@@ -45,6 +49,11 @@ MAX_TIMEOUT_S: Final = 86_400.0
 _LEAST_TTL_S: Final = 1.0
 _LEAST_CALL_S: Final = 0.001
 _REMEMBERED: Final = 10_000
+_RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses between attempts to end inner instances; the last one is repeated."""
+_QUEUE_SHARE: Final = 0.9
+"""Share of a call's time for which a new inner instance may wait for room in a full cluster. The
+rest is for the answer: the call must end with `CapacityExceeded`, not at its deadline."""
 
 
 class InnerInstances(Protocol):
@@ -56,7 +65,12 @@ class InnerInstances(Protocol):
         ...
 
     async def create(
-        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+        self,
+        reference: str,
+        instance_id: InstanceId,
+        outer: InstanceSpec,
+        ttl_s: float,
+        queue_s: float,
     ) -> None:
         """Create an instance for the owner of another one, with its labels and its Ray job.
 
@@ -65,9 +79,11 @@ class InnerInstances(Protocol):
             instance_id: Its id.
             outer: The instance whose code calls it.
             ttl_s: Until the deadline of the outer instance.
+            queue_s: How long it may wait for room in a full cluster.
 
         Raises:
             EnvironmentNotFound: It does not exist, or the owner may not use it.
+            CapacityExceeded: There was no room within `queue_s`.
             AenvError: As `aenv_ray.create`; nothing is left.
         """
 
@@ -87,7 +103,7 @@ class EnvironmentRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environment: str = Field(max_length=200)
-    """With `RELEASE`, "" means all inner instances."""
+    """With `RELEASE`, "" means all inner instances; `END_PROCESSES_METHOD` is always for all."""
     key: str = Field(max_length=64)
     method: str
     params: dict[str, Any]
@@ -133,7 +149,7 @@ class EnvironmentRelay:
         Raises:
             ConfigError: The request is malformed, or the project does not declare the environment.
             PolicyRefused: It would exceed a limit of nesting.
-            ToolTimeout: The inner instance did not start within the time of the call.
+            ToolTimeout: The inner instance did not start or answer within the time of the call.
             CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """
@@ -149,6 +165,9 @@ class EnvironmentRelay:
         if request.method == RELEASE:
             await self._release(life, request)
             return b"{}"
+        if request.method == END_PROCESSES_METHOD:
+            await self._end_processes(life, request)
+            return b"{}"
         if request.method not in CALLS:
             raise ConfigError(
                 f"code of an environment cannot call {request.method!r} of another",
@@ -162,6 +181,12 @@ class EnvironmentRelay:
         try:
             await self._started(inner_id, request, None if is_first else ends_at)
             return await self._called(inner_id, request, ends_at)
+        except CallOutcomeUnknown as exc:
+            # An agent may keep the inner sandbox from answering: this must not void its episode.
+            raise ToolTimeout(
+                f"{request.environment} did not answer {request.method} in time: {exc.message}",
+                hint=exc.hint,
+            ) from exc
         except AenvError as exc:
             if is_infrastructure(exc) and self._released.get(inner_id):
                 # By the code of the outer instance: this must not void its episode.
@@ -170,6 +195,27 @@ class EnvironmentRelay:
                     hint="release it after its calls have ended",
                 ) from exc
             raise
+
+    async def _end_processes(self, life: InstanceLife, request: EnvironmentRequest) -> None:
+        """End what tools have started in the inner instances: a reward of the outer one begins."""
+        ends_at = asyncio.get_running_loop().time() + request.timeout_s
+
+        async def end(inner_id: InstanceId) -> AenvError | None:
+            try:
+                await self._called(inner_id, request, ends_at)
+            except GONE:
+                return None  # and so have its processes; calls of the reward say so
+            except CallOutcomeUnknown as exc:
+                return ToolTimeout(f"{inner_id} did not end the processes of tools: {exc.message}")
+            except AenvError as exc:
+                return exc
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            running = [one for one in life.record.inner.values() if one not in self._creating]
+            tasks = [group.create_task(end(inner_id)) for inner_id in running]
+        for failure in filter(None, (task.result() for task in tasks)):
+            raise failure
 
     async def _called(
         self, inner_id: InstanceId, request: EnvironmentRequest, ends_at: float
@@ -236,7 +282,8 @@ class EnvironmentRelay:
             ttl_s = max(_LEAST_TTL_S, record.deadline - self._clock.now())
             async with asyncio.timeout(request.timeout_s):
                 inner = await self._inner_instances()
-                await inner.create(request.environment, inner_id, record.spec, ttl_s)
+                queue_s = _QUEUE_SHARE * request.timeout_s
+                await inner.create(request.environment, inner_id, record.spec, ttl_s, queue_s)
             logger.info("%s created %s, owner %s", record.id, inner_id, record.spec.owner)
         except BaseException as exc:
             left = {n: i for n, i in life.record.inner.items() if i != inner_id}
@@ -247,7 +294,7 @@ class EnvironmentRelay:
         finally:
             del self._creating[inner_id]
         if life.ended is not None or self._released.get(inner_id):
-            self._in_background(self._end([inner_id]), f"ending {inner_id}, which nobody needs")
+            self._in_background(self._end_surely(life, [inner_id]), f"ending {inner_id}")
             raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
         if life.record.deadline > record.deadline:
             self.renew(life, life.record.deadline - self._clock.now())
@@ -296,9 +343,22 @@ class EnvironmentRelay:
     def end(self, life: InstanceLife) -> None:
         """End the inner instances of an instance that has ended."""
         if life.record.inner:
-            self._in_background(
-                self._end(list(life.record.inner.values())), f"ending those of {life.record.id}"
-            )
+            inner = list(life.record.inner.values())
+            self._in_background(self._end_surely(life, inner), f"ending those of {life.record.id}")
+
+    async def _end_surely(self, life: InstanceLife, instance_ids: Sequence[InstanceId]) -> None:
+        """End inner instances; try again until they have reached their deadline."""
+        for attempt in itertools.count():
+            try:
+                await self._end(instance_ids)
+            except AenvError as exc:
+                if self._clock.now() > life.record.deadline:
+                    raise
+                pause_s = _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
+                logger.warning("%s: ending %s again in %g s", exc, instance_ids, pause_s)
+                await asyncio.sleep(pause_s)
+            else:
+                return
 
     async def _end(self, instance_ids: Sequence[InstanceId]) -> None:
         await (await self._inner_instances()).release(instance_ids)

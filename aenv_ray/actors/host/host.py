@@ -511,20 +511,21 @@ class Host:
     ) -> bytes:
         """Answer a request of a sandbox; if the infrastructure fails, the instance is lost.
 
-        The host decides this: a sandbox that reports such a failure is not believed.
+        The host decides this: a sandbox that reports such a failure is not believed. So the sandbox
+        is ended first: its answers to calls would count as the agent's failures.
         """
         try:
             return await service(params)
         except AenvError as exc:
-            self._end_if_infrastructure(instance_id, method, exc)
+            await self._end_if_infrastructure(instance_id, method, exc)
             raise
         except Exception as exc:  # a bug of ours: without an answer the sandbox would wait
             logger.exception("%s for %s failed", method, instance_id)
             error = InternalError(f"{type(exc).__name__}; the log of host {self._id} has more")
-            self._end_if_infrastructure(instance_id, method, error)
+            await self._end_if_infrastructure(instance_id, method, error)
             raise error from exc
 
-    def _end_if_infrastructure(
+    async def _end_if_infrastructure(
         self, instance_id: InstanceId, method: str, error: AenvError
     ) -> None:
         if is_infrastructure(error):
@@ -533,6 +534,7 @@ class Host:
             ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
+            await asyncio.shield(ending)
 
     def _named(self, spec: InstanceSpec) -> InstanceSpec:
         """Return the spec with the instance's actual id: on a dedicated host, the host's own id."""

@@ -182,6 +182,8 @@ def cgroups(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> Fin
         controllers = " ".join((group / _CONTROLLERS).read_text().split()) or "no controllers"
         delegated = "delegated" if os.access(group, os.W_OK) else "not delegated"
         state = f"{delegated}: {group}, {controllers}"
+        if "memory" not in controllers.split():
+            state += "; without the memory controller AENV_CGROUP cannot be used"
     found = f"{state}; limits of process sandboxes do not depend on it"
     return Finding("cgroup v2", Verdict.OK, found)
 
@@ -318,18 +320,28 @@ def ray_addresses(fabric: LocalFabric | None) -> list[Finding]:
     }
     if not rays:
         return [Finding(name, Verdict.OK, "this user runs no Ray on this machine")]
-    ports = sorted(
-        {port for pid, ip, port in ray_api.listening() if pid in rays and not is_loopback(ip)}
-    )
-    if not ports:
+    opened = [
+        (pid, port) for pid, ip, port in ray_api.listening() if pid in rays and not is_loopback(ip)
+    ]
+    if not opened:
         return [Finding(name, Verdict.OK, "only loopback")]
+    # Those of `aenv up` are one Ray, and some of them overwrite their variables with their titles.
+    with_token = {pid for pid, variables in rays.items() if _has_token(variables)}
+    unguarded = {port for pid, port in opened if pid not in with_token}
+    if is_up and with_token:
+        unguarded = set()
+    ports = sorted(unguarded or {port for _, port in opened})
     shown = ", ".join(map(str, ports[:6])) + (" …" if len(ports) > 6 else "")
     found = f"reachable from other machines: ports {shown}"
-    if not any(variables.get("RAY_AUTH_MODE") == "token" for variables in rays.values()):
+    if unguarded:
         mend = "start Ray with RAY_AUTH_MODE=token, and block these ports in a firewall"
         return [Finding(name, Verdict.FAILED, f"{found}, without a token", mend)]
     mend = "block these ports in a firewall, or use a private network: the token is not encrypted"
     return [Finding(name, Verdict.WARNING, f"{found}, with a token", mend)]
+
+
+def _has_token(variables: Mapping[str, str]) -> bool:
+    return variables.get("RAY_AUTH_MODE") == "token"
 
 
 def gateway_address(fabric: LocalFabric | None) -> list[Finding]:

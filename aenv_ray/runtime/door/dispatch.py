@@ -32,9 +32,15 @@ from aenv_ray.runtime.door.answers import (
     words,
 )
 from aenv_ray.runtime.door.call_gate import CallGate
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, CallInterrupted, RunningCall, Watchdog
+from aenv_ray.runtime.door.calls import (
+    DEFAULT_TIMEOUT_S,
+    CallInterrupted,
+    RunningCall,
+    Watchdog,
+    current_call,
+)
 from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
-from aenv_ray.runtime.door.host_requests import end_sidecar_processes
+from aenv_ray.runtime.door.host_requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
@@ -109,7 +115,7 @@ class Dispatcher:
             for method, function in {
                 **workspace.METHODS,
                 **ports.METHODS,
-                END_PROCESSES_METHOD: self._end_agent_processes,
+                END_PROCESSES_METHOD: self._end_processes,
             }.items()
         }
 
@@ -255,13 +261,17 @@ class Dispatcher:
                     "release it and create another",
                 )
             if method == "aenv/call_tools":
-                self._prepare(method, None, meta)
+                self._prepare(method, meta)
                 self._run_batch(key, params, meta)
                 return
             done = functools.partial(self._outcomes.finish, key)
             entry = self._entry(method, params)
-            self._prepare(method, entry, meta)
             timeout_s = _timeout_of(meta)
+            if method == "aenv/reward" and not entry.keeps_processes:
+                latest_deadline = min(latest_deadline, time.monotonic() + timeout_s)
+                self._end_agent_processes(timeout_s)
+            else:
+                self._prepare(method, meta)
             self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline, caller)
         except Fault as fault:
             self._outcomes.finish(key, fault_outcome(fault))
@@ -269,12 +279,8 @@ class Dispatcher:
             text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(key, fault_outcome(Fault("function_failed", text)))
 
-    def _prepare(self, method: str, entry: Registered | None, meta: Mapping[str, Any]) -> None:
-        """Keep a tool from standing in the way of a reward: its processes end, its room is used.
-
-        Raises:
-            Fault: The processes in the sidecar could not be ended.
-        """
+    def _prepare(self, method: str, meta: Mapping[str, Any]) -> None:
+        """Before a call that may start processes of the agent: reserve room for the reward."""
         if self._agent is None:
             return
         if method in _TOOL_METHODS:
@@ -282,16 +288,25 @@ class Dispatcher:
             self._agent.expect()
         elif meta.get(AFTER_TOOLS):  # this is the sidecar
             self._agent.expect()
-        elif method == "aenv/reward" and entry is not None and not entry.keeps_processes:
-            for key in list(self._calls):
-                if key.partition(" ")[0] in _TOOL_METHODS:
-                    self.cancel(key, "a reward ends what tools have started")
-            self._agent.end()
-            end_sidecar_processes()
 
-    def _end_agent_processes(self) -> dict[str, Any]:
-        if self._agent is not None:
-            self._agent.end()
+    def _end_agent_processes(self, within_s: float) -> None:
+        """Stop tools, end the processes that they have started anywhere, and free reserved room.
+
+        Raises:
+            Fault: Those in the sidecar or in an inner instance did not end within this time.
+        """
+        if self._agent is None:
+            return
+        ends_at = time.monotonic() + within_s
+        for key in list(self._calls):
+            if key.partition(" ")[0] in _TOOL_METHODS:
+                self.cancel(key, "a reward ends what tools have started")
+        self._agent.end()
+        end_processes_elsewhere(ends_at - time.monotonic())
+
+    def _end_processes(self) -> dict[str, Any]:
+        """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""
+        self._end_agent_processes(current_call().remaining_s)
         return {}
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:

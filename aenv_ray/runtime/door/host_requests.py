@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import END_PROCESSES_METHOD, HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.host_link import (
+    END_PROCESSES_METHOD,
+    ENVIRONMENT_METHOD,
+    HOST,
+    SIDECAR_METHOD,
+)
 from aenv_ray.runtime.faults import Fault
 
 _END_PROCESSES_S: Final = 30.0
+_LEAST_S: Final = 0.001
 
 
 def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
@@ -59,23 +66,48 @@ async def ask_host_async(
     return future.result() if future.done() else None
 
 
-def end_sidecar_processes() -> None:
-    """End the processes that tools have started in the sidecar, if there are any.
+def end_processes_elsewhere(within_s: float) -> None:
+    """End the processes that tools have started in the sidecar and in inner instances.
+
+    Args:
+        within_s: The time of the call that needs it.
 
     Raises:
-        Fault: The sidecar did not answer, or has ended.
+        Fault: There was no answer in time, or the sidecar or an inner instance has failed.
     """
-    if not (HOST.has_sent(SIDECAR_METHOD) and HOST.agent_has_acted):
+    if not HOST.agent_has_acted:
         return
-    meta = {"aenv/call_id": f"second-{os.urandom(16).hex()}", "aenv/timeout_s": _END_PROCESSES_S}
-    request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
-    answer = ask_host(SIDECAR_METHOD, request, 2 * _END_PROCESSES_S)
-    silent = {"error": {"message": "it did not answer"}}
-    error: dict[str, Any] | None = (answer or silent).get("error")
+    ends_at = time.monotonic() + min(within_s, _END_PROCESSES_S)
+    request: dict[str, Any]
+    if HOST.has_sent(SIDECAR_METHOD):
+        left_s = max(_LEAST_S, ends_at - time.monotonic())
+        meta = {"aenv/call_id": _new_call_id(), "aenv/timeout_s": left_s}
+        request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
+        _end_processes("the sidecar", SIDECAR_METHOD, request, left_s)
+    if HOST.has_sent(ENVIRONMENT_METHOD):
+        left_s = max(_LEAST_S, ends_at - time.monotonic())
+        request = {
+            "environment": "",  # all of them
+            "key": "",
+            "method": END_PROCESSES_METHOD,
+            "params": {},
+            "timeout_s": left_s,
+            "call_id": _new_call_id(),
+        }
+        _end_processes("inner instances", ENVIRONMENT_METHOD, request, left_s)
+
+
+def _new_call_id() -> str:
+    return f"end-{os.urandom(16).hex()}"
+
+
+def _end_processes(where: str, method: str, request: dict[str, Any], wait_s: float) -> None:
+    silent = {"error": {"message": f"no answer within {wait_s:.3g} s"}}
+    error: dict[str, Any] | None = (ask_host(method, request, wait_s) or silent).get("error")
     if error is not None:
         data = error.get("data") or {}
         raise Fault(
             str(data.get("code", "call_outcome_unknown")),
-            f"the processes of the agent in the sidecar were not ended: {error.get('message')}",
+            f"the processes of the agent in {where} were not ended: {error.get('message')}",
             data.get("hint"),
         )

@@ -20,6 +20,7 @@ from aenv_ray.errors import (
     ArtifactStoreDenied,
     ConfigError,
     DeadlineExceeded,
+    Forbidden,
     SandboxStartFailed,
     VersionConflict,
 )
@@ -31,6 +32,7 @@ from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import request, value_of, write_project
+from tests.contract.hub.hub_contract import entry
 from tests.contract.hub.redis_servers import emptied
 from tests.ray.faults import eventually_empty
 
@@ -287,6 +289,21 @@ async def test_what_cannot_be_published_leaves_no_version(
             data, "ada", hub=hub, store=store, projects_dir=tmp_path / "projects", policy=Policy()
         )
     assert await hub.versions("made") == ()
+
+
+async def test_nothing_is_loaded_under_the_name_of_another_owner(
+    tmp_path: Path, made: Path, hub: HubCore, store: ArtifactStore
+) -> None:
+    """Invariant 15: it is refused before its code runs, so that the error is not of its code."""
+    (made / "src" / "tools.py").write_text("import no_such_module\n")
+    source = project.load(made)
+    await hub.push(entry(source.config.name, "0.1.0", owner="alice"))
+    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects", "policy": Policy()}
+    with pytest.raises(Forbidden):
+        await publish(source.archive(), "bob", **where)
+    with pytest.raises(SandboxStartFailed):
+        await publish(source.archive(), "bob", is_admin=True, **where)
+    assert await hub.artifacts_of("bob") == {}
 
 
 async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(

@@ -11,7 +11,14 @@ import pytest
 
 import aenv_ray
 from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
-from aenv_ray.errors import ConfigError, PolicyRefused, SandboxLost, ToolTimeout
+from aenv_ray.errors import (
+    ConfigError,
+    PolicyRefused,
+    SandboxLost,
+    ToolTimeout,
+    is_infrastructure,
+)
+from aenv_ray.ids import InstanceId
 from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, eventually_empty, kill
 
@@ -54,6 +61,17 @@ def pid() -> int:
 @register_reward
 def score() -> float:
     return float("done" in str(run("cat mark")))
+
+
+@register_reward(name="sleeping")
+def sleeping() -> int:
+    found = run("cat /proc/[0-9]*/cmdline | tr -d '\\\\0'")
+    return str(found).count("sleep777")
+
+
+@register_reward(name="watching", keep_processes=True)
+def watching() -> int:
+    return sleeping()
 
 
 @register_reset
@@ -162,3 +180,37 @@ def test_episodes_of_a_sampler_call_other_environments(outer: Path, cluster: Clu
     assert (summary.rollouts, summary.reward_mean) == (2, 1.0)
     ids = {episode.instance_id for episode in sampling.episodes}
     eventually_empty(lambda: [one for i in ids for one in inner_of(str(i))])
+
+
+def test_a_reward_ends_what_tools_have_started_in_an_inner_instance(
+    make: Callable[..., Any], outer: Path
+) -> None:
+    """Invariant 14: it could change what the reward looks at there."""
+    import ray
+
+    handle = make(outer)
+    call(handle, "run", command="setsid sleep 777 >/dev/null 2>&1 & echo done > mark")
+    assert ray.get(handle.call_reward.remote(name="watching")) == 1.0
+    assert ray.get(handle.call_reward.remote(name="sleeping")) == 0.0
+    assert ray.get(handle.call_reward.remote()) == 1.0, "its files stay, and its terminal works"
+
+
+def test_a_full_cluster_is_a_failure_of_the_infrastructure(
+    make: Callable[..., Any], outer: Path
+) -> None:
+    """Invariant 2: not the deadline of the tool call, which counts for the agent."""
+    import ray
+
+    from aenv_ray.actors.calls.handle import host_of
+
+    handle = make(outer)
+    host = host_of(handle)
+    taken, capacity = ray.get(host.load.remote())
+    places = [InstanceId(f"other-{number:08}") for number in range(capacity - taken)]
+    assert ray.get(host.reserve.remote(places, 60.0))
+    try:
+        with pytest.raises(SandboxLost, match="its code called failed: no room for 1") as raised:
+            call(handle, "run", 3.0, command="true")
+    finally:
+        ray.get(host.reserve.remote(places, 0.0))
+    assert is_infrastructure(raised.value)

@@ -156,18 +156,31 @@ async def test_a_sandbox_that_says_why_it_hangs_up_is_quoted(peer: Peer) -> None
 # --- what a sandbox may say ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["fabric_unavailable", "sandbox_lost", "instance_expired", "?"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "fabric_unavailable", "sandbox_lost", "instance_expired", "capacity_exceeded",
+        "sandbox_start_failed", "?",
+    ],
+)  # fmt: skip
 def test_a_sandbox_cannot_report_an_infrastructure_failure(code: str) -> None:
     """Invariant 14: code of an agent may speak for it, and would void the episode."""
-    error = reported_by_sandbox({"code": code, "message": "away"}, instance_id="i-1")
+    data = {"code": code, "message": "away"}
+    error = reported_by_sandbox(data, "tools/call", instance_id="i-1")
     assert isinstance(error, SandboxDiedInside)
     assert not is_infrastructure(error)
     assert error.died_of is InsideCause.CONNECTION
 
 
-@pytest.mark.parametrize("code", ["call_outcome_unknown", "function_failed", "tool_timeout"])
-def test_what_the_runtime_reports_keeps_its_type(code: str) -> None:
-    assert reported_by_sandbox({"code": code, "message": "m"}, instance_id="i-1").code == code
+@pytest.mark.parametrize(
+    ("code", "method"),
+    [
+        ("call_outcome_unknown", "tools/call"), ("function_failed", "aenv/reward"),
+        ("tool_timeout", "tools/call"), ("capacity_exceeded", "aenv/port_open"),
+    ],
+)  # fmt: skip
+def test_what_the_runtime_reports_keeps_its_type(code: str, method: str) -> None:
+    assert reported_by_sandbox({"code": code, "message": "m"}, method).code == code
 
 
 @pytest.mark.parametrize(

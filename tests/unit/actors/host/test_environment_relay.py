@@ -10,15 +10,18 @@ import pytest
 
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import JsonCall
+from aenv_ray.actors.host import environment_relay
 from aenv_ray.actors.host.environment_relay import MAX_DEPTH, MAX_INNER, EnvironmentRelay
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
-from aenv_ray.clock import SystemClock
+from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import (
     AenvError,
     CallCancelled,
+    CallOutcomeUnknown,
     CapacityExceeded,
     ConfigError,
+    FabricUnavailable,
     InstanceExpired,
     InstanceReleased,
     PolicyRefused,
@@ -49,15 +52,24 @@ class FakeInstances:
         self.may_release = asyncio.Event()
         self.may_release.set()
         self.changed = asyncio.Event()
+        self.refusals: list[AenvError] = []
+        """What the next attempts to end instances raise."""
+        self.silent: list[InstanceId] = []
 
     @property
     def calls(self) -> FakeInstances:
         return self
 
     async def create(
-        self, reference: str, instance_id: InstanceId, outer: InstanceSpec, ttl_s: float
+        self,
+        reference: str,
+        instance_id: InstanceId,
+        outer: InstanceSpec,
+        ttl_s: float,
+        queue_s: float,
     ) -> None:
         assert outer.owner == "ann"
+        self.queue_s = queue_s
         assert 50.0 < ttl_s <= 60.0
         self.changed.set()
         await self.may_start.wait()
@@ -73,6 +85,8 @@ class FakeInstances:
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
         await self.may_release.wait()
+        if self.refusals:
+            raise self.refusals.pop()
         self.alive = [one for one in self.alive if one not in instance_ids]
         self.changed.set()
 
@@ -80,6 +94,8 @@ class FakeInstances:
         self.called.append(call)
         self.changed.set()
         await self.may_answer.wait()
+        if call.target in self.silent:
+            raise CallOutcomeUnknown("it did not answer")
         if call.target not in self.alive:
             raise InstanceReleased("released")
         return b'{"data":1}'
@@ -371,3 +387,94 @@ async def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(
     relay.renew(outer, 90.0)
     await inner.until_changed()
     assert inner.renewed == [90.0]
+
+
+async def test_a_full_cluster_is_noticed_before_the_deadline_of_the_call(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 2: at its deadline the call would end like one of a slow tool, and count."""
+    await relay.answer(an_outer(), DECLARED, params(timeout_s=20.0))
+    assert 10.0 < inner.queue_s < 20.0
+
+
+async def test_an_inner_sandbox_that_does_not_answer_voids_no_episode(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: an agent can keep it busy, for example with a regular expression."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.silent = inner.alive
+    for method in ("tools/call", "aenv/reward", "aenv/end_processes"):
+        with pytest.raises(ToolTimeout, match="did not answer"):
+            await relay.answer(outer, DECLARED, params(method=method))
+
+
+async def test_inner_instances_are_ended_when_the_fabric_answers_again(
+    relay: EnvironmentRelay, inner: FakeInstances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: otherwise they live until their deadline; the host waits for that."""
+    monkeypatch.setattr(environment_relay, "_RETRY_S", (0.0,))
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+    inner.refusals = [FabricUnavailable("the controller restarts") for _ in range(3)]
+    relay.end(outer)
+    await asyncio.wait(relay._tasks, timeout=10)
+    assert inner.refusals == []
+    assert inner.alive == []
+    assert not relay.is_busy
+
+
+async def test_inner_instances_beyond_their_deadline_are_not_ended_again(
+    inner: FakeInstances, store: MemoryInstanceStore
+) -> None:
+    """Their hosts end them: what cannot be ended must not keep this host for ever."""
+
+    async def connect() -> FakeInstances:
+        return inner
+
+    outer = an_outer()
+    clock = FakeClock(SystemClock().now())
+    relay = EnvironmentRelay(connect, store, clock)
+    await relay.answer(outer, DECLARED, params())
+    inner.refusals = [FabricUnavailable("the controller is gone") for _ in range(3)]
+    clock.advance(100.0)
+    relay.end(outer)
+    await asyncio.wait(relay._tasks, timeout=10)
+    assert not relay.is_busy
+    assert len(inner.refusals) == 2
+
+
+async def test_the_processes_of_tools_end_in_every_inner_instance_that_runs(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: before a reward of the outer one, which may look at what they change."""
+    outer = an_outer()
+    ending = params("", method="aenv/end_processes", params={})
+    assert await relay.answer(outer, DECLARED, ending) == b"{}", "it has none"
+    for key in ("", "b", "c"):
+        await relay.answer(outer, DECLARED, params(key=key))
+    gone = inner.alive.pop()
+    inner.may_start.clear()
+    inner.changed.clear()
+    starting = asyncio.create_task(relay.answer(outer, DECLARED, params(key="d")))
+    await inner.until_changed()
+    inner.called.clear()
+    assert await relay.answer(outer, DECLARED, ending) == b"{}"
+    called = {(call.target, call.method) for call in inner.called}
+    assert called == {(one, "aenv/end_processes") for one in (*inner.alive, gone)}
+    inner.may_start.set()
+    await starting
+
+
+async def test_a_failure_to_end_processes_is_no_success(
+    relay: EnvironmentRelay, inner: FakeInstances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params())
+
+    async def call(*_: Any) -> bytes:
+        raise FabricUnavailable("Ray has ended")
+
+    monkeypatch.setattr(inner, "call", call)
+    with pytest.raises(FabricUnavailable):
+        await relay.answer(outer, DECLARED, params("", method="aenv/end_processes"))

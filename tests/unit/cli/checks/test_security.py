@@ -83,7 +83,12 @@ def test_a_daemon_is_judged_by_kernel_users_and_seccomp(
 
 @pytest.mark.parametrize(
     ("controllers", "found"),
-    [("memory pids", "delegated: "), ("", "no controllers"), (None, "not mounted")],
+    [
+        ("memory pids", "delegated: "),
+        ("", "no controllers"),
+        (None, "not mounted"),
+        ("hugetlb", "without the memory controller AENV_CGROUP cannot be used"),
+    ],
 )
 def test_cgroups_are_reported(controllers: str | None, found: str, tmp_path: Path) -> None:
     group = tmp_path / "cgroup" / "a.service"
@@ -143,6 +148,31 @@ def test_a_gateway_for_other_machines_needs_tls(host: str, verdict: str) -> None
         (found,) = security.gateway_address(fabric_at(f"http://127.0.0.1:{port}"))
         assert found.verdict == verdict
         assert any(row[1:] == (host, port) for row in ray_api.listening())
+
+
+@pytest.mark.parametrize(
+    ("modes", "verdict"),
+    [
+        (["token", "token"], Verdict.WARNING),
+        (["token", "disabled"], Verdict.FAILED),
+        (["", ""], Verdict.FAILED),
+    ],
+)
+def test_every_ray_needs_a_token(
+    modes: list[str], verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with a token does not guard another one of the same user."""
+    rays = [
+        (pid, ["/ray/raylet"], {"RAY_AUTH_MODE": mode} if mode else {})
+        for pid, mode in enumerate(modes, 1)
+    ]
+    monkeypatch.setattr(ray_api, "all_processes", lambda: rays)
+    ports = [(pid, "0.0.0.0", 6000 + pid) for pid, *_ in rays]
+    monkeypatch.setattr(ray_api, "listening", lambda: [*ports, (1, "127.0.0.1", 7000)])
+    (found,) = security.ray_addresses(None)
+    assert found.verdict is verdict
+    assert ("6001" in found.found) == (modes[0] != "token" or verdict is Verdict.WARNING)
+    assert "7000" not in found.found
 
 
 def test_without_a_gateway_nothing_fails(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.runtime.door import dispatch
 from aenv_ray.runtime.door.calls import current_call
 from tests.unit.runtime.door.dispatch_bench import (
     WAIT_S,
@@ -350,3 +351,28 @@ def test_an_async_function_runs_once_a_thread_can_be_started(
     bench = Bench(word)
     assert "new thread" in bench.tool("word").wait()["error"]["message"]
     assert bench.tool("word").text == "fine"
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_ending_the_agents_processes_takes_from_the_time_of_the_reward(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Invariant 9: a caller does not wait for a reward for longer than it said."""
+    waited: list[float] = []
+
+    def end(within_s: float) -> None:
+        waited.append(within_s)
+        threading.Event().wait(0.1)
+
+    monkeypatch.setattr(dispatch, "end_processes_elsewhere", end)
+
+    def left() -> float:
+        return current_call().remaining_s
+
+    bench = Bench()
+    bench.registry.add_reward(left, keep_processes=keeps)
+    bench.dispatcher.begin(owns_sandbox=True)
+    graded = bench.submit("aenv/reward", {"name": "left", "_meta": {"aenv/timeout_s": 20.0}})
+    most = 20.0 if keeps else 19.9
+    assert 10.0 < graded.result["data"] <= most
+    assert [round(one) for one in waited] == ([] if keeps else [20])

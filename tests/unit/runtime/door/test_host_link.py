@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door import host_requests
-from aenv_ray.runtime.door.host_link import SIDECAR_METHOD, HostLink
+from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, SIDECAR_METHOD, HostLink
 from aenv_ray.runtime.faults import Fault
 
 
@@ -84,36 +84,65 @@ def test_there_is_no_host_while_code_is_loaded() -> None:
     assert link.was_open
 
 
-class Refusing(Host):
-    """A host whose sidecar has ended."""
+class Answering(Host):
+    """A host that answers each request at once, or never."""
 
-    def __init__(self, link: HostLink) -> None:
+    def __init__(self, link: HostLink, answer: dict[str, Any] | None) -> None:
         super().__init__()
         self._link = link
+        self._answer = answer
 
     def send(self, line: bytes) -> None:
         super().send(line)
-        data = {"code": "sandbox_lost", "hint": "create another"}
-        error = {"message": "it ended", "data": data}
-        self._link.on_answer({"id": self.got[-1]["id"], "error": error})
+        if self._answer is not None and "id" in self.got[-1]:
+            self._link.on_answer({"id": self.got[-1]["id"], **self._answer})
 
 
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> HostLink:
+    found = HostLink()
+    monkeypatch.setattr(host_requests, "HOST", found)
+    return found
+
+
+LOST = {"error": {"message": "it ended", "data": {"code": "sandbox_lost", "hint": "another"}}}
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "asked"),
+    [
+        (SIDECAR_METHOD, "the sidecar", {"method": "aenv/end_processes"}),
+        (ENVIRONMENT_METHOD, "inner instances", {"method": "aenv/end_processes", "key": ""}),
+    ],
+)
 def test_a_reward_does_not_run_beside_what_could_not_be_ended(
-    monkeypatch: pytest.MonkeyPatch,
+    link: HostLink, method: str, where: str, asked: dict[str, str]
 ) -> None:
-    """Invariant 14; without tools, or without a sidecar, the host is not asked."""
-    link = HostLink()
-    monkeypatch.setattr(host_requests, "HOST", link)
-    host = Refusing(link)
+    """Invariant 14; without tools, or without such processes, the host is not asked."""
+    host = Answering(link, LOST)
     link.attach(host)
     link.agent_has_acted = True
-    host_requests.end_sidecar_processes()
+    host_requests.end_processes_elsewhere(60.0)
     assert host.got == []
-    ask_id = link.new_id()
-    link.ask(ask_id, SIDECAR_METHOD, {}, lambda _: None)
-    with pytest.raises(Fault, match="in the sidecar were not ended: it ended"):
-        host_requests.end_sidecar_processes()
-    assert host.got[-1]["params"]["method"] == "aenv/end_processes"
+    link.ask(link.new_id(), method, {}, lambda _: None)
+    with pytest.raises(Fault, match=f"in {where} were not ended: it ended") as raised:
+        host_requests.end_processes_elsewhere(60.0)
+    assert (raised.value.code, raised.value.hint) == ("sandbox_lost", "another")
+    assert host.got[-1]["params"].items() >= asked.items()
     link.agent_has_acted = False
-    host_requests.end_sidecar_processes()
+    host_requests.end_processes_elsewhere(60.0)
     assert len(host.got) == 2
+
+
+def test_ending_processes_has_the_time_of_the_reward(link: HostLink) -> None:
+    """Invariant 9: a sidecar that does not answer takes no time beyond the call's own."""
+    host = Answering(link, None)
+    link.attach(host)
+    link.agent_has_acted = True
+    link.ask(link.new_id(), SIDECAR_METHOD, {}, lambda _: None)
+    with pytest.raises(Fault, match="no answer within") as raised:
+        host_requests.end_processes_elsewhere(0.01)
+    assert raised.value.code == "call_outcome_unknown"
+    _, asked, cancelled = host.got
+    assert asked["params"]["params"]["_meta"]["aenv/timeout_s"] <= 0.01
+    assert cancelled["method"] == "notifications/cancelled"

@@ -1,4 +1,4 @@
-"""What an agent's token reaches on the data path: the tools of one instance."""
+"""What tokens and addresses reach on the data path: instances of their owner, or of an agent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from aenv_ray.clock import FakeClock
-from aenv_ray.errors import Forbidden
-from aenv_ray.hub.records import Role
+from aenv_ray.errors import Forbidden, InstanceNotFound
+from aenv_ray.hub.records import Lease, Role
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data.targets import Targets
 
@@ -33,3 +33,64 @@ async def test_an_agent_reaches_the_tools_of_its_instance_and_nothing_else() -> 
     with pytest.raises(Forbidden, match="only list and call the tools"):
         target.check_not_agent()
     assert target.scoped({"aenv/call_id": "graded"}) == {"aenv/call_id": "agent graded"}
+
+
+LEASE = Lease(
+    id="probe-1", reference="probe@1.0.0", digest="d", owner="ann", created_at=0.0, deadline=60.0,
+    capability="secretname",
+)  # fmt: skip
+
+
+class _Hub:
+    """A hub with one lease."""
+
+    async def lease(self, instance_id: str) -> Lease:
+        assert instance_id == LEASE.id
+        return LEASE
+
+    async def lease_of_capability(self, capability: str) -> Lease:
+        assert capability == LEASE.capability
+        return LEASE
+
+
+@pytest.mark.parametrize(
+    ("principal", "is_allowed"),
+    [
+        (Principal(Role.USER, "ann", None, "t"), True),
+        (Principal(Role.PUBLISHER, "bob", None, "t"), False),
+        (Principal(Role.ADMIN, "root", None, "t"), True),
+    ],
+)
+async def test_an_owner_reaches_their_own_instances_only(
+    principal: Principal, is_allowed: bool
+) -> None:
+    """Invariant 15: to another owner, the instance does not exist."""
+
+    async def authenticate(_: HTTPConnection) -> Principal:
+        return principal
+
+    targets = Targets(SimpleNamespace(authenticate=authenticate, clock=FakeClock(), hub=_Hub()))  # type: ignore[arg-type]
+    for _ in ("asked", "remembered"):
+        if is_allowed:
+            assert (await targets.of_path(_asking("probe-1"))).instance_id == "probe-1"
+        else:
+            with pytest.raises(InstanceNotFound):
+                await targets.of_path(_asking("probe-1"))
+
+
+async def test_an_address_is_of_one_instance() -> None:
+    """Invariant 15: the id that a client sends beside an address does not choose another one."""
+    targets = Targets(SimpleNamespace(clock=FakeClock(), hub=_Hub()))  # type: ignore[arg-type]
+
+    def asking(instance_id: str) -> HTTPConnection:
+        headers = {
+            "AEnvCore-MCPProxy-URL": "http://secretname:8081",
+            "AEnvCore-EnvInstance-ID": instance_id,
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items() if value]
+        return HTTPConnection({"type": "http", "headers": raw, "path": "/mcp", "server": ("g", 1)})
+
+    for instance_id in ("probe-1", ""):
+        assert (await targets.of_headers(asking(instance_id))).instance_id == "probe-1"
+    with pytest.raises(InstanceNotFound, match="does not belong to probe-2"):
+        await targets.of_headers(asking("probe-2"))
