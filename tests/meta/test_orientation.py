@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,19 @@ def test_every_package_is_on_the_map() -> None:
     for package in sorted(packages - parents):
         name = package.rpartition("/")[2]
         assert f"`{package}`" in ARCHITECTURE or f"`{name}`" in ARCHITECTURE, package
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """Apart from environments, which are separate projects, and adapters of frameworks."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "aenv_ray").glob("**/*.py")):
+        name = path.relative_to(ROOT / "aenv_ray").as_posix()
+        if name.startswith(("envs/", "integrations/", "cli/template/", "testing/contract_env")):
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(name)
+    assert not {name: homes for name, homes in found.items() if len(homes) > 1}
 
 
 def test_every_place_of_the_repository_is_in_the_table() -> None:

@@ -95,8 +95,10 @@ def as_text(data: Any, form: Format) -> str:
         import yaml
 
         dump: Any = yaml.safe_dump
-        plain = json.loads(json.dumps(data))  # yaml.safe_dump refuses string enums
-        return str(dump(plain, sort_keys=False, allow_unicode=True))
+        text = json.dumps(data, ensure_ascii=False)
+        plain = json.loads(text)  # yaml.safe_dump refuses string enums
+        # PyYAML writes this line break as it is, and reads it back as a space.
+        return str(dump(plain, sort_keys=False, allow_unicode="\x85" not in text))
     return json.dumps(data, indent=2, ensure_ascii=not _can_write(data)) + "\n"
 
 

@@ -64,7 +64,7 @@ class _Offer:
     health_schema: Mapping[str, Any]
 
 
-class FunctionEndpoint:
+class FunctionProxy:
     """Answers all requests except ``/mcp``."""
 
     def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: JsonCalls) -> None:

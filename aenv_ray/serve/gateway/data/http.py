@@ -53,7 +53,7 @@ Serve = Callable[[Request, Send], Awaitable[Response | None]]
 """Returns the answer to a request; None if it has sent the answer."""
 
 
-def endpoint_app(
+def proxy_app(
     serve: Serve, limit_bytes: int, refusal: Callable[[AenvError], Response] = door_failure
 ) -> ASGIApp:
     """Return an ASGI application that answers as the public door does.

@@ -22,7 +22,7 @@ from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.http import JSON, endpoint_app, watched_disconnect
+from aenv_ray.serve.gateway.data.http import JSON, proxy_app, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
@@ -41,7 +41,7 @@ _PARAMS: Final = ("name", "arguments", "uri")
 _METHODS: Final = "POST, DELETE"
 
 
-class McpEndpoint:
+class McpProxy:
     """Answers MCP requests."""
 
     def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
@@ -136,16 +136,16 @@ async def _message(request: Request) -> Rpc:
     return mcp_wire.parse(await request.body(), request.headers)
 
 
-def mcp_app(endpoint: McpEndpoint, limit_bytes: int) -> ASGIApp:
-    """Return the ASGI application of an endpoint; see `endpoint_app`."""
+def mcp_app(proxy: McpProxy, limit_bytes: int) -> ASGIApp:
+    """Return the ASGI application of a proxy; see `proxy_app`."""
 
     async def serve(request: Request, send: Send) -> Response | None:
         try:
-            return await endpoint.serve(request, send)
+            return await proxy.serve(request, send)
         except Refused as exc:
             return Response(exc.body, exc.status, media_type=JSON)
 
-    return endpoint_app(serve, limit_bytes, _refusal)
+    return proxy_app(serve, limit_bytes, _refusal)
 
 
 def _refusal(error: AenvError) -> Response:

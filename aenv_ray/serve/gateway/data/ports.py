@@ -102,7 +102,7 @@ class PortStream:
         return data
 
 
-class PortEndpoint:
+class PortProxy:
     """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, also for services."""
 
     def __init__(

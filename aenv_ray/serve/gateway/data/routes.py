@@ -8,11 +8,11 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from aenv_ray.actors.calls.json_calls import InstanceCalls
-from aenv_ray.serve.gateway.data.functions import FunctionEndpoint
-from aenv_ray.serve.gateway.data.http import endpoint_app
-from aenv_ray.serve.gateway.data.mcp import McpEndpoint, mcp_app
-from aenv_ray.serve.gateway.data.ports import PortEndpoint
-from aenv_ray.serve.gateway.data.sandbox import SandboxEndpoint
+from aenv_ray.serve.gateway.data.functions import FunctionProxy
+from aenv_ray.serve.gateway.data.http import proxy_app
+from aenv_ray.serve.gateway.data.mcp import McpProxy, mcp_app
+from aenv_ray.serve.gateway.data.ports import PortProxy
+from aenv_ray.serve.gateway.data.sandbox import SandboxProxy
 from aenv_ray.serve.gateway.data.sockets import port_routes
 from aenv_ray.serve.gateway.data.targets import ADDRESS_HEADER, INSTANCE_HEADER, Targets
 from aenv_ray.serve.gateway.deps import Deps
@@ -28,15 +28,15 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     """
     targets, calls = Targets(deps), InstanceCalls(deps.fabric.handle, deps.fabric.forget)
     limit = deps.settings.max_body_bytes
-    addressed_mcp = mcp_app(McpEndpoint(targets.of_headers, calls), limit)
-    functions = endpoint_app(FunctionEndpoint(targets.of_headers, calls).serve, limit)
-    sandbox = SandboxEndpoint(targets.of_path, deps.fabric, limit)
-    ports = PortEndpoint(targets.of_path, calls, deps)
+    addressed_mcp = mcp_app(McpProxy(targets.of_headers, calls), limit)
+    functions = proxy_app(FunctionProxy(targets.of_headers, calls).serve, limit)
+    sandbox = SandboxProxy(targets.of_path, deps.fabric, limit)
+    ports = PortProxy(targets.of_path, calls, deps)
     instance = "/instances/{instance_id}"
     return [
         _AddressedRoute("/mcp", addressed_mcp),
         _AddressedRoute("/{path:path}", functions),
-        Route(f"{instance}/mcp", mcp_app(McpEndpoint(targets.of_path, calls), limit)),
+        Route(f"{instance}/mcp", mcp_app(McpProxy(targets.of_path, calls), limit)),
         Route(f"{instance}/info", sandbox.info, methods=["GET"]),
         Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),

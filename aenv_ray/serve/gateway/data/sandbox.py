@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
 
 
-class SandboxEndpoint:
+class SandboxProxy:
     """Answers requests for the info and the files of an instance."""
 
     def __init__(

@@ -13,10 +13,10 @@ from aenv_ray.errors import CatalogConflict
 from aenv_ray.hub.services import ServiceRecord, not_found
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data import mcp_wire
-from aenv_ray.serve.gateway.data.functions import FunctionEndpoint
-from aenv_ray.serve.gateway.data.http import endpoint_app
-from aenv_ray.serve.gateway.data.mcp import McpEndpoint, mcp_app
-from aenv_ray.serve.gateway.data.ports import PortEndpoint
+from aenv_ray.serve.gateway.data.functions import FunctionProxy
+from aenv_ray.serve.gateway.data.http import proxy_app
+from aenv_ray.serve.gateway.data.mcp import McpProxy, mcp_app
+from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.data.sockets import port_routes
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
@@ -33,13 +33,13 @@ def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     calls = ServiceCalls()
     targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
-    functions = endpoint_app(FunctionEndpoint(targets.of_request, calls).serve, limit)
-    ports = PortEndpoint(
+    functions = proxy_app(FunctionProxy(targets.of_request, calls).serve, limit)
+    ports = PortProxy(
         targets.sandbox_of_request, InstanceCalls(deps.fabric.handle, deps.fabric.forget), deps
     )
     return [
         *port_routes("/services/{id}", ports),
-        Route("/services/{id}/mcp", mcp_app(McpEndpoint(targets.of_request, calls), limit)),
+        Route("/services/{id}/mcp", mcp_app(McpProxy(targets.of_request, calls), limit)),
         Route("/services/{id}/{path:path}", _Below(functions)),
     ]
 

@@ -17,7 +17,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from aenv_ray.errors import AenvError, PortUnreachable
-from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortEndpoint, PortStream, target_of
+from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, PortStream, target_of
 from aenv_ray.serve.gateway.envelope import failure
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -25,16 +25,16 @@ _NOT_SENT: Final = frozenset({1005, 1006, 1015})
 """Codes that mean a missing code; they must not be sent."""
 
 
-class SocketEndpoint:
+class SocketProxy:
     """Answers WebSockets at ``/instances/{id}/ports/{port}/{path}``, and the same for services."""
 
-    def __init__(self, endpoint: PortEndpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, proxy: PortProxy) -> None:
+        self._proxy = proxy
 
     async def serve(self, websocket: WebSocket) -> None:
         """Forward messages in both directions until either side closes."""
         try:
-            async with self._endpoint.connected(websocket) as stream:
+            async with self._proxy.connected(websocket) as stream:
                 await _Tunnel(websocket, stream).run()
         except AenvError as exc:
             if websocket.client_state.name == "CONNECTING":
@@ -44,11 +44,11 @@ class SocketEndpoint:
                     await websocket.close(1011, exc.message[:120])
 
 
-def port_routes(base: str, ports: PortEndpoint) -> list[BaseRoute]:
+def port_routes(base: str, ports: PortProxy) -> list[BaseRoute]:
     """Return the routes to the ports of the instance or service at `base`."""
     port = f"{base}/ports/{{port:port}}"
     routes: list[Route | WebSocketRoute] = [
-        WebSocketRoute(f"{port}/{{path:path}}", SocketEndpoint(ports).serve),
+        WebSocketRoute(f"{port}/{{path:path}}", SocketProxy(ports).serve),
         Route(port, ports),
         Route(f"{port}/{{path:path}}", ports),
     ]

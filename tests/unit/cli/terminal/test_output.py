@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aenv_ray.cli.terminal import console, output, rollouts
@@ -34,6 +34,7 @@ def test_json_is_read_back_as_it_was(data):
 
 
 @given(JSON)
+@example({"\x85": None})
 def test_yaml_is_read_back_as_it_was(data):
     assert yaml.safe_load(output.as_text(data, Format.YAML)) == data
 
