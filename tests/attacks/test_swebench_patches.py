@@ -20,13 +20,17 @@ import pytest
 from aenv_ray.project.project import builtins
 from aenv_ray.sampling import load_tasks
 from tests.ray.envs.swe_repositories import (
+    GAUGE,
     IDENTITY,
     INTERVALS,
     LEDGER,
     Repository,
+    begin,
     diff,
     make,
+    make_r2e,
     packages,
+    write,
 )
 
 OWN, MONEY = "src/intervals/__init__.py", "ledger/money.py"
@@ -134,5 +138,63 @@ def test_a_patch_does_not_forge_its_verdict(
     assert task.reward is not None
     instance = json.loads(json.dumps(task.reward.arguments["instance"]))
     verdict = grading.grade(instance, diff(place, files), Machine(tmp_path), official, timeout_s=60)
+    assert verdict.resolved == (reason == "resolved"), verdict
+    assert reason in verdict.reason
+
+
+SUMMARY = "= short test summary info =\\n" + "\\n".join(
+    [
+        "PASSED r2e_tests/test_1.py::TestLevel::test_low",
+        "PASSED r2e_tests/test_1.py::TestLevel::test_high",
+        "FAILED r2e_tests/test_1.py::test_wrong",
+    ]
+)
+WRITE_TO_ALL = """
+import os
+def write(text):
+    for number in range(3, 20):  # pytest has set the terminal aside
+        try:
+            os.write(number, text.encode())
+        except OSError:
+            continue
+"""
+PLUGIN = {
+    ".venv/lib/python3/site-packages/trap.py": "def pytest_runtest_makereport(call):\n"
+    "    call.excinfo = None\n",
+    ".venv/lib/python3/site-packages/trap-1.dist-info/entry_points.txt": "[pytest11]\ntrap=trap\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (GAUGE.gold, "resolved"),
+        ({"harmless.py": ""}, "failed: TestLevel.test_low"),
+        ({"r2e_tests/test_1.py": "", "run_tests.sh": "echo PASSED\n"}, "only tests"),
+        (PLUGIN, "only tests"),
+        (
+            appended(GAUGE, "gauge.py", f"{WRITE_TO_ALL}write('\\n{SUMMARY}\\n')\nos._exit(0)\n"),
+            "not that of the test runner",
+        ),
+        (
+            appended(GAUGE, "gauge.py", f"import atexit\natexit.register(print, '{SUMMARY}')\n"),
+            "failed: TestLevel.test_low",
+        ),
+    ],
+    ids=["repairs", "nothing", "edits-tests", "installs-a-plugin", "prints-and-exits", "at-exit"],
+)
+def test_a_patch_does_not_forge_its_verdict_in_the_form_of_r2e_gym(
+    grading: ModuleType, official: Any, tmp_path: Path, files: dict[str, str], reason: str
+) -> None:
+    """Invariant 14; skipped tests and expected failures count as R2E-Gym counts them."""
+    place = tmp_path / "repository"
+    row = make_r2e(GAUGE, place, sys.executable)
+    write(place, GAUGE.tests)
+    begin(tmp_path / "agent", GAUGE.files)
+    patch = diff(tmp_path / "agent", files)
+    (task,) = load_tasks([{**row, "docker_image": "x", "directory": str(place)}])
+    assert task.reward is not None
+    instance = json.loads(json.dumps(task.reward.arguments["instance"]))
+    verdict = grading.grade(instance, patch, Machine(tmp_path), official, timeout_s=60)
     assert verdict.resolved == (reason == "resolved"), verdict
     assert reason in verdict.reason

@@ -44,7 +44,8 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
         where: Where it stands, for messages.
 
     Raises:
-        ConfigError: A field has the wrong type, or the tests are malformed.
+        ConfigError: A field has the wrong type, the tests are malformed, or one of several fields
+            that tell a format is missing.
     """
     for fields, convert in _FORMATS.items():
         if all(field in row for field in fields):
@@ -55,6 +56,13 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
                     f"{where}: not a valid {convert.__name__.strip('_')} problem: {exc}",
                     hint="correct this row, or convert it before",
                 ) from None
+        missing = [field for field in fields if field not in row]
+        if len(missing) == 1 and len(fields) > 2:
+            raise ConfigError(
+                f"{where}: {missing[0]} is missing; with it, this is a "
+                f"{convert.__name__.strip('_')} problem",
+                hint="a row of another format needs an id: --task-field id=COLUMN",
+            )
     return None
 
 

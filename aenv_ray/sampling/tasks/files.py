@@ -30,6 +30,11 @@ def file_rows(path: Path) -> Iterator[Row]:
     read = _READERS.get(path.suffix.lower(), _json_lines)
     try:
         yield from read(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no task file {path}",
+            hint="name a file, a directory of tasks, or hf:NAME:SPLIT for a data set of the Hub",
+        ) from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
         raise ConfigError(
             f"task file {path} cannot be read: {exc}",

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AliasChoices,
@@ -33,12 +33,14 @@ REST_S: Final = 900.0
 """Longest run of everything else that grading does."""
 SETUP_S: Final = 900.0
 EXPECTED: Final = "expected_output_json"
+COMMIT: Final = "parsed_commit_content"
 R2E_TESTS: Final = "bash run_tests.sh"
 R2E_HIDDEN: Final = ("/r2e_tests", "/testbed/r2e_tests", "/testbed/run_tests.sh")
 """Where images of R2E-Gym have the hidden tests, and the command that runs them."""
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 PYTEST: Final = "pytest -rA --color=no"
 """Runs the tests of rows without test patch, test command and script."""
+_TEST_FOLDERS: Final = frozenset({"test", "tests", "Test", "Tests"})
 _FILE: Final = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
 _INSTRUCTION: Final = (
     "The repository in {directory} has a problem, which is described below. Change the repository "
@@ -52,6 +54,94 @@ def _names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+class _Named(BaseModel):
+    """A file of a commit."""
+
+    path: str
+
+
+class _Header(BaseModel):
+    """The first lines of a file's changes; `misc_line` is such as ``new file mode 100644``."""
+
+    file: _Named
+    misc_line: str | None = None
+
+
+class _Range(BaseModel):
+    start: int
+    length: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.start) if self.length is None else f"{self.start},{self.length}"
+
+
+class _Descriptor(BaseModel):
+    old_range: _Range
+    new_range: _Range
+
+
+class _Line(BaseModel):
+    content: str
+    type: Literal["context", "added", "deleted", "note"]
+
+
+class _Lines(BaseModel):
+    all_lines: tuple[_Line, ...] = ()
+
+
+class _Hunk(BaseModel):
+    descriptor: _Descriptor
+    line_group: _Lines
+
+    def __str__(self) -> str:
+        marks = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
+        lines = "".join(f"{marks[one.type]}{one.content}\n" for one in self.line_group.all_lines)
+        return f"@@ -{self.descriptor.old_range} +{self.descriptor.new_range} @@\n{lines}"
+
+
+class _FileDiff(BaseModel):
+    """The changes of a file, as R2E-Gym has them."""
+
+    header: _Header
+    is_binary_file: bool = False
+    minus_file: _Named | None = None
+    plus_file: _Named | None = None
+    hunks: tuple[_Hunk, ...] = ()
+
+    @property
+    def is_of_solution(self) -> bool:
+        """Whether a reference needs them: those of tests come with the hidden tests."""
+        *folders, name = self.header.file.path.split("/")
+        is_test = name.startswith("test_") or name.endswith(("_test.py", ".test"))
+        return not (self.is_binary_file or is_test or _TEST_FOLDERS.intersection(folders))
+
+    def __str__(self) -> str:
+        path = self.header.file.path
+        lines = [f"diff --git a/{path} b/{path}", *filter(None, [self.header.misc_line])]
+        if self.minus_file and self.plus_file:
+            lines += [f"--- {self.minus_file.path}", f"+++ {self.plus_file.path}"]
+        return "".join(f"{line}\n" for line in lines) + "".join(map(str, self.hunks))
+
+
+class _ParsedCommit(BaseModel):
+    """A commit that repairs a repository, as R2E-Gym has it."""
+
+    file_diffs: tuple[_FileDiff, ...]
+
+
+def _patch_of(commit: Any) -> str:
+    """Return the changes of a commit that are not tests; empty without a commit."""
+    if not commit:
+        return ""
+    given = parsed(commit, COMMIT) if isinstance(commit, str) else commit
+    try:
+        found = _ParsedCommit.model_validate(given)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(f"{COMMIT}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return "".join(str(one) for one in found.file_diffs if one.is_of_solution)
 
 
 class Row(BaseModel):
@@ -103,6 +193,7 @@ class Row(BaseModel):
             "FAIL_TO_PASS": [name for name, status in plain.items() if status == "PASSED"],
             "test_cmd": R2E_TESTS,
             "expected": plain,
+            "patch": _patch_of(data.get(COMMIT)),
             **data,
         }
 

@@ -193,6 +193,41 @@ RIGHT_QUEUE: Final = {
     + "\n\ndef test_order():\n    fifo = Fifo()\n    fifo.put(1)\n    fifo.put(2)\n"
     "    assert fifo.get() == 1\n",
 }
+GAUGE: Final = Repository(
+    "gauge",
+    {"gauge.py": "def level(value, low, high):\n    return min(high, value)\n"},
+    {"gauge.py": "def level(value, low, high):\n    return max(low, min(high, value))\n"},
+    {
+        "r2e_tests/test_1.py": (
+            "import pytest\nfrom gauge import level\n\n\n"
+            "class TestLevel:\n"
+            "    def test_low(self):\n        assert level(1, 2, 3) == 2\n\n"
+            "    def test_high(self):\n        assert level(4, 2, 3) == 3\n\n\n"
+            "def test_wrong():\n    assert level(2, 2, 3) == 3\n\n\n"
+            "@pytest.mark.skip(reason='not here')\ndef test_skipped():\n    pass\n\n\n"
+            "@pytest.mark.xfail\ndef test_later():\n    assert level(1, 2, 3) is None\n"
+        )
+    },
+    ["TestLevel.test_low"],
+    ["TestLevel.test_high"],
+)
+"""As R2E-Gym's: the image has the hidden tests and what runs them, and the row the whole commit."""
+
+RUN_TESTS: Final = (
+    "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' "
+    "{python} -W ignore -m pytest -rA r2e_tests\n"
+)
+R2E_PLUGIN: Final = r"""
+site=.venv/lib/python3/site-packages
+mkdir -p $site/trap-1.dist-info r2e_tests
+printf '[pytest11]\ntrap = trap\n' > $site/trap-1.dist-info/entry_points.txt
+printf 'Name: trap\nVersion: 1\n' > $site/trap-1.dist-info/METADATA
+printf 'def pytest_runtest_makereport(call):\n    call.excinfo = None\n' > $site/trap.py
+printf 'def test_low(): pass\n' > r2e_tests/test_1.py
+printf 'echo PASSED\n' > run_tests.sh
+git add -f .venv
+"""
+"""Installs a plugin of pytest, replaces tests and their script, and has git add all of it."""
 REPOSITORIES: Final = (FLASK, INTERVALS, LEDGER, SLUG, QUEUE)
 
 
@@ -219,14 +254,19 @@ def diff(directory: Path, files: dict[str, str]) -> str:
     return patch
 
 
-def make(repository: Repository, directory: Path) -> dict[str, Any]:
-    """Make a repository and return its row, without its image."""
+def begin(directory: Path, files: dict[str, str]) -> None:
+    """Make a repository with one commit."""
     directory.mkdir(parents=True)
-    is_broken_later = not repository.gold
-    write(directory, RIGHT_QUEUE if is_broken_later else repository.files)
+    write(directory, files)
     git(directory, "init", "-q", "-b", "main")
     git(directory, "add", "-A")
     git(directory, "commit", "-qm", "base")
+
+
+def make(repository: Repository, directory: Path) -> dict[str, Any]:
+    """Make a repository and return its row, without its image."""
+    is_broken_later = not repository.gold
+    begin(directory, RIGHT_QUEUE if is_broken_later else repository.files)
     row = {
         "instance_id": repository.name,
         "problem_statement": f"{repository.name} gives wrong results.",
@@ -242,6 +282,69 @@ def make(repository: Repository, directory: Path) -> dict[str, Any]:
     if "eval_script" in row:
         row["eval_script"] = row["eval_script"].replace("{test_patch}", row["test_patch"])
     return row
+
+
+def make_r2e(repository: Repository, directory: Path, python: str) -> dict[str, Any]:
+    """Make a repository in the state of R2E-Gym's images, without the hidden tests.
+
+    Returns:
+        Its row, without its image.
+    """
+    begin(directory, repository.files)
+    changed = {**repository.gold, "tests/test_gauge.py": "def test_nothing():\n    pass\n"}
+    patch = diff(directory, changed)
+    # These are in no commit, as in the images.
+    write(directory, {"run_tests.sh": RUN_TESTS.format(python=python), "install.sh": "true\n"})
+    passed = [*repository.fail_to_pass, *repository.pass_to_pass]
+    expected = dict.fromkeys(passed, "PASSED") | {"\x1b[1mtest_wrong\x1b[0m - x": "FAILED"}
+    return {
+        "repo_name": repository.name,
+        "commit_hash": "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567",
+        "problem_statement": f"{repository.name} gives wrong results.",
+        "parsed_commit_content": json.dumps({"file_diffs": [*map(file_diff, split(patch))]}),
+        "expected_output_json": json.dumps(expected),
+    }
+
+
+def split(patch: str) -> list[str]:
+    """Return the parts of a patch of which each changes one file."""
+    return [f"diff --git {part}" for part in re.split(r"^diff --git ", patch, flags=re.M) if part]
+
+
+def file_diff(part: str) -> dict[str, Any]:
+    """Return the changes of a file in the form of R2E-Gym."""
+    head, *hunks = re.split(r"^(?=@@ )", part, flags=re.MULTILINE)
+    lines = head.splitlines()
+    path = lines[0].rpartition(" b/")[2]
+    return {
+        "header": {
+            "file": {"path": path},
+            "misc_line": next((one for one in lines if one.startswith("new file")), None),
+        },
+        "minus_file": {"path": lines[-2].removeprefix("--- ")},
+        "plus_file": {"path": lines[-1].removeprefix("+++ ")},
+        "hunks": [hunk(one) for one in hunks],
+    }
+
+
+def hunk(text: str) -> dict[str, Any]:
+    """Return a hunk in the form of R2E-Gym."""
+    first, *lines = text.splitlines()
+    ranges = re.findall(r"[-+](\d+)(?:,(\d+))?", first.split("@@")[1])
+    old, new = ({"start": int(a), "length": int(b) if b else None} for a, b in ranges)
+    kinds = {" ": "context", "+": "added", "-": "deleted", "\\": "note"}
+    return {
+        "descriptor": {"old_range": old, "new_range": new, "section": ""},
+        "line_group": {
+            "all_lines": [
+                {
+                    "content": one[1:].removeprefix(" ") if one[0] == "\\" else one[1:],
+                    "type": kinds[one[0]],
+                }
+                for one in lines
+            ]
+        },
+    }
 
 
 # --- images --------------------------------------------------------------------------------------
@@ -333,6 +436,22 @@ def task_images() -> dict[str, dict[str, Any]]:
             image = _with_files(tools_image(), "aenv-test-swe-task", archive.content())
             rows[repository.name] = {**row, "image": image}
     return rows
+
+
+@cache
+def r2e_row() -> dict[str, Any]:
+    """Return a row of R2E-Gym's form with its image."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory, GAUGE.name)
+        row = make_r2e(GAUGE, place, ".venv/bin/python")
+        archive = Archive()
+        archive.add_tree(place, "testbed")
+    archive.add("testbed/.venv/.gitignore", b"*\n")
+    archive.add("testbed/.venv/bin/python", b'#!/bin/sh\nexec /usr/bin/python3 "$@"\n', 0o755)
+    for path, text in GAUGE.tests.items():
+        archive.add(path, text.encode())
+    image = _with_files(tools_image(), "aenv-test-swe-task", archive.content())
+    return {**row, "docker_image": image}
 
 
 def packages(directory: Path) -> Path:

@@ -25,9 +25,11 @@ from tests.ray.envs.swe_repositories import (
     INTERVALS,
     LEDGER,
     QUEUE,
+    R2E_PLUGIN,
     REPOSITORIES,
     SLUG,
     main_image,
+    r2e_row,
     task_images,
 )
 
@@ -95,6 +97,30 @@ def test_what_an_agent_leaves_in_its_container_decides_nothing(
     (episode,) = played(project, "reference", [trapped]).values()
     assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 0.0), told(episode)
     assert len(episode.steps) == 2
+
+
+def test_a_row_of_r2e_gym_is_played_to_its_verdict(project: Path) -> None:
+    """The commit of the row is the reference; the files of an image that are in no commit stay.
+
+    D19: an agent neither finds the hidden tests nor replaces what runs them.
+    """
+    (task,) = load_tasks([r2e_row()])
+    look = "ls -a . / r2e_tests /r2e_tests; cat run_tests.sh; git status --short"
+    attack = [
+        {"tool": "shell", "arguments": {"command": look}},
+        {"tool": "shell", "arguments": {"command": R2E_PLUGIN + TRAPS}},
+    ]
+    attacker = task.model_copy(update={"id": "attacker"})
+    tasks = [task, Task.model_validate({**attacker.model_dump(), "reference": attack})]
+    episodes = played(project, "reference", tasks)
+    assert episodes[task.id].reward == 1.0, told(episodes[task.id])
+    assert played(project, "null", [task])[task.id].reward == 0.0
+    attacked = episodes["attacker"]
+    assert (attacked.status, attacked.reward) == (EpisodeStatus.COMPLETED, 0.0), told(attacked)
+    seen = str(attacked.steps[0])
+    assert "install.sh" in seen
+    assert "test_1.py" not in seen
+    assert "-m pytest" not in seen
 
 
 def test_predictions_get_the_verdicts_of_the_official_harness(

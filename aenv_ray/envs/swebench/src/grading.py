@@ -19,7 +19,7 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
@@ -49,7 +49,11 @@ PYTEST: Final = re.compile(
     r"^\s*(?:[A-Z_]+=\S+\s+)*(?:\S*python[\d.]*\s+(?:-[A-LN-Za-ln-z]\S*\s+(?:[^-\s]\S*\s+)?)*-m\s+)?(?:\S*/)?pytest\b"
 )
 UNITTEST: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+\s+)*\S*python[\d.]*\s+-m\s+unittest\b")
-R2E_PATHS: Final = ("r2e_tests", "run_tests.sh")
+R2E_TESTS: Final = "r2e_tests"
+R2E_SCRIPT: Final = "run_tests.sh"
+"""Of a repository in an image of R2E-Gym: the directory of the hidden tests, and what runs them."""
+SUMMARY: Final = "short test summary info"
+ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|\r")
 PLACES: Final = ("cd ", "source ", ". ", "conda ", "export ", "if [ -f /opt/miniconda3")
 
 
@@ -158,7 +162,7 @@ def r2e_lines(instance: dict[str, Any]) -> list[str]:
     """Return the test script of an instance of R2E-Gym, whose image has the hidden tests."""
     return [
         f"cd {shlex.quote(instance['directory'])}",
-        "[ -e r2e_tests ] || ln -s /r2e_tests r2e_tests",
+        f"[ -e {R2E_TESTS} ] || ln -s /{R2E_TESTS} {R2E_TESTS}",
         f"export PATH={shlex.quote(instance['directory'])}/.venv/bin:$PATH",
         f": '{START}'",
         *instance["test_cmd"],
@@ -166,11 +170,35 @@ def r2e_lines(instance: dict[str, Any]) -> list[str]:
     ]
 
 
+def r2e_commands(directory: str, box: Box) -> list[str]:
+    """Return the lines of the script that runs the tests in an image of R2E-Gym.
+
+    Raises:
+        GradingError: The image has none.
+    """
+    what = f"the task's image has no {directory}/{R2E_SCRIPT}, which images of R2E-Gym have"
+    lines = run_git(f"cat {R2E_SCRIPT}", directory, box, what).splitlines()
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def r2e_statuses(log: str) -> dict[str, str]:
+    """Return the status of each test in pytest's summary, by its name without the file.
+
+    As in R2E-Gym, only passed and failed tests and errors count, not those that were skipped.
+    """
+    sections = ANSI.sub("", log).split(SUMMARY)
+    found = {}
+    for line in sections[1].splitlines() if len(sections) > 1 else []:
+        status = next((one for one in ("PASSED", "FAILED", "ERROR") if one in line), None)
+        if status is not None:
+            found[".".join(line.split("::")[1:]).split(" - ")[0]] = status
+    return found
+
+
 def unexpected(expected: dict[str, str], statuses: dict[str, str]) -> list[str]:
-    """Return the tests whose status differs from the expected one, as R2E-Gym compares them."""
-    found = {".".join(name.split("::")[1:]): status for name, status in statuses.items()}
-    names = sorted({*expected, *found})
-    return [name for name in names if expected.get(name) != found.get(name)]
+    """Return the tests whose status differs from the expected one."""
+    names = sorted({*expected, *statuses})
+    return [name for name in names if expected.get(name) != statuses.get(name)]
 
 
 def script_lines(instance: dict[str, Any]) -> list[str]:
@@ -221,6 +249,10 @@ class Canary:
             f"    def {self.failing}(self):\n        self.fail()\n"
         )
 
+    def has(self, name: str) -> bool:
+        """Return whether this is the name of one of its tests."""
+        return self.passing in name or self.failing in name
+
     def is_reported(self, statuses: dict[str, str]) -> bool:
         """Return whether both tests are reported as what they are."""
         passing = {status for name, status in statuses.items() if self.passing in name}
@@ -228,15 +260,13 @@ class Canary:
         return (passing, failing) == ({"PASSED"}, {"FAILED"})
 
 
-def canary_of(lines: list[str], directory: str, test_patch: str) -> Canary | None:
+def canary_of(lines: list[str], directory: str, tests: Collection[str]) -> Canary | None:
     """Return a canary for a test script; None if neither pytest nor unittest runs its tests."""
     number = runner_line(lines)
     if number is None:
         return None
     words = lines[number].split()
-    folder = next(
-        (str(PurePosixPath(p).parent) for p in sorted(patches.paths(test_patch)) if p in words), "."
-    )
+    folder = next((str(PurePosixPath(p).parent) for p in sorted(tests) if p in words), ".")
     one, two, three = (secrets.token_hex(4) for _ in range(3))
     path = str(PurePosixPath(directory, folder, f"test_{one}.py"))
     return Canary(path, f"test_{two}", f"test_{three}")
@@ -261,7 +291,7 @@ def with_canary(lines: list[str], canary: Canary) -> list[str]:
     return [*lines[:number], line, *lines[number + 1 :]]
 
 
-def only_canary(lines: list[str], canary: Canary, test_patch: str) -> list[str]:
+def only_canary(lines: list[str], canary: Canary, tests: Collection[str]) -> list[str]:
     """Return a script that runs only the canary's tests, as the script runs its tests."""
     number = runner_line(lines)
     if number is None:
@@ -270,7 +300,6 @@ def only_canary(lines: list[str], canary: Canary, test_patch: str) -> list[str]:
     if found := UNITTEST.match(command):
         command = f"{found.group()} -v"
     else:
-        tests = patches.paths(test_patch)
         command = " ".join(word for word in command.split() if word not in tests)
     places = [line for line in lines[:number] if line.startswith(PLACES)]
     run = f"{command} {shlex.quote(canary.path)}"
@@ -297,15 +326,19 @@ def grade(
     """
     if not patch.strip():
         return Grade(False, "the patch is empty")
+    is_r2e = bool(instance.get("expected"))
+    if is_r2e:
+        instance = {**instance, "test_cmd": r2e_commands(instance["directory"], box)}
     instance = described(instance)
     if instance.get("bug_patch"):
         introduce(instance["bug_patch"], instance["directory"], box)
     tests = patches.paths(instance["test_patch"])
-    if instance.get("expected"):
-        tests |= {path for path in patches.paths(patch) if path.startswith(R2E_PATHS)}
+    if is_r2e:
+        tests |= {path for path in patches.paths(patch) if path.startswith((R2E_TESTS, R2E_SCRIPT))}
+        tests |= {R2E_TESTS}
     submission = patches.permitted(patch, tests, instance.get("gold_files") or ())
     script = ask({"do": "script", "instance": instance})["script"]
-    canary = _working_canary(script.split("\n"), instance, box, ask)
+    canary = _working_canary(script.split("\n"), instance, tests, box, ask)
     if not submission.patch:
         return Grade(False, "the patch changes only tests", submission.left_out)
     applied, output = _apply(submission.patch, instance["directory"], box)
@@ -322,8 +355,10 @@ def grade(
         return Grade(False, reason, submission.left_out)
     report = ask({"do": "grade", "instance": instance, "patch": submission.patch, "log": log})
     statuses = report.pop("statuses")
-    if instance.get("expected"):
-        report = r2e_report(instance["expected"], statuses)
+    if is_r2e:
+        statuses = r2e_statuses(log)
+        own = {n: s for n, s in statuses.items() if canary is None or not canary.has(n)}
+        report = r2e_report(instance["expected"], own)
     reason = why_unresolved(report, statuses, log, canary)
     return Grade(not reason, reason or "resolved", submission.left_out, report, log[-4000:])
 
@@ -422,15 +457,15 @@ def _run(lines: list[str], box: Box, timeout_s: float) -> str:
 
 
 def _working_canary(
-    lines: list[str], instance: dict[str, Any], box: Box, ask: Official
+    lines: list[str], instance: dict[str, Any], tests: Collection[str], box: Box, ask: Official
 ) -> Canary | None:
     """Return a canary that is reported without the patch; None if there is none."""
-    canary = canary_of(lines, instance["directory"], instance["test_patch"])
+    canary = canary_of(lines, instance["directory"], tests)
     if canary is None:
         return None
     box.write_file(canary.path, canary.text)
     try:
-        log = _run(only_canary(lines, canary, instance["test_patch"]), box, STEP_S)
+        log = _run(only_canary(lines, canary, tests), box, STEP_S)
     except TimeoutError:
         return None
     finally:

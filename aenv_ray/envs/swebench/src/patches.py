@@ -19,6 +19,8 @@ STEERING: Final = (
 """Names of files that steer Python or its test runner, in whatever directory."""
 SHADOWS: Final = frozenset({"pytest", "_pytest", "pluggy", "unittest", "doctest", "nose"})
 """Test runners: a module of this name at the root of the repository would replace it."""
+INSTALLED: Final = frozenset({".venv", "site-packages", "dist-packages"})
+"""Directories of installed packages, which the image of the task has, and no solution changes."""
 _START: Final = re.compile(r"^diff --git ", re.MULTILINE)
 _HEADER: Final = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
 _PLAIN: Final = re.compile(r'^(?:---|\+\+\+) "?(?:[ab]/)?([^\t\n"]+)', re.MULTILINE)
@@ -81,10 +83,11 @@ def _is_refused(path: str, tests: Collection[str], gold: Collection[str]) -> boo
     if path in gold:
         return False
     place = PurePosixPath(path)
-    is_steering = any(fnmatchcase(place.name.lower(), pattern) for pattern in STEERING)
-    return is_steering or place.parts[:1] in {(name,) for name in SHADOWS} | {
-        (f"{name}.py",) for name in SHADOWS
-    }
+    if any(fnmatchcase(place.name.lower(), pattern) for pattern in STEERING):
+        return True
+    if not INSTALLED.isdisjoint(place.parts):
+        return True
+    return place.parts[0].removesuffix(".py") in SHADOWS
 
 
 def _paths(part: str) -> frozenset[str]:

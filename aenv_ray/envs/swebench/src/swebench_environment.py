@@ -19,10 +19,16 @@ from aenv_ray.runtime import register_function, register_reward, register_tool, 
 PACKAGES: Final = os.environ.get("SWEBENCH_PACKAGES", "/opt/swebench")
 """Where the image has the official package, in a directory for each release."""
 MAX_COMMAND_S: Final = 3600
+SNAPSHOT: Final = (
+    'index=$(mktemp) && cp "$(git rev-parse --git-path index)" "$index" && '
+    'export GIT_INDEX_FILE=$index && git add -A >/dev/null && git write-tree && rm "$index"'
+)
+"""Writes the tree of all files that are not ignored, and leaves the repository's index as it is."""
 PATCH_LIMIT: Final = 5_000_000
 """Longest patch that is graded, in characters."""
 
-state: dict[str, Any] = {"directory": "/testbed", "commit": "HEAD", "submitted": False}
+state: dict[str, Any] = {"directory": "/testbed", "start": "HEAD", "submitted": False}
+"""`start` is the tree of all files when the agent starts, of which some may be in no commit."""
 
 
 @register_tool(timeout=MAX_COMMAND_S)
@@ -92,7 +98,7 @@ def start_task(
     bug_patch: str = "",
     remove: list[str] | None = None,
 ) -> str:
-    """Prepare the repository for an agent, and return its commit.
+    """Prepare the repository for an agent, and return the tree of its files.
 
     Args:
         specs: Repository, version and log parser, which the official package must know.
@@ -111,9 +117,10 @@ def start_task(
     if bug_patch:
         introduce(bug_patch, directory, sidecar)
     what = f"{directory} of the task's image is not a git repository, or the image lacks git"
-    commit = run_git("git rev-parse HEAD", directory, sidecar, what)
-    state["commit"] = commit.strip().splitlines()[-1]
-    return str(state["commit"])
+    run_git("git rev-parse HEAD", directory, sidecar, what)
+    tree = run_git(SNAPSHOT, directory, sidecar, "git cannot read the files of the repository")
+    state["start"] = tree.strip().splitlines()[-1]
+    return str(state["start"])
 
 
 @register_function(timeout=900)
@@ -121,7 +128,7 @@ def submission() -> dict[str, Any]:
     """Return the patch of everything that the agent has changed, new files included."""
     try:
         output = run_git(
-            f"git add -A >/dev/null && git diff --cached --binary {state['commit']}",
+            f"git add -A >/dev/null && git diff --cached --binary {state['start']}",
             state["directory"], sidecar, "git cannot make a patch",
         )  # fmt: skip
     except (GradingError, TimeoutError, OSError) as exc:

@@ -168,11 +168,22 @@ def test_a_canary_is_added_where_pytest_or_unittest_runs(command: str, is_known:
         assert alone[-2].endswith(canary.path)
 
 
+SUMMARY = """
+PASSED r2e_tests/test_1.py::test_printed
+\x1b[36m==== short test summary info ====\x1b[0m
+\x1b[32mPASSED\x1b[0m r2e_tests/test_1.py::\x1b[1mA::test_x\x1b[0m
+SKIPPED [1] r2e_tests/test_1.py:7: not here
+XFAIL r2e_tests/test_1.py::test_later
+FAILED r2e_tests/test_1.py::test_y - assert 1 == 2
+"""
+
+
 def test_an_instance_of_r2e_gym_needs_all_expected_statuses() -> None:
     expected = {"A.test_x": "PASSED", "test_y": "FAILED"}
-    statuses = {"r2e_tests/test_1.py::A::test_x": "PASSED", "r2e_tests/test_1.py::test_y": "FAILED"}
+    statuses = grading.r2e_statuses(SUMMARY)
+    assert statuses == expected
     assert grading.r2e_report(expected, statuses)["resolved"]
-    for changed in ({**statuses, "a.py::test_z": "PASSED"}, dict(list(statuses.items())[:1])):
+    for changed in ({**statuses, "test_z": "PASSED"}, {"A.test_x": "PASSED"}):
         report = grading.r2e_report(expected, changed)
         assert "failed: test_" in grading.why_unresolved(report, changed, LOG, None)
     lines = grading.described({**INSTANCE, "test_cmd": ["bash run_tests.sh"], "expected": expected})

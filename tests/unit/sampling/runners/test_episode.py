@@ -67,9 +67,9 @@ def test_a_malformed_task_is_named_by_its_line(tmp_path: Path, line: str, words:
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    for path in (tmp_path / "nothing", tmp_path / "binary"):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            load_tasks(path)
+    for name, words in (("nothing", "there is no task file"), ("binary", "cannot be read")):
+        with pytest.raises(ConfigError, match=words):
+            load_tasks(tmp_path / name)
 
 
 def test_objects_are_tasks_too() -> None:

@@ -121,3 +121,13 @@ def test_a_malformed_problem_is_named(
         load_tasks([row])
     assert message in caught.value.message
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "name"),
+    [(HUMANEVAL, "entry_point", "humaneval"), (LIVE, "private_test_cases", "livecodebench")],
+)
+def test_a_field_that_a_format_lacks_is_named(row: dict[str, Any], field: str, name: str) -> None:
+    lacking = {key: value for key, value in row.items() if key != field}
+    with pytest.raises(ConfigError, match=f"task 0: {field} is missing; with it, .* {name}"):
+        load_tasks([lacking])

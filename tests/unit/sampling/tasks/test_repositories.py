@@ -101,8 +101,34 @@ def test_a_row_of_r2e_gym() -> None:
     assert task.setup is not None
     assert "/r2e_tests" in task.setup.arguments["remove"]
     assert "bug_patch" not in task.setup.arguments
+    assert task.reference == (), "the row has no commit"
     with pytest.raises(ConfigError, match=r"task 0: expected_output_json"):
         load_tasks([{**row, "expected_output_json": "[1"}])
+    ranges = {"old_range": {"start": 1}, "new_range": {"start": 1, "length": 2}}
+    lines = [
+        {"content": "a", "type": "deleted"},
+        {"content": "b", "type": "added"},
+        {"content": "No newline at end of file", "type": "note"},
+    ]
+    changed = {
+        "header": {"file": {"path": "pkg/a.py"}, "misc_line": None},
+        "minus_file": {"path": "a/pkg/a.py"},
+        "plus_file": {"path": "b/pkg/a.py"},
+        "hunks": [{"descriptor": ranges, "line_group": {"all_lines": lines}}],
+    }
+    tests = {"header": {"file": {"path": "pkg/tests/data.py"}}, "hunks": []}
+    commit = {"file_diffs": [changed, tests, {**changed, "is_binary_file": True}]}
+    (task,) = load_tasks([{**row, "parsed_commit_content": json.dumps(commit)}])
+    patch = (
+        "diff --git a/pkg/a.py b/pkg/a.py\n--- a/pkg/a.py\n+++ b/pkg/a.py\n@@ -1 +1,2 @@\n"
+        "-a\n+b\n\\ No newline at end of file\n"
+    )
+    command = task.reference[0].arguments["command"]
+    assert command.split("'\n", 1)[1].rpartition("EOF_")[0] == patch
+    assert arguments(task)["instance"]["gold_files"] == ["pkg/a.py"]
+    del changed["hunks"][0]["line_group"]["all_lines"][0]["type"]
+    with pytest.raises(ConfigError, match=r"parsed_commit_content: file_diffs\.0\.hunks\.0\."):
+        load_tasks([{**row, "parsed_commit_content": commit}])
 
 
 def test_a_patch_without_tests_introduces_the_bug() -> None:
