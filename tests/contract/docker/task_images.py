@@ -42,6 +42,7 @@ def test_program():
 """
 HARBOR_TEST = """\
 #!/bin/bash
+source $HOME/.local/bin/env 2>/dev/null
 pytest /tests/test_outputs.py -rA
 if [ $? -eq 0 ]; then echo 1 >/logs/verifier/reward.txt; else echo 0 >/logs/verifier/reward.txt; fi
 """

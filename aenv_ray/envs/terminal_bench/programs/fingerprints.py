@@ -8,6 +8,7 @@ agent added is set aside if it would change how the tests run.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -40,6 +41,10 @@ SETTINGS = (
 )
 """Files that pytest reads in the directories above the tests."""
 PRELOAD = "/etc/ld.so.preload"
+HOME_PROGRAMS = (".local/bin", ".cargo/bin")
+HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh")
+"""What installers of uv, Rust and Node leave in the home directory. Test scripts install them, and
+read the second, which puts the first on the search path; it keeps a file that is already there."""
 MAX_FILES = 200_000
 _LIBRARY = re.compile(r"(/\S+)(?= \(0x[0-9a-f]+\)| =>|$)", re.MULTILINE)
 _SITE = ("site-packages", "dist-packages")
@@ -55,9 +60,10 @@ def fingerprint(path: str) -> Fingerprint | None:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode]
 
 
-def take(search_path: str) -> dict[str, Fingerprint]:
+def take(search_path: str, home: str) -> dict[str, Fingerprint]:
     """Return the fingerprints of all files that tests may rely on, by path."""
     paths = [*programs(search_path).values(), *python_files(search_path), PRELOAD]
+    paths += home_files(home)
     for name in ("sh", "bash", "python3", "python", "cat"):
         paths += libraries(programs(search_path).get(name))
     found = {}
@@ -79,6 +85,16 @@ def programs(search_path: str) -> dict[str, str]:
         for name in names:
             found.setdefault(name, os.path.join(directory, name))
     return found
+
+
+def home_files(home: str) -> list[str]:
+    """Return the programs in a home directory, and the scripts that put them on the path."""
+    found = [os.path.join(home, one) for one in HOME_STARTS]
+    for directory in HOME_PROGRAMS:
+        place = os.path.join(home, directory)
+        with contextlib.suppress(OSError):
+            found += [os.path.join(place, name) for name in os.listdir(place)]
+    return [path for path in dict.fromkeys(found) if os.path.lexists(path)]
 
 
 def libraries(program: str | None) -> list[str]:
@@ -165,11 +181,13 @@ class Comparison:
         search_path: str,
         words: set[str],
         directory: str,
+        home: str,
     ) -> None:
         self._before = before
         self.changed: list[str] = []
         self.added: list[str] = []
         self._compare_programs(search_path, words | set(ALWAYS))
+        self._compare_home(home, words | set(ALWAYS))
         self._compare_python(search_path)
         self._compare_settings(directory)
 
@@ -192,6 +210,14 @@ class Comparison:
                 self.added.append(place)
         if fingerprint(PRELOAD) is not None and PRELOAD not in self._before:
             self.added.append(PRELOAD)
+
+    def _compare_home(self, home: str, names: set[str]) -> None:
+        starts = {os.path.join(home, one) for one in HOME_STARTS}
+        for path in home_files(home):
+            is_used = path in starts or os.path.basename(path) in names
+            is_same = path in self._before and fingerprint(path) == self._before[path]
+            if is_used and not is_same and path not in self.changed + self.added:
+                self.added.append(path)
 
     def _compare_libraries(self, program: str) -> None:
         if PRELOAD in self._before and fingerprint(PRELOAD) != self._before[PRELOAD]:

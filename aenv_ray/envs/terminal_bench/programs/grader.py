@@ -13,6 +13,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import secrets
 import selectors
 import shutil
@@ -33,6 +34,10 @@ REWARD_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 20
 MAX_TESTS = 20_000
 END_S = 10.0
+_NO_RUN = re.compile(r"\b(sudo|su|env -i|install|add|echo|printf|which|command)\b")
+_REWARD = re.compile(
+    r"""\b(?:echo|printf) ["']?(\d+(?:\.\d+)?)["']? ?>{1,2} ?["']?/logs/verifier/reward\.txt\b"""
+)
 _SHELLS = ("sh", "bash", "dash")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -49,7 +54,7 @@ def main() -> None:
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
     """Take fingerprints, and start the container's own command."""
-    found = fingerprints.take(os.environ.get("PATH", os.defpath))
+    found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
     if request["command"]:
         subprocess.Popen(
             request["command"], cwd=request["directory"], stdin=subprocess.DEVNULL,
@@ -122,8 +127,9 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     compared = fingerprints.Comparison(
         request["fingerprints"],
         os.environ.get("PATH", os.defpath),
-        fingerprints.words_of(_scripts(request["tests"])),
+        fingerprints.words_of(_texts(request["tests"], (".sh",))),
         request["directory"],
+        os.path.expanduser("~"),
     )
     if compared.changed:
         names = ", ".join(compared.changed[:20])
@@ -139,6 +145,8 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     outcome = _run(request, aside)
     outcome["reward"] = _reward(verifier)
     outcome["set_aside"] = compared.added
+    outcome["runs_pytest"] = runs_pytest(_texts(request["tests"], (request["script"],)))
+    outcome["rewards_written"] = rewards_written(_texts(request["tests"], (".sh", ".py")))
     return outcome
 
 
@@ -157,9 +165,32 @@ def _remove(path: str) -> None:
         shutil.rmtree(path)
 
 
-def _scripts(archive: str) -> list[str]:
+def runs_pytest(scripts: list[str]) -> bool:
+    """Return whether a script runs pytest as a user and with variables that let it report."""
+    lines = [line for script in scripts for line in _code(script)]
+    return any(re.search(r"\bpytest\b", line) and not _NO_RUN.search(line) for line in lines)
+
+
+def rewards_written(texts: list[str]) -> list[float] | None:
+    """Return the numbers that tests write as the reward; None if they write anything else."""
+    found = []
+    for line in (line for text in texts for line in _code(text) if "reward" in line):
+        numbers = _REWARD.findall(line)
+        if len(numbers) != line.count("reward"):
+            return None
+        found += map(float, numbers)
+    return found or None
+
+
+def _code(text: str) -> list[str]:
+    lines = map(str.strip, text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _texts(archive: str, ends: tuple[str, ...]) -> list[str]:
+    """Return the content of the files whose names end so."""
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
-        members = [one for one in tar.getmembers() if one.isfile() and one.name.endswith(".sh")]
+        members = [one for one in tar.getmembers() if one.isfile() and one.name.endswith(ends)]
         files = [tar.extractfile(one) for one in members]
         return [file.read().decode(errors="replace") for file in files if file is not None]
 

@@ -44,7 +44,8 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
 
     Args:
         kind: ``pytest``: 1.0 if all tests passed, by the report of pytest. ``file``: the number in
-            the reward file; a full reward must not contradict the report of pytest.
+            the reward file; a full reward must not contradict the report of pytest,
+            and tests that write only certain numbers give no others.
         outcome: Of `grader.grade`.
     """
     if "refused" in outcome:
@@ -64,8 +65,13 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
         reason = "all tests passed" if all_passed else _why_not(sessions, tests)
         return {"score": float(all_passed), "reason": reason, **found}
     score, rewards, reason = reward_of(outcome["reward"])
-    if score >= 1.0 and sessions and not all_passed:
+    written = outcome["rewards_written"]
+    why = ""
+    if score >= 1.0 and (sessions or outcome["runs_pytest"]) and not all_passed:
         why = _why_not(sessions, tests)
+    elif written is not None and score not in (0.0, *written):
+        why = "the tests write no such number"
+    if why:
         return {"score": 0.0, "reason": f"the reward file says {score:g}, but {why}", **found}
     return {"score": score, "reason": reason, "rewards": rewards, **found}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grader
 import pytest
 from terminal import encoded
 from verdict import has_passed, outcomes_of, reward_of, verdict
@@ -19,7 +20,8 @@ FAILING = [{"began": 1}, phase("a", "passed"), phase("b", "failed"), {"ended": 1
 
 def outcome(**fields: Any) -> dict[str, Any]:
     base = {"exit_code": 0, "in_time": True, "output": "", "sessions": [], "reward": {}}
-    return {**base, "set_aside": [], **fields}
+    base |= {"set_aside": [], "runs_pytest": False, "rewards_written": None}
+    return {**base, **fields}
 
 
 def test_each_test_has_the_verdict_that_terminal_bench_gives_it() -> None:
@@ -65,6 +67,39 @@ def test_a_full_reward_must_not_contradict_pytest() -> None:
     assert verdict("file", outcome(**full, sessions=[PASSING]))["score"] == 1.0
     found = verdict("file", outcome(**full, sessions=[FAILING]))
     assert (found["score"], "1 of 2 tests failed" in found["reason"]) == (0.0, True)
+    found = verdict("file", outcome(**full, runs_pytest=True))
+    assert (found["score"], "pytest did not run" in found["reason"]) == (0.0, True)
+
+
+def test_tests_that_write_only_certain_numbers_give_no_others() -> None:
+    most = {"reward": {"reward.txt": "0.99"}}
+    assert verdict("file", outcome(**most, sessions=[FAILING]))["score"] == 0.99
+    found = verdict("file", outcome(**most, sessions=[FAILING], rewards_written=[1.0, 0.0]))
+    assert (found["score"], "no such number" in found["reason"]) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "runs", "rewards"),
+    [
+        (
+            "pytest /tests -rA\nif [ $? = 0 ]; then echo 1 > /logs/verifier/reward.txt; fi",
+            True,
+            [1.0],
+        ),
+        (
+            "uvx \\\n  -w pytest==8 \\\n  pytest /tests\necho 0 >/logs/verifier/reward.txt",
+            True,
+            [0.0],
+        ),
+        ("# pytest\npip install pytest\nsudo -u me pytest\npython score.py", False, None),
+        ("echo $share > /logs/verifier/reward.txt", False, None),
+        ("echo 1 >/logs/verifier/reward.txt; cp /tmp/reward.json /logs/verifier", False, None),
+    ],
+)
+def test_what_a_script_runs_and_writes_is_told_by_its_text(
+    script: str, runs: bool, rewards: list[float] | None
+) -> None:
+    assert (grader.runs_pytest([script]), grader.rewards_written([script])) == (runs, rewards)
 
 
 def test_tests_that_were_refused_or_ended_late_earn_nothing() -> None:
