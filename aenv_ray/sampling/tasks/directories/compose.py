@@ -116,8 +116,8 @@ def load(path: Path, variables: Mapping[str, str], base: Service | None = None) 
     Raises:
         ConfigError: It is malformed; the message names the field.
     """
-    text = _substituted(path, text_of(path), variables)
-    found = checked(path, yaml_of(path, text), _Compose)
+    data = _substituted(path, yaml_of(path, text_of(path)), variables)
+    found = checked(path, data, _Compose)
     if len(found.services) > 1:
         return Service(lacks=(f"several services ({', '.join(sorted(found.services))})",))
     ((name, service),) = found.services.items()
@@ -193,8 +193,8 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(value, list | dict) else str(value)
 
 
-def _substituted(path: Path, text: str, variables: Mapping[str, str]) -> str:
-    """Replace variables, as Compose does.
+def _substituted(path: Path, data: Any, variables: Mapping[str, str]) -> Any:
+    """Replace variables in the values of a file, as Compose does.
 
     Raises:
         ConfigError: One that the file requires is missing.
@@ -217,4 +217,8 @@ def _substituted(path: Path, text: str, variables: Mapping[str, str]) -> str:
             )
         return rest if kind.endswith("-") else ""
 
-    return _VARIABLE.sub(value, text)
+    if isinstance(data, Mapping):
+        return {key: _substituted(path, item, variables) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_substituted(path, item, variables) for item in data]
+    return _VARIABLE.sub(value, data) if isinstance(data, str) else data

@@ -28,7 +28,9 @@ services:
     command: ["sh", "-c", "sleep infinity"]
     environment: ["TEST_DIR=${T_BENCH_TEST_DIR}", "MODE=${MODE:-fast}"]
     working_dir: /srv
-    volumes: ["${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}"]
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
+      - ${T_BENCH_TASK_AGENT_LOGS_PATH}:${T_BENCH_CONTAINER_AGENT_LOGS_PATH}
 """
 
 
