@@ -140,7 +140,10 @@ def _patch_of(commit: Any) -> str:
         found = _ParsedCommit.model_validate(given)
     except ValidationError as exc:
         first = exc.errors()[0]
-        raise ConfigError(f"{COMMIT}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigError(
+            f"{COMMIT}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            hint="without this column, the task has no reference",
+        ) from None
     return "".join(str(one) for one in found.file_diffs if one.is_of_solution)
 
 
