@@ -1,4 +1,4 @@
-"""``aenv cluster``: create, inspect, scale and delete a cluster on Kubernetes with KubeRay."""
+"""``aenv cluster``: clusters on Kubernetes with KubeRay, and the nodes of any cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from aenv_ray.cli import nodes
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Output, Yes, confirm, variables
 from aenv_ray.cli.terminal.output import show
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 
 cluster = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Run a cluster on Kubernetes with KubeRay.\n\n"
+    help="Run a cluster on Kubernetes; drain nodes of any cluster.\n\n"
     "Example:\n  aenv cluster apply dev",
 )  # fmt: skip
+cluster.command("nodes")(nodes.nodes)
+cluster.command("drain")(nodes.drain)
+cluster.command("undrain")(nodes.undrain)
 
 _UP_S: Final = 900.0
 _DOWN_S: Final = 600.0
+_UPGRADE_S: Final = 14_400.0
 
 Source = Annotated[
     str,
@@ -129,6 +134,48 @@ def apply(
         found = life.await_ready(timeout) if wait else life.snapshot()
     show(_facts(found, where), output)
     console.say(f"print an admin token with: aenv cluster status --namespace {where} --token")
+
+
+@cluster.command("upgrade")
+def upgrade(
+    source: Source = "dev",
+    values: Values = None,
+    setting: Settings = None,
+    image: Image = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    force: Force = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="Workers that may be missing at a time.")
+    ] = 1,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Replace every pod, not only those with another image.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
+    ] = _UPGRADE_S,
+    output: Output = None,
+) -> None:
+    """Apply a new version, and replace the pods of the old one.
+
+    Workers drain before they end: they take no new instances, and those that they
+    have run to their end, for at most workers.drainSeconds. The head comes last.
+    An interrupted upgrade is continued by running the command again.
+
+    Example:
+      aenv cluster upgrade production --image registry.example/aenv-ray:2
+      aenv cluster upgrade production --all --at-once 5
+    """
+    from aenv_ray.cluster import lifecycle, manifests
+
+    documents = _documents(source, values, setting, image, namespace)
+    where = manifests.namespace_of(documents)
+    with _api(context) as api:
+        life = lifecycle.Lifecycle(api, where, console.say)
+        found = life.upgrade(
+            documents, timeout, at_once=at_once, everything=everything, force=force
+        )
+    show(_facts(found, where), output)
 
 
 @cluster.command("status")

@@ -87,6 +87,12 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
     lines = dict(facts)
     if "started" in facts:
         lines["started"] = moment(facts["started"])
+    if "nodes" in facts:
+        lines["nodes"] = [
+            f"{one['machine']} ({one['node_id'][:12]}): {one['status']}, "
+            f"{one['instances']} instances"
+            for one in facts["nodes"]
+        ]
     for name, value in lines.pop("hub", {}).items():
         is_size = name.endswith("_bytes")
         lines[name.removesuffix("_bytes")] = size(value) if is_size else value
@@ -118,6 +124,7 @@ def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None
         try:
             client.health()
             facts["instances"] = client.count_instances()
+            facts["nodes"] = client.nodes()
             facts["hub"] = client.hub()
         except AenvError as exc:
             return facts | {"gateway": exc.message}

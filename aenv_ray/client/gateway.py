@@ -327,6 +327,10 @@ class Gateway:
         body = {"environment": environment, "count": count}
         return self.http.data("PUT", "/pools", json=body, timeout_s=TRANSFER_S)
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of the cluster, and whether they take instances."""
+        return [dict(row) for row in self.http.data("GET", "/nodes") or []]
+
     def tokens(self) -> list[TokenAnswer]:
         """Return the tokens that the caller's token may see, without their secrets."""
         return [TokenAnswer.read(row) for row in self.http.data("GET", "/tokens")]

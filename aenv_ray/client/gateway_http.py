@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -41,9 +42,13 @@ GATEWAY_PORTS: Final = {"http": "8080", "https": ""}
 """Default ports, as in AEnvironment's client; "" leaves the port out."""
 SERVER_PORTS: Final = {"http": "8081", "https": "8081"}
 CONNECT_S: Final = 10.0
+logger = logging.getLogger("aenv_ray")
+
 ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
+_SAID_AT: Final = 3
+"""After so many attempts, a request that goes on trying is logged."""
 _SHOWN_CHARACTERS: Final = 200
 """Limit for quoting a response body that is not a gateway's."""
 _REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -108,6 +113,7 @@ class GatewayPolicy:
         self.is_direct = not is_proxied(self.url)
         self.timeout_s = timeout_s
         self.attempts = attempts
+        self._is_away = False
         self.headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
         if token:
             with boundary(ConfigError, "the token cannot be sent in an HTTP header"):
@@ -142,6 +148,20 @@ class GatewayPolicy:
         if isinstance(error, NOT_SENT) or (repeatable and isinstance(error, _LOST)):
             return min(_FIRST_PAUSE_S * 4.0 ** (attempt - 1), _LONGEST_PAUSE_S)
         return None
+
+    def note_attempt(self, error: Exception | None, *, attempt: int) -> None:
+        """Log once that the gateway cannot be reached, until it can be again.
+
+        Args:
+            error: Why an attempt failed, after which there is another one. None: it succeeded.
+            attempt: Its number, from 1.
+        """
+        if error is None:
+            self._is_away = False
+        elif attempt >= _SAID_AT and isinstance(error, NOT_SENT) and not self._is_away:
+            self._is_away = True
+            reason = str(error) or type(error).__name__
+            logger.warning("the gateway at %s is not reached, trying again: %s", self.url, reason)
 
     @contextmanager
     def translated(self, method: str, path: str, repeatable: bool | None = None) -> Iterator[bool]:
@@ -310,13 +330,17 @@ class GatewayHttp:
         attempt = 1
         while True:
             try:
-                return once()
+                result = once()
             except (httpx.TransportError, AenvError) as exc:
                 pause_s = self.policy.pause_before_retry(
                     exc, attempt=attempt, repeatable=repeatable, attempts=attempts
                 )
                 if pause_s is None:
                     raise
+                self.policy.note_attempt(exc, attempt=attempt)
+            else:
+                self.policy.note_attempt(None, attempt=attempt)
+                return result
             self._sleep(pause_s)
             attempt += 1
 
@@ -396,13 +420,17 @@ class AsyncGatewayHttp:
         attempt = 1
         while True:
             try:
-                return await once()
+                result = await once()
             except (httpx.TransportError, AenvError) as exc:
                 pause_s = self.policy.pause_before_retry(
                     exc, attempt=attempt, repeatable=repeatable, attempts=attempts
                 )
                 if pause_s is None:
                     raise
+                self.policy.note_attempt(exc, attempt=attempt)
+            else:
+                self.policy.note_attempt(None, attempt=attempt)
+                return result
             await self._sleep(pause_s)
             attempt += 1
 

@@ -33,8 +33,8 @@ from aenv_ray.runtime.door.async_calls import CALL_ID
 logger = logging.getLogger(__name__)
 
 _RESPONSE_S: Final = 90.0
-_ATTEMPTS: Final = 5
-"""With their pauses long enough for a replica of the gateway to be replaced."""
+_ATTEMPTS: Final = 10
+"""With their pauses, a minute: long enough for a lost head, with its gateway, to be replaced."""
 _CREATE_S: Final = 330.0
 """Longer than a create may take in the cluster, so that the cluster's own error arrives."""
 _CREATES: set[asyncio.Task[list[dict[str, Any]]]] = set()

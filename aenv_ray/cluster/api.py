@@ -155,8 +155,12 @@ class ClusterApi:
         path = kind.path(namespace, name)
         return self.request("PATCH", path, body=operations, content_type=content_type) or {}
 
-    def delete(self, kind: Kind, namespace: str | None, name: str) -> None:
+    def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, grace_s: int | None = None
+    ) -> None:
         """Delete an object, and then what it owns; an object that does not exist is no error.
+
+        `grace_s` replaces the grace period of a pod, also of one that is ending, if it is shorter.
 
         The order matters: deleting what a RayCluster owns first would also delete the job with
         which KubeRay removes Ray's records.
@@ -164,7 +168,10 @@ class ClusterApi:
         Raises:
             AenvError: As `request`.
         """
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        body["propagationPolicy"] = "Background"
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
         self.request("DELETE", kind.path(namespace, name), body=body, missing=True)
 
     def may(self, permission: Permission, namespace: str) -> bool:

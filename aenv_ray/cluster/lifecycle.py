@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 from aenv_ray.cluster import objects
 from aenv_ray.cluster.api import ClusterApi
 from aenv_ray.cluster.objects import KINDS, NAME, PART_OF, RAY_PODS, Document, title
-from aenv_ray.cluster.readiness import Snapshot
+from aenv_ray.cluster.readiness import Snapshot, label
+from aenv_ray.cluster.upgrade import UpgradePlan
 from aenv_ray.errors import ConfigError, DeadlineExceeded, Forbidden
 
 POLL_S: Final = 2.0
@@ -19,6 +20,8 @@ POLL_S: Final = 2.0
 ADMIN: Final = "aenv-admin"
 _REGISTRY_SECRET: Final = "aenv-registry"
 _SET_BY_AUTOSCALER: Final = ("replicas", "scaleStrategy")
+_WORKER_END_S: Final = 30
+"""Grace period of workers whose cluster is deleted; their own is as long as a drain may take."""
 _DELETED_LAST: Final = (
     "StatefulSet", "Service", "PodDisruptionBudget", "RoleBinding", "Role", "ServiceAccount",
     "NetworkPolicy",
@@ -101,7 +104,7 @@ class Lifecycle:
         Raises:
             ConfigError: The password of the user's own Redis is missing; only the user knows it.
         """
-        label, _, value = PART_OF.partition("=")
+        key, _, value = PART_OF.partition("=")
         redis, is_ours = redis_secret(documents)
         if not (is_ours or self._may_have_secret(redis)):
             raise ConfigError(
@@ -110,7 +113,7 @@ class Lifecycle:
                 "--from-file=password=FILE, where FILE contains the password without a newline",
             )
         for name, (kind, data) in _new_secrets(redis if is_ours else None).items():
-            metadata = {"name": name, "namespace": self._namespace, "labels": {label: value}}
+            metadata = {"name": name, "namespace": self._namespace, "labels": {key: value}}
             secret = {
                 "apiVersion": "v1",
                 "kind": "Secret",
@@ -166,7 +169,7 @@ class Lifecycle:
 
     def _claims(self) -> list[Document]:
         kind = KINDS["PersistentVolumeClaim"]
-        return [row for label in _CLAIMS for row in self._api.find(kind, self._namespace, label)]
+        return [row for one in _CLAIMS for row in self._api.find(kind, self._namespace, one)]
 
     def await_ready(self, timeout_s: float) -> Snapshot:
         """Wait until everything is ready.
@@ -178,6 +181,53 @@ class Lifecycle:
         return self._await(
             self.snapshot, lambda found: found.problems(), timeout_s, "was not ready"
         )
+
+    def upgrade(
+        self,
+        documents: Sequence[Document],
+        timeout_s: float,
+        *,
+        at_once: int = 1,
+        everything: bool = False,
+        force: bool = False,
+    ) -> Snapshot:
+        """Apply objects, and replace the pods that differ; no running instance is ended early.
+
+        Idempotent: an upgrade that was interrupted is continued by another one.
+
+        Args:
+            documents: As for `apply`.
+            timeout_s: For the whole upgrade.
+            at_once: Maximum number of workers that may be missing at a time.
+            everything: Replace all pods. False: those with another image than the wanted one.
+            force: As for `apply`.
+
+        Returns:
+            The state of the upgraded cluster.
+
+        Raises:
+            ConfigError: There is no cluster; or as `apply`.
+            DeadlineExceeded: It is not finished in time; the message says what is left.
+            AenvError: As `ClusterApi.request`.
+        """
+        before = self.snapshot()
+        if before.ray is None:
+            raise ConfigError(
+                f"there is no cluster in namespace {self._namespace}",
+                hint="create it with: aenv cluster apply",
+            )
+        ray = next(one for one in documents if one["kind"] == "RayCluster")
+        plan = UpgradePlan(ray, before, at_once=at_once, everything=everything)
+        self.apply(documents, force=force)
+
+        def turn() -> tuple[Snapshot, list[str]]:
+            found = self.snapshot()
+            step = plan.next(found)
+            for pod in step.delete:
+                self._delete(KINDS["Pod"], pod)
+            return found, step.waits
+
+        return self._await(turn, lambda done: done[1], timeout_s, "was not upgraded")[0]
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -243,6 +293,10 @@ class Lifecycle:
         end = time.monotonic() + timeout_s
         for kind in (KINDS["RayJob"], KINDS["RayCluster"]):
             self._delete_all(kind)
+        for pod in self.snapshot().pods:
+            if label(pod, "ray.io/node-type") == "worker":  # nobody waits for its instances
+                name = pod["metadata"]["name"]
+                self._api.delete(KINDS["Pod"], self._namespace, name, grace_s=_WORKER_END_S)
         self._await(self._rays, lambda rays: rays, end - time.monotonic(), "was not deleted")
         self._delete_all(KINDS["Pod"], objects.SANDBOXES)
         self._delete_all(KINDS["StatefulSet"])

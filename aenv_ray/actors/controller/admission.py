@@ -173,8 +173,8 @@ class Admission:
         return await asyncio.to_thread(self._cluster.has_autoscaler)
 
     async def _without_hosts(self, nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Return the elastic nodes that have no shared host now."""
-        elastic = {node: facts for node, facts in nodes.items() if facts.is_elastic}
+        """Return the elastic nodes that take instances and have no shared host now."""
+        elastic = {n: f for n, f in nodes.items() if f.is_elastic and f.takes_instances}
         if not elastic:
             return {}
         self._slots_per_node = max(

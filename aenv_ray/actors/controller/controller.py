@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import aenv_ray
 from aenv_ray import logs
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
+from aenv_ray.actors.controller.draining import NodeState, node_named, node_states
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.host_queries import (
     count_pools,
@@ -24,7 +26,13 @@ from aenv_ray.actors.controller.host_queries import (
 )
 from aenv_ray.actors.controller.metrics import ClusterMetrics
 from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
-from aenv_ray.actors.controller.placement import SHARED_PREFIX, HostLoad, node_for, usable
+from aenv_ray.actors.controller.placement import (
+    SHARED_PREFIX,
+    HostLoad,
+    is_on_node,
+    node_for,
+    usable,
+)
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
@@ -58,6 +66,11 @@ LEARN_S: Final = 10.0
 """How long slow nodes are waited for when they are asked which engines they can run."""
 _ANYWHERE: Final = frozenset({"process", "fake"})
 """Engines that every node can run that declares no engine."""
+DRAIN_S: Final = 600.0
+"""How long a host on a draining node refuses instances after it was last told so: longer than the
+controller is away if the head is lost."""
+RUNNER_CLASS: Final = "RunnerShell"
+"""Class of the actors in `aenv_ray.sampling` that play episodes on the nodes."""
 DEDICATED_TRIES: Final = 2
 """Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
@@ -88,6 +101,9 @@ class Controller:
         """Whether the hosts of an earlier controller are known."""
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
+        self._draining: set[str] = set()
+        """Nodes that take no new instances, as they were stored when they were last looked at."""
+        self._draining_lock = asyncio.Lock()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
         self._admission = Admission(
             self._hosts,
@@ -431,6 +447,87 @@ class Controller:
         """
         return await count_processes(self._hosts, self._ask)
 
+    # --- draining ---------------------------------------------------------------------------
+
+    async def drain(self, name: str) -> NodeState:
+        """Have a node take no new instances; those that it has go on. Idempotent.
+
+        When this returns, no host of the node accepts instances any more, except those that are
+        being created on it already. Its warm sandboxes and spare hosts end.
+
+        Args:
+            name: Id of the node, the beginning of it, or the name of its machine.
+
+        Raises:
+            ConfigError: There is no such node, or more than one.
+            FabricUnavailable: Ray does not answer, or a host of the node does not; the node is
+                drained nevertheless.
+        """
+        node = await self._node_named(name)
+        async with self._draining_lock:
+            await self._store_draining(node, is_draining=True)
+            self._spares.tick((), self._draining)
+            for host in await self._shared_hosts_on({node}):
+                await self._ask(host, "drain", DRAIN_S)
+        return await self._state_of(node)
+
+    async def undrain(self, name: str) -> NodeState:
+        """Have a node take instances again; idempotent.
+
+        Raises:
+            ConfigError: As `drain`.
+            FabricUnavailable: As `drain`; a host that does not answer takes instances again after
+                `DRAIN_S`.
+        """
+        node = await self._node_named(name)
+        async with self._draining_lock:
+            await self._store_draining(node, is_draining=False)
+            for host in await self._shared_hosts_on({node}):
+                await self._ask(host, "drain", 0.0)
+        return await self._state_of(node)
+
+    async def _store_draining(self, node: str, *, is_draining: bool) -> None:
+        """Store the nodes that drain now, without those that are gone."""
+        alive = await asyncio.to_thread(ray_api.alive_nodes)
+        draining = {n for n, facts in alive.items() if facts.is_draining} - {node}
+        draining |= {node} if is_draining else set()
+        await asyncio.to_thread(ray_api.set_draining_nodes, draining)
+        self._draining = draining
+
+    async def nodes(self) -> list[NodeState]:
+        """Return the state of each live node."""
+        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        runners = await asyncio.to_thread(ray_api.actors_by_node, RUNNER_CLASS)
+        infos = await self.list_instances()
+        instances = Counter(info.node_id for info in infos)
+        for name in {self._own_host(i) for i in self._creating} - {info.host for info in infos}:
+            instances[self._hosts.nodes.get(name, "")] += 1
+        return node_states(nodes, usable(nodes), instances, runners)
+
+    async def _state_of(self, node: str) -> NodeState:
+        found = [state for state in await self.nodes() if state.node_id == node]
+        if not found:
+            raise FabricUnavailable(f"node {node[:8]} has just left the cluster")
+        return found[0]
+
+    async def _node_named(self, name: str) -> str:
+        nodes = await asyncio.to_thread(ray_api.alive_nodes)
+        return node_named(name, nodes, {node: facts.machine for node, facts in nodes.items()})
+
+    async def _shared_hosts_on(self, nodes: Collection[str]) -> list[str]:
+        """Return the names of the live shared hosts of nodes."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        mine = [name for name in names if any(is_on_node(name, node) for node in nodes)]
+        return await self._hosts.find(mine)
+
+    async def _keep_draining(self) -> None:
+        """Tell the hosts of draining nodes again, of which some may have been restarted."""
+        async with self._draining_lock:
+            self._draining = await asyncio.to_thread(ray_api.draining_nodes)
+            if self._draining:
+                for host in await self._shared_hosts_on(self._draining):
+                    await self._ask(host, "drain", DRAIN_S)
+
     # --- releasing --------------------------------------------------------------------------
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
@@ -503,6 +600,7 @@ class Controller:
             await self._guarded("ending the instances of ended jobs", self._end_jobs())
             await self._guarded("retrying to end orphans", self._orphans.retry())
             await self._guarded("ending the instances of dead hosts", self._end_hosts())
+            await self._guarded("draining nodes", self._keep_draining())
             await asyncio.sleep(LOOK_S)
 
     async def _measure_for_ever(self) -> None:
@@ -571,7 +669,7 @@ class Controller:
         before = dict(self._dedicated)  # copied first: Ray's list may lack hosts made later
         spares = self._spares.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
-        self._spares.tick(spares - names)
+        self._spares.tick(spares - names, self._draining)
         for name in names.intersection(self._hosts.actors) - self._spares.names:
             if not name.startswith(SHARED_PREFIX):
                 self._dedicated[name] = self._hosts.nodes.get(name)

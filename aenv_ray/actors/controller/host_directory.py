@@ -50,11 +50,14 @@ class HostDirectory:
         self.engines: dict[str, tuple[str, ...]] = {}
         self._making: dict[str, asyncio.Task[RemoteHost | FabricUnavailable]] = {}
         self._refused: dict[str, tuple[float, FabricUnavailable]] = {}
+        self._checked: set[str] = set()
+        """Hosts whose version is known to be compatible."""
 
     def forget(self, name: str) -> None:
         """Forget a host that seems to be gone; `find` finds it again if it lives."""
         self.actors.pop(name, None)
         self.nodes.pop(name, None)
+        self._checked.discard(name)
 
     async def find(self, names: Iterable[str]) -> list[str]:
         """Return which of these names belong to live hosts, and look up their actors."""
@@ -124,6 +127,24 @@ class HostDirectory:
             .options(**options)
             .remote(HostId(name), density.value, slots, spare_s, self._inner_instances)
         )
+        await self._check(name, node, actor, is_new=True)
+        host: RemoteHost = actor
+        return host
+
+    async def _check(self, name: str, node: str, actor: Any, *, is_new: bool) -> None:
+        """Wait until a host is ready, and check its version.
+
+        An incompatible host that another controller started may have instances, which go on.
+
+        Args:
+            name: Of the host.
+            node: Its node.
+            actor: The host actor.
+            is_new: Whether it was started just now, so that it may be killed.
+
+        Raises:
+            FabricUnavailable: It is not usable; the node is not used for `TRY_AGAIN_S`.
+        """
         try:
             async with asyncio.timeout(HOST_START_DEADLINE_S):
                 with ray_api.translated(f"starting host {name}"):
@@ -134,7 +155,7 @@ class HostDirectory:
                 "replace the worker by one of this version",
             )
         except Exception as exc:
-            if not isinstance(exc, FabricUnavailable):
+            if is_new and not isinstance(exc, FabricUnavailable):
                 ray_api.kill(actor)  # it will never be ready; the next attempt creates a new actor
             if isinstance(exc, AenvError):
                 why = exc.message
@@ -151,8 +172,7 @@ class HostDirectory:
             logger.warning("node %s is not used for %g s: %s", node[:8], TRY_AGAIN_S, why)
             raise refusal from exc
         self._refused.pop(node, None)
-        host: RemoteHost = actor
-        return host
+        self._checked.add(name)
 
     async def shared(self, name: str, node: str, slots: int | None) -> RemoteHost:
         """Return a shared host; start it if there is none, once for all concurrent calls.
@@ -160,9 +180,10 @@ class HostDirectory:
         The arguments are those of `make`.
 
         Raises:
-            FabricUnavailable: It did not start, now or within the last `TRY_AGAIN_S`.
+            FabricUnavailable: It did not start, or was found to be incompatible, now or within the
+                last `TRY_AGAIN_S`.
         """
-        if name in self.actors:
+        if name in self.actors and name in self._checked:
             return self.actors[name]
         if (refusal := self.refusal(node)) is not None:
             raise refusal
@@ -177,11 +198,31 @@ class HostDirectory:
         self, name: str, node: str, slots: int | None
     ) -> RemoteHost | FabricUnavailable:
         try:
+            if await self.find([name]) and await self._is_checked(name, node):
+                return self.actors[name]
             return await self.make(name, node, ActorDensity.SHARED, slots)
         except FabricUnavailable as exc:
             return exc
         finally:
             del self._making[name]
+
+    async def _is_checked(self, name: str, node: str) -> bool:
+        """Check a host that an earlier controller started; return False if it has ended for good.
+
+        Raises:
+            FabricUnavailable: As `_check`.
+        """
+        try:
+            await self._check(name, node, self.actors[name], is_new=False)
+        except FabricUnavailable as exc:
+            cause = exc.__cause__
+            if not (isinstance(cause, AenvError) and ray_api.is_of_a_dead_actor(cause)):
+                raise
+            self._refused.pop(node, None)
+            self.forget(name)
+            return False
+        self.nodes[name] = node
+        return True
 
     def refusal(self, node: str) -> FabricUnavailable | None:
         """Return why a node is not used at present; None if it may be used."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aenv_ray.actors.controller.host_directory import HostDirectory
@@ -103,7 +103,8 @@ async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
     async with asyncio.TaskGroup() as group:
         tasks = []
         for node, facts in nodes.items():
-            for name, capacity in list(shared_host_names(node, facts).items())[:1]:
+            every = replace(facts, is_draining=False)  # a draining node may have sandboxes
+            for name, capacity in list(shared_host_names(node, every).items())[:1]:
                 if name in names or (node in taking and not facts.is_elastic):
                     slots = capacity if facts.is_elastic else None
                     tasks.append(group.create_task(_count_on(hosts, ask, node, name, slots)))

@@ -30,10 +30,16 @@ NODE: Final = "node"
 
 
 def slots(nodes: Mapping[str, NodeFacts], loads: Iterable[HostLoad]) -> dict[str, int]:
-    """Return the free and used slots of the nodes that take instances, with or without hosts."""
-    used = sum(load.instances for load in loads)
-    capacity = sum(sum(host_capacities(facts)) for facts in usable(nodes).values())
-    return {"free": max(0, capacity - used), "used": used}
+    """Return the used slots, and the free ones of the nodes that take instances.
+
+    Nodes without hosts count, too.
+    """
+    taking = usable(nodes)
+    used = Counter[bool]()
+    for load in loads:
+        used[load.node_id in taking] += load.instances
+    capacity = sum(sum(host_capacities(facts)) for facts in taking.values())
+    return {"free": max(0, capacity - used[True]), "used": used.total()}
 
 
 class Increments:

@@ -40,6 +40,11 @@ def shared_host_names(node: str, facts: NodeFacts) -> dict[str, int]:
     return {f"{SHARED_PREFIX}{node[:12]}-{n}": capacity for n, capacity in enumerate(capacities)}
 
 
+def is_on_node(name: str, node: str) -> bool:
+    """Return whether a name is that of a shared host of a node."""
+    return name.startswith(f"{SHARED_PREFIX}{node[:12]}-")
+
+
 def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
     """Return the nodes that may run instances.
 

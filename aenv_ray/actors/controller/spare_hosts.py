@@ -104,6 +104,10 @@ class SparePlan:
         """Forget spares that have ended."""
         self._ready = {name: kind for name, kind in self._ready.items() if name not in names}
 
+    def drain(self, nodes: Collection[str]) -> None:
+        """Keep no spares on these nodes; `take_surplus` returns those that there are."""
+        self._demands = {k: one for k, one in self._demands.items() if k.node_id not in nodes}
+
     def take_surplus(self, now: float) -> list[str]:
         """Remove the spares that are no longer wanted, and return their names, to end them."""
         self._demands = {k: demand for k, demand in self._demands.items() if now < demand.until}
@@ -171,9 +175,15 @@ class SpareHosts:
                 self._claiming.discard(name)
         return None
 
-    def tick(self, gone: Collection[str]) -> None:
-        """Forget spares that are gone, end superfluous ones and start missing ones."""
+    def tick(self, gone: Collection[str], draining: Collection[str]) -> None:
+        """Forget spares that are gone, end superfluous ones and start missing ones.
+
+        Args:
+            gone: Names of spares.
+            draining: Ids of nodes that get no more spares.
+        """
         self._plan.gone(gone)
+        self._plan.drain(draining)
         for name in self._plan.take_surplus(_now()):
             ray_api.kill(self._actors[name])  # nobody can have claimed it
         self._actors = {name: self._actors[name] for name in self._plan.names}

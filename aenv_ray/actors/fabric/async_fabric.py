@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.actors.controller.draining import NodeState
 from aenv_ray.actors.fabric.create_protocol import CreateProtocol
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.waits import AsyncWaits
@@ -134,3 +135,11 @@ class AsyncFabric:
         """
         reference = self._controller.pools.remote()
         return dict(await wait_async(reference, "counting warm pools", _CONTROL_S))
+
+    async def nodes(self) -> list[NodeState]:
+        """Return the state of each live node.
+
+        Raises:
+            FabricUnavailable: The fabric does not answer.
+        """
+        return list(await wait_async(self._controller.nodes.remote(), "the nodes", _CONTROL_S))

@@ -83,6 +83,7 @@ def shutdown() -> None:
         _shutdowns += 1
         if fabric is None:
             return
+        fabric.head_watch.stop()
         if not fabric.gate.close(LEAVE_S):
             logger.warning("shutting down although another thread still uses the fabric")
         if fabric.owns_ray:

@@ -17,13 +17,14 @@ from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
 from aenv_ray.project.project import Project
 
 if TYPE_CHECKING:
+    from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.controller.placement import HostLoad
     from aenv_ray.actors.fabric.quota_client import QuotaClaim
 
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
-_ANSWER_S: Final = 60.0
-_LONGEST_WAIT_S: Final = 300.0
+_ANSWER_S: Final = 300.0
+"""Longer than the head is usually away if it is lost."""
 
 
 class Fabric:
@@ -36,6 +37,7 @@ class Fabric:
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
         from aenv_ray.actors.ray_shell import ray_api
+        from aenv_ray.actors.ray_shell.head_watch import HeadWatch
         from aenv_ray.actors.ray_shell.versions import check_version
 
         self.ray = ray_api
@@ -43,19 +45,21 @@ class Fabric:
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller(inner_instances.connect)
         self._notice_after_s = NOTICE_AFTER_S
-        self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), WaitNotices())
+        notices = WaitNotices(is_silent=lambda: self.head_watch.is_lost)
+        self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
         self._quotas = QuotaClient()
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
         check_version(
             version, "the cluster's head", "install the version of the cluster here, or upgrade it"
         )
+        self.head_watch = HeadWatch(ray_api.head_address())
 
     @gated
     def wait(
         self,
         reference: Any,
         what: str,
-        deadline_s: float = _LONGEST_WAIT_S,
+        deadline_s: float = _ANSWER_S,
         on_wait: Callable[[float], None] | None = None,
     ) -> Any:
         """Return the value of a Ray reference; blocks.
@@ -154,6 +158,25 @@ class Fabric:
         """Return the live instances."""
         reference = self.controller.list_instances.remote()
         return list(self.wait(reference, "listing instances", _ANSWER_S))
+
+    # --- nodes ----------------------------------------------------------------------------------
+
+    @gated
+    def nodes(self) -> list[NodeState]:
+        """Return the state of each live node."""
+        return list(self.wait(self.controller.nodes.remote(), "the nodes", _ANSWER_S))
+
+    @gated
+    def drain(self, node: str) -> NodeState:
+        """See `Controller.drain`."""
+        state: NodeState = self.wait(self.controller.drain.remote(node), "draining", _ANSWER_S)
+        return state
+
+    @gated
+    def undrain(self, node: str) -> NodeState:
+        """See `Controller.undrain`."""
+        state: NodeState = self.wait(self.controller.undrain.remote(node), "undraining", _ANSWER_S)
+        return state
 
     @gated
     def release(self, instance_ids: Sequence[InstanceId]) -> None:

@@ -127,10 +127,18 @@ class WaitNotices:
     """Logs that creates take long: one line for all of them, at most every `NOTICE_EVERY_S`.
 
     Any thread may use it.
+
+    Args:
+        is_silent: Returns whether the reason of all waits is logged already.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        is_silent: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._clock = clock
+        self._is_silent = is_silent
         self._lock = threading.Lock()
         self._since: dict[object, float] = {}
         self._next_at = float("-inf")
@@ -153,7 +161,7 @@ class WaitNotices:
     def _tell(self, reason: Callable[[], str]) -> None:
         with self._lock:
             now = self._clock()
-            if now < self._next_at:
+            if now < self._next_at or self._is_silent():
                 return
             self._next_at = now + NOTICE_EVERY_S
             count, longest_s = len(self._since), now - min(self._since.values())

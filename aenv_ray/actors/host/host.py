@@ -300,6 +300,12 @@ class Host:
         self._capacity.hold(seconds)
         return self.load()
 
+    async def drain(self, seconds: float) -> None:
+        """Take no new instances for this long, and end the warm sandboxes; 0: take some again."""
+        self._capacity.drain(seconds)
+        if seconds:
+            await self._pools.give_way(self._pools.size)
+
     def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
         """See `HostCapacity.reserve`; instances that are here already need no slot."""
         self.load()
@@ -333,7 +339,7 @@ class Host:
 
         Raises:
             CapacityExceeded: They do not fit; nothing was started.
-            FabricUnavailable: The node cannot make sandboxes.
+            FabricUnavailable: The node is being drained, or cannot make sandboxes.
         """
         await self._adopted.wait()
         known = {i: outcome for i in (s.instance_id for s in specs)

@@ -233,6 +233,7 @@ class HostShell:
     measures = _forwarded(Host.measures)
     hold = _forwarded(Host.hold)
     reserve = _forwarded(Host.reserve)
+    drain = _forwarded(Host.drain)
     warm = _forwarded(Host.warm)
     pools = _forwarded(Host.pools)
     has_project = _forwarded(Host.has_project)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from aenv_ray.clock import Clock
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 
 HOST_CAPACITY: Final = 4096
@@ -23,12 +23,25 @@ class HostCapacity:
     def __init__(
         self, host_id: HostId, capacity: int, present: Callable[[], int], clock: Clock
     ) -> None:
-        self.capacity = capacity
+        self._slots = capacity
         self._host_id = host_id
         self._present = present
         self._clock = clock
         self._reserved_until: dict[InstanceId, float] = {}
         self._held_until = float("-inf")
+        self._drained_until = float("-inf")
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots; while the node drains, only those that are in use."""
+        return min(self._slots, self.taken()) if self._is_draining() else self._slots
+
+    def drain(self, seconds: float) -> None:
+        """Accept only instances that have a reservation already, for this long."""
+        self._drained_until = self._clock.now() + seconds
+
+    def _is_draining(self) -> bool:
+        return self._clock.now() < self._drained_until
 
     def taken(self, without: Collection[InstanceId] = ()) -> int:
         """Return the number of used or reserved slots, without reservations for these ids."""
@@ -56,17 +69,24 @@ class HostCapacity:
         """Accept instances, which use up their reservations.
 
         Raises:
+            FabricUnavailable: The node is being drained.
             CapacityExceeded: There are too few slots, or they are held for others.
         """
         taken = self.taken(without=ids)
-        if taken + len(ids) > self.capacity:
+        is_reserved = self._reserved_until.keys() >= set(ids)
+        if self._is_draining() and not is_reserved:
+            raise FabricUnavailable(
+                f"host {self._host_id} takes no new instances: its node is being drained",
+                hint="create them on another node",
+            )
+        if taken + len(ids) > self._slots:
             raise CapacityExceeded(
-                f"host {self._host_id} has {taken} of {self.capacity} slots in use; "
+                f"host {self._host_id} has {taken} of {self._slots} slots in use; "
                 f"{len(ids)} more instances do not fit",
                 hint="release instances or add nodes",
             )
         is_held = self._clock.now() < self._held_until
-        if is_held and not self._reserved_until.keys() >= set(ids):
+        if is_held and not is_reserved:
             raise CapacityExceeded(
                 f"the slots of host {self._host_id} are held for creates that have waited longer",
                 hint="try again, or join the queue by queue_timeout",

@@ -31,6 +31,7 @@ class NodeFacts:
         is_head: Whether Ray's head runs there.
         engine: The node's `ENGINE_LABEL`; None: it declares no engine.
         machine: Host name of the machine; in tests several nodes share one.
+        is_draining: Whether it takes no new instances, because it is to be stopped.
     """
 
     cores: int
@@ -38,10 +39,13 @@ class NodeFacts:
     is_head: bool = False
     machine: str = ""
     engine: str | None = None
+    is_draining: bool = False
 
     @property
     def takes_instances(self) -> bool:
-        """Whether instances may run here. A head without CPUs takes none."""
+        """Whether instances may be created here. A head without CPUs takes none."""
+        if self.is_draining:
+            return False
         return bool(self.slots) if self.slots is not None else not (self.is_head and not self.cores)
 
     def may_run(self, engines: Collection[str]) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import ray
@@ -52,9 +55,14 @@ _ROUTINE_WARNINGS: Final = {
     "ray._private.worker": "SIGTERM handler is not set",
 }
 """Loggers of Ray, with the beginning of a warning that each start of Ray logs."""
+_PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Variable with the time for which Ray's core waits for a lost head before it ends its process."""
+_PATIENCE_S: Final = 600
 _HEAD: Final = "node:__internal_head__"
 """Resource with which Ray marks its head."""
 _SHARE_OF_HEAD: Final = 0.001
+_DRAINING: Final = "draining-nodes"
+"""Key of the ids of draining nodes."""
 _DEMAND: Final = "aenv-demand-"
 """Prefix of the names of our placement groups."""
 
@@ -112,7 +120,7 @@ def ensure_ray(address: str | None = None) -> bool:
 
 
 def _init_ray(address: str | None) -> None:
-    with quiet_start():
+    with quiet_start(), _patient() if address is not None else contextlib.nullcontext():
         ray.init(
             address=address,
             namespace=NAMESPACE,
@@ -123,6 +131,27 @@ def _init_ray(address: str | None) -> None:
             _system_config=dict(SYSTEM_CONFIG) if address is None else None,
             _temp_dir=short_directory() if address is None else None,
         )
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """Have Ray's core, which starts in the block, wait for a lost head for `_PATIENCE_S`.
+
+    By default it ends this process after a minute. The variable is not left to child processes.
+    """
+    if _PATIENCE in os.environ:
+        yield
+        return
+    os.environ[_PATIENCE] = str(_PATIENCE_S)
+    try:
+        yield
+    finally:
+        del os.environ[_PATIENCE]
+
+
+def head_address() -> str:
+    """Return ``HOST:PORT`` of the head of the cluster that this process is connected to."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @contextlib.contextmanager
@@ -262,11 +291,46 @@ def was_restarted() -> bool:
 
 def alive_nodes() -> dict[str, NodeFacts]:
     """Return the live nodes by id."""
+    draining = draining_nodes()
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
-    return {str(node["NodeID"]): _facts(node) for node in nodes if node["Alive"]}
+    alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
+    return {node_id: _facts(node, node_id in draining) for node_id, node in alive.items()}
 
 
-def _facts(node: dict[str, Any]) -> NodeFacts:
+def draining_nodes() -> set[str]:
+    """Return the ids of the nodes that take no new instances.
+
+    Raises:
+        FabricUnavailable: Ray does not answer.
+    """
+    kept: list[str] = json.loads(load(_DRAINING) or "[]")
+    return set(kept)
+
+
+def set_draining_nodes(nodes: Collection[str]) -> None:
+    """Store which nodes take no new instances; only the controller does so.
+
+    It is stored with Ray's own records, which survive the head if Ray has a Redis.
+
+    Raises:
+        FabricUnavailable: Ray does not answer.
+    """
+    store(_DRAINING, json.dumps(sorted(nodes)))
+
+
+def actors_by_node(class_name: str) -> Counter[str]:
+    """Return the number of live actors of a class on each node."""
+    from ray._private import state
+
+    rows: dict[str, dict[str, Any]] = state.actors(actor_state_name="ALIVE")
+    return Counter(
+        str(row["Address"]["NodeID"])
+        for row in rows.values()
+        if row["ActorClassName"].rpartition(".")[2] == class_name
+    )
+
+
+def _facts(node: dict[str, Any], is_draining: bool) -> NodeFacts:
     resources: dict[str, float] = node["Resources"]
     slots = resources.get(SLOT)
     return NodeFacts(
@@ -275,6 +339,7 @@ def _facts(node: dict[str, Any]) -> NodeFacts:
         is_head=_HEAD in resources,
         machine=str(node.get("NodeManagerHostname", "")),
         engine=(node.get("Labels") or {}).get(ENGINE_LABEL),
+        is_draining=is_draining,
     )
 
 

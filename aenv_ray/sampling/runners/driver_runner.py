@@ -140,6 +140,10 @@ class DriverRunners:
         """See `Runners.expected`."""
         return 0
 
+    def leaving(self) -> set[str]:
+        """See `Runners.leaving`."""
+        return set()
+
     async def lost(self, runner: RunnerLink) -> None:
         """See `Runners.lost`; it lives as long as the driver."""
 

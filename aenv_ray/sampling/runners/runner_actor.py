@@ -270,6 +270,7 @@ class NodeRunners:
         self._opening: dict[asyncio.Task[RunnerLink | None], float] = {}
         """With the time when they began to open."""
         self._lost: set[str] = set()
+        self._leaving: set[str] = set()
 
     async def new(self, wait_s: float) -> list[RunnerLink]:
         """See `Runners.new`; a node that starts its runner slowly does not hold up the others."""
@@ -306,7 +307,12 @@ class NodeRunners:
             archive = await asyncio.to_thread(self._project.archive)
             self._archive = ray_api.put(archive)
         with ray_api.translated("listing the nodes"):
-            nodes = set(usable(await asyncio.to_thread(ray_api.alive_nodes)))
+            alive = await asyncio.to_thread(ray_api.alive_nodes)
+        nodes = set(usable(alive))
+        draining = {node for node, facts in alive.items() if facts.is_draining}
+        # Without another node, the runners of draining nodes stay: their creates wait for one.
+        draining = draining if nodes else set()
+        self._leaving = {r.name for node, r in self._runners.items() if node in draining}
         # Where every node joins on demand, the creates of a first runner are that demand.
         nodes = nodes or {ray_api.node_id()}
         return [self._started(node) for node in nodes if node not in self._runners]
@@ -330,6 +336,10 @@ class NodeRunners:
             runner.kill()
             raise
         return runner
+
+    def leaving(self) -> set[str]:
+        """See `Runners.leaving`."""
+        return self._leaving
 
     async def lost(self, runner: RunnerLink) -> None:
         """See `Runners.lost`."""

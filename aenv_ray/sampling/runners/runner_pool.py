@@ -67,6 +67,9 @@ class Runners(Protocol):
     def expected(self) -> int:
         """How many further runners are likely to be there in a few seconds."""
 
+    def leaving(self) -> set[str]:
+        """Return the names of the runners whose nodes are to be stopped, as of the last `new`."""
+
     async def lost(self, runner: RunnerLink) -> None:
         """Clean up after a lost runner; it may get a successor."""
 
@@ -80,6 +83,8 @@ class _Member:
     def __init__(self, link: RunnerLink) -> None:
         self.link = link
         self.outbox: list[Group] = []
+        self.is_leaving = False
+        """Whether it gets no more tasks, and is closed once it has finished those that it plays."""
         self.rate = 0.0
         """Finished episodes per second."""
         self.was_asked = False
@@ -192,6 +197,7 @@ class RunnerPool:
             for link in await self._new_runners(LOOK_S):
                 member = self._members[link.name] = _Member(link)
                 self._start(self._follow(member))
+            self._note_leaving()
             self._changed.set()
             if self._members:
                 alive_at = loop.time()
@@ -212,6 +218,15 @@ class RunnerPool:
             await asyncio.sleep(wait_s)
             return []
 
+    def _note_leaving(self) -> None:
+        """Have the runners of draining nodes return the tasks that they have not begun."""
+        leaving = self._runners.leaving()
+        for member in self._members.values():
+            if member.link.name in leaving and not member.is_leaving:
+                member.is_leaving = True
+                logger.info("the runner %s leaves: its node is being drained", member.link.name)
+                self._start(self._take_back(member, self._assignments.count(member.link.name)))
+
     async def _follow(self, member: _Member) -> None:
         """Collect the episodes of a runner until it is lost."""
         try:
@@ -224,8 +239,20 @@ class RunnerPool:
                     if self._assignments.finish(member.link.name, episode.index):
                         self._report(episode)
                 self._changed.set()
+                if await self._leave_if_done(member):
+                    return
         except RunnerLost as exc:
             await self._lose(member, exc)
+
+    async def _leave_if_done(self, member: _Member) -> bool:
+        """Close a leaving runner that has no tasks left; return whether it is closed."""
+        if not member.is_leaving or self._assignments.count(member.link.name):
+            return False
+        if self._members.pop(member.link.name, None) is not None:
+            await member.link.close()
+            await self._runners.lost(member.link)
+            self._changed.set()
+        return True
 
     async def _lose(self, member: _Member, cause: RunnerLost) -> None:
         if self._members.pop(member.link.name, None) is None:
@@ -250,7 +277,8 @@ class RunnerPool:
                 self._has_more = False
                 self._flush()
                 continue
-            if self._members.get(member.link.name) is not member:  # lost meanwhile
+            is_lost = self._members.get(member.link.name) is not member
+            if is_lost or member.is_leaving:  # meanwhile
                 self._assignments.returned.appendleft(group)
                 continue
             self._assignments.give(member.link.name, group)
@@ -279,7 +307,7 @@ class RunnerPool:
         while True:
             self._changed.clear()
             if self._has_more or self._assignments.returned:
-                member = max(self._members.values(), key=self._room, default=None)
+                member = max(self._staying(), key=self._room, default=None)
                 if member is not None and self._room(member) > 0:
                     return member
             elif self._assignments.is_empty:
@@ -288,10 +316,15 @@ class RunnerPool:
                 self._relieve_slowest()
             await self._changed.wait()
 
+    def _staying(self) -> list[_Member]:
+        """Return the runners that get tasks."""
+        return [member for member in self._members.values() if not member.is_leaving]
+
     def _relieve_slowest(self) -> None:
         """Have the runner with the most tasks return those that others could begin now."""
         limit = self._limit()
-        counts = {name: self._assignments.count(name) for name in self._members}
+        staying = [member.link.name for member in self._staying()]
+        counts = {name: self._assignments.count(name) for name in staying}
         idle = sum(max(0, limit - count) for count in counts.values())
         slowest = max(counts, key=counts.__getitem__, default=None)
         if slowest is None or self._members[slowest].was_asked:
@@ -307,10 +340,11 @@ class RunnerPool:
             self._assignments.take_back(member.link.name, taken)
             member.was_asked = not taken
             self._changed.set()
+            await self._leave_if_done(member)
 
     def _limit(self) -> int:
         """Return how many episodes each runner may play at once."""
-        runners = len(self._members) + self._runners.expected
+        runners = len(self._staying()) + self._runners.expected
         return math.ceil(self._concurrency / max(1, runners))
 
     def _room(self, member: _Member) -> int:

@@ -14,6 +14,7 @@ from aenv_ray import ids
 from aenv_ray.actors.calls.call_batching import BatchServer
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
+from aenv_ray.actors.controller.draining import NodeState, NodeStatus
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
@@ -142,6 +143,9 @@ class LocalInstances(AsyncFabric):
 
     async def list_instances(self) -> list[InstanceInfo]:
         return await self._host.instances()
+
+    async def nodes(self) -> list[NodeState]:
+        return [NodeState("n" * 56, "machine-1", NodeStatus.READY, 0, 0)]
 
 
 class FakeApps(Apps):

@@ -329,6 +329,69 @@ def test_scale_bounds_a_group_and_refuses_what_cannot_be(emulated, life):
     assert caught.value.hint == "groups: kubernetes"
 
 
+# --- upgrades -----------------------------------------------------------------------------------
+
+
+def images_of(emulated: EmulatedCluster) -> dict[str, str]:
+    """Return the image of each Ray pod."""
+    return {
+        pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"]
+        for pod in all_of(emulated, "Pod")
+        if "ray.io/node-type" in pod["metadata"]["labels"]
+    }
+
+
+def upgraded(image: str) -> list[dict[str, Any]]:
+    return manifests.load("dev", None, {"image": image, "workers.minReplicas": "3"})
+
+
+def test_an_upgrade_replaces_one_worker_after_the_other_and_the_head_last(emulated, life, said):
+    life.apply(upgraded("aenv-ray:1"))
+    life.await_ready(LONG_S)
+    said.clear()
+    found = life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert not found.problems()
+    assert images_of(emulated) == dict.fromkeys(
+        ("headgroup-0", "kubernetes-0", "kubernetes-1", "kubernetes-2"), "aenv-ray:2"
+    )
+    deleted = [line for line in said if line.endswith("deleted")]
+    assert deleted == [
+        "Pod kubernetes-0: deleted", "Pod kubernetes-1: deleted", "Pod kubernetes-2: deleted",
+        "Pod headgroup-0: deleted",
+    ]  # fmt: skip
+    said.clear()
+    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert not [line for line in said if line.endswith("deleted")], "nothing differs"
+    life.upgrade(upgraded("aenv-ray:2"), LONG_S, everything=True)
+    assert len([line for line in said if line.endswith("deleted")]) == 4
+
+
+def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(emulated, life):
+    """What runs goes on; the corrected version replaces the broken worker first."""
+    life.apply(upgraded("aenv-ray:1"))
+    emulated.controllers.missing_images.add("aenv-ray:2")
+    with pytest.raises(DeadlineExceeded, match="workers are to be replaced"):
+        life.upgrade(upgraded("aenv-ray:2"), 0.0)
+    with pytest.raises(DeadlineExceeded, match="workers are to be replaced"):
+        life.upgrade(upgraded("aenv-ray:2"), 0.0)
+    assert sorted(images_of(emulated).values()) == ["aenv-ray:1"] * 3 + ["aenv-ray:2"]
+    life.upgrade(upgraded("aenv-ray:3"), LONG_S)
+    assert set(images_of(emulated).values()) == {"aenv-ray:3"}
+
+
+def test_there_must_be_something_to_upgrade(life):
+    with pytest.raises(ConfigError, match="no cluster"):
+        life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+
+
+def test_a_worker_that_ends_drains_and_has_time_for_it(emulated, life):
+    life.apply(manifests.load("dev", None, {"workers.drainSeconds": "1234"}))
+    spec = one(emulated, "Pod", "kubernetes-0")["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 1234
+    hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert hook[:3] == ["aenv", "cluster", "drain"]
+
+
 # --- down ---------------------------------------------------------------------------------------
 
 

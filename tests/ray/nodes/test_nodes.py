@@ -224,6 +224,63 @@ def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
     console.do(RELEASE.format("group"))
 
 
+SAMPLING = """
+import threading, time
+from collections import Counter
+played = []
+def policy(env, task):
+    env.call_tool("count", {})
+    time.sleep(0.1)  # an episode that lasts: some are being played when the node drains
+    env.call_tool("count", {})
+def sample():
+    tasks = [{"id": str(n)} for n in range(120)]
+    for one in aenv_ray.sample(PROBE, policy, tasks, concurrency=6, runners="nodes"):
+        played.append((one.task_id, str(one.status), one.attempts))
+sampling = threading.Thread(target=sample, daemon=True)
+sampling.start()
+"""
+STATE = (
+    "{{str(n.status): [n.instances, n.runners]"
+    " for n in aenv_ray.init().nodes() if n.node_id == {!r}}}"
+)
+
+
+@pytest.mark.timeout(300)  # Ray starts another controller, which takes its time on a busy machine
+def test_a_node_drains_and_no_episode_is_lost_or_played_twice(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
+) -> None:
+    """It gets no instances at either density, also from another controller, until it is undrained.
+
+    Samplings finish there what they have begun, and move on.
+    """
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    state = STATE.format(third.node_id)
+    console.do(f"kept = aenv_ray.create(PROBE, actor='shared', near={third.node_id!r})")
+    assert by_node(console, "[kept]").keys() == {third.node_id}
+    console.do(SAMPLING)
+    eventually(lambda: console.value(state).get("ready", [0, 0])[1] == 1, 60.0)
+    eventually(lambda: console.value("len(played)") >= 10, 60.0)
+    console.do(f"aenv_ray.init().drain({third.node_id[:12]!r})")
+    for density in ("shared", "dedicated"):
+        console.do(f"group = aenv_ray.create_many(PROBE, 2, actor={density!r})")
+        assert third.node_id not in by_node(console, "group")
+        console.do(RELEASE.format("group"))
+    eventually(lambda: console.value(state) == {"draining": [1, 0]}, 60.0)
+    console.do("ray.kill(aenv_ray.init().controller, no_restart=False)")
+    console.do("group = aenv_ray.create_many(PROBE, 6)")
+    assert by_node(console, "group").keys() == {nodes.head.node_id, second.node_id}
+    assert console.value(CALLS.format("[kept]")) == [1], "what runs there goes on"
+    console.do(RELEASE.format("group + [kept]"))
+    eventually(lambda: console.value(state) == {"drained": [0, 0]}, 60.0)
+    console.do("sampling.join(120)")
+    rows = console.value("played")
+    assert sorted(int(task) for task, *_ in rows) == list(range(120))
+    assert {(status, attempts) for _, status, attempts in rows} == {("completed", 1)}
+    console.do(f"aenv_ray.init().undrain({third.node_id!r})")
+    eventually(lambda: is_used(console, third), 30.0)
+
+
 LOST = """
 import asyncio
 from aenv_ray.client.async_handle import AsyncEnvHandle

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp
+from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp, GatewayPolicy
 from aenv_ray.client.over_gateway import GatewayInstance
 from aenv_ray.errors import (
     AenvError,
@@ -258,3 +258,16 @@ async def test_tools_are_called_where_the_gateway_is() -> None:
     instance = GatewayInstance("https://gateway.test/prefix", None, "a-1")
     assert instance.url == "https://gateway.test/prefix"
     await instance.close()
+
+
+def test_a_gateway_that_stays_away_is_logged_once_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However many requests wait for it."""
+    policy = GatewayPolicy("http://host", None, attempts=10)
+    away = httpx.ConnectError("refused")
+    for outage in (1, 2):
+        for attempt in (1, 2, 3, 3, 4):
+            policy.note_attempt(away, attempt=attempt)
+        assert [r.getMessage().count("is not reached") for r in caplog.records] == [1] * outage
+        policy.note_attempt(None, attempt=5)

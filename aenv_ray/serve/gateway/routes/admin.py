@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 
 from aenv_ray import ids
+from aenv_ray.actors.controller.draining import NodeState
 from aenv_ray.actors.fabric.warm_api import warm
 from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
 from aenv_ray.hub.records import AuditRecord, Quota, TokenRecord
@@ -25,7 +26,9 @@ from aenv_ray.serve.gateway.routes.schemas import (
 )
 from aenv_ray.units import parse_duration_s
 
-tokens, quotas, pools, hub = map(control_router, ("tokens", "quotas", "pools", "hub"))
+tokens, quotas, pools, nodes, hub = map(
+    control_router, ("tokens", "quotas", "pools", "nodes", "hub")
+)
 POOLS: Final = "pool"
 """Kind of the hub's documents that say how many sandboxes to keep ready."""
 
@@ -123,6 +126,12 @@ async def set_pool(call: AdminCall, body: PoolRequest) -> PoolObject:
     else:
         await call.hub.delete_document(POOLS, source.reference)
     return PoolObject(environment=source.reference, count=body.count, ready=ready)
+
+
+@nodes.get("/nodes")
+async def list_nodes(call: AdminCall) -> list[NodeState]:
+    """List the nodes of the cluster, and whether they take instances."""
+    return await call.control.deps.fabric.nodes()
 
 
 @hub.get("/audit")

@@ -37,6 +37,7 @@ _ROUTERS: Final = (
     admin.tokens,
     admin.quotas,
     admin.pools,
+    admin.nodes,
     admin.hub,
 )
 _DESCRIPTION: Final = (

@@ -78,3 +78,13 @@ def test_a_limit_of_none_keeps_none() -> None:
     plan = SparePlan(per_node=0)
     plan.created(A, "process", 0.0)
     assert plan.missing(0.0) is None
+
+
+def test_a_draining_node_keeps_no_spares(plan: SparePlan) -> None:
+    for kind in (A, ELSEWHERE):
+        plan.created(kind, "process", 0.0)
+    plan.ready("a-1", A)
+    plan.drain({A.node_id})
+    assert plan.take_surplus(1.0) == ["a-1"]
+    assert plan.missing(1.0) == ELSEWHERE
+    assert plan.take(A) is None

@@ -6,7 +6,7 @@ import pytest
 
 from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.clock import FakeClock
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 
 A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
@@ -64,3 +64,19 @@ def test_a_release_before_the_start_frees_the_reserved_place(bench: Bench) -> No
     assert bench.capacity.reserve([A, B, C], 30.0)
     bench.capacity.forget([A, InstanceId("unknown")])
     assert bench.capacity.taken() == 2
+
+
+def test_a_draining_host_accepts_only_what_has_its_place_already(bench: Bench) -> None:
+    """Creates that were granted places go on; others are told to go to another host."""
+    bench.present = 1
+    assert bench.capacity.reserve([A], 30.0)
+    bench.capacity.drain(60.0)
+    assert bench.capacity.capacity == bench.capacity.taken() == 2, "nothing is free"
+    assert not bench.capacity.reserve([B], 30.0)
+    with pytest.raises(FabricUnavailable, match="drained") as raised:
+        bench.capacity.admit([B])
+    assert raised.value.hint
+    bench.capacity.admit([A])
+    bench.capacity.drain(0.0)
+    bench.capacity.admit([B])
+    assert bench.capacity.capacity == 3

@@ -72,8 +72,12 @@ class _FakeRunners:
     def __init__(self, *runners: _FakeRunner) -> None:
         self.waiting: list[RunnerLink] = list(runners)
         self.were_lost: list[str] = []
+        self.are_leaving: set[str] = set()
 
     expected = 0
+
+    def leaving(self) -> set[str]:
+        return self.are_leaving
 
     async def new(self, wait_s: float) -> list[RunnerLink]:
         found, self.waiting = self.waiting, []
@@ -420,3 +424,40 @@ async def test_tasks_whose_return_is_answered_after_the_loss_are_played_once(
     assert [len(taken) for taken in answers] == [2]
     assert sorted(one.index for one in episodes) == list(range(12))
     assert {one.index for one in episodes if one.attempts == 2} > {*answers[0]}
+
+
+async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others get what it has not begun, and no episode is played twice."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.01)
+    begun: list[tuple[str, int]] = []
+    has_begun, may_end, has_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Noticing(_FakeRunners):
+        async def lost(self, runner: RunnerLink) -> None:
+            has_left.set()
+
+    def playing(name: str) -> Play:
+        async def play(one: Assignment, start: GroupStart) -> Episode:
+            begun.append((name, one.index))
+            if name == "leaving":
+                has_begun.set()
+                await may_end.wait()
+            elif has_begun.is_set() and not runners.are_leaving:
+                runners.are_leaving = {"leaving"}
+            elif one.index == 29:
+                may_end.set()
+                await has_left.wait()
+            return _episode(one)
+
+        return play
+
+    leaving, staying = (_FakeRunner(name, playing(name)) for name in ("leaving", "staying"))
+    runners = Noticing(leaving, staying)
+    episodes = await _played(runners, 30, concurrency=4)
+    assert sorted(one.index for one in episodes) == list(range(30))
+    assert all(one.attempts == 1 for one in episodes)
+    assert sorted(index for _, index in begun) == list(range(30)), "each was played once"
+    assert sum(name == "leaving" for name, _ in begun) <= 4
+    assert leaving.is_closed

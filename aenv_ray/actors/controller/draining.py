@@ -1,0 +1,91 @@
+"""The states of nodes, and in particular of those that are being drained: pure decisions.
+
+A node that is to be stopped takes no new instances, and those that it has run to their end. Which
+nodes these are is stored in Ray, see `ray_api.set_draining_nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.errors import ConfigError
+
+LEAST_PREFIX: Final = 6
+"""Least length of an abbreviated node id."""
+
+
+class NodeStatus(StrEnum):
+    """Whether a node takes instances."""
+
+    READY = "ready"
+    """It takes instances."""
+    CONTROL = "control"
+    """It takes none: it runs only the control plane, or has no slots while others have."""
+    DRAINING = "draining"
+    """It takes no new ones, and still has some, or runners of samplings."""
+    DRAINED = "drained"
+    """It takes none and has none: it can be stopped."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A live node as `aenv cluster nodes` shows it.
+
+    Attributes:
+        instances: Those that run or start there.
+        runners: Samplings that play episodes there.
+    """
+
+    node_id: str
+    machine: str
+    status: NodeStatus
+    instances: int
+    runners: int
+
+
+def node_named(name: str, alive: Iterable[str], machines: Mapping[str, str]) -> str:
+    """Return the id of a node, given its id, the beginning of it, or the name of its machine.
+
+    Raises:
+        ConfigError: There is no such node, or more than one.
+    """
+    found = [node for node in alive if name in (node, machines.get(node))]
+    if not found and len(name) >= LEAST_PREFIX:
+        found = [node for node in alive if node.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    problem = f"{len(found)} nodes are called" if found else "there is no live node"
+    raise ConfigError(f"{problem} {name!r}", hint="list the nodes with: aenv cluster nodes")
+
+
+def node_states(
+    nodes: Mapping[str, NodeFacts],
+    taking: Collection[str],
+    instances: Mapping[str, int],
+    runners: Mapping[str, int],
+) -> list[NodeState]:
+    """Return the state of each live node.
+
+    Args:
+        nodes: The live nodes.
+        taking: Ids of those that take new instances.
+        instances: Number of instances that run or start, by node.
+        runners: Number of runners of samplings, by node.
+    """
+
+    def status(node: str, facts: NodeFacts) -> NodeStatus:
+        if facts.is_draining:
+            is_used = instances.get(node, 0) or runners.get(node, 0)
+            return NodeStatus.DRAINING if is_used else NodeStatus.DRAINED
+        return NodeStatus.READY if node in taking else NodeStatus.CONTROL
+
+    return [
+        NodeState(
+            node, facts.machine, status(node, facts), instances.get(node, 0), runners.get(node, 0)
+        )
+        for node, facts in sorted(nodes.items(), key=lambda pair: (pair[1].machine, pair[0]))
+    ]

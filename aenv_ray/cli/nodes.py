@@ -1,0 +1,138 @@
+"""``aenv cluster nodes``, ``drain`` and ``undrain``: which nodes take instances."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from aenv_ray.cli.terminal import console
+from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.output import Columns, show, show_rows
+from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable
+
+if TYPE_CHECKING:
+    from aenv_ray.actors.controller.draining import NodeState
+    from aenv_ray.actors.fabric.fabric import Fabric
+
+_POLL_S: Final = 2.0
+_DRAIN_S: Final = 1800.0
+
+Node = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NODE]",
+        help="Id, the beginning of it, or name of the machine. Default: this node.",
+    ),
+]
+
+COLUMNS: Final[Columns] = {
+    "NODE": lambda n: n["node_id"][:12],
+    "MACHINE": lambda n: n["machine"],
+    "STATUS": lambda n: n["status"],
+    "INSTANCES": lambda n: n["instances"],
+    "SAMPLINGS": lambda n: n["runners"],
+}
+
+
+def nodes(output: Output = None) -> None:
+    """List the nodes, and whether they take instances.
+
+    Run it where RAY_ADDRESS is set, or on the machine of `aenv up`.
+
+    Example:
+      aenv cluster nodes
+    """
+    rows = [_shown(state) for state in _fabric().nodes()]
+    show_rows(rows, output, COLUMNS, empty="the cluster has no nodes")
+
+
+def drain(
+    node: Node = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the node has no instances.")
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds to wait at most.")
+    ] = _DRAIN_S,
+    output: Output = None,
+) -> None:
+    """Prepare a node to be stopped: it takes no new instances.
+
+    Those that it has run to their end or deadline. Samplings finish the episodes
+    that they play there and move to other nodes; warm sandboxes on it end. With
+    --wait, returns once the node can be stopped; exits with 1 if it still has
+    instances after the timeout. Run it where RAY_ADDRESS is set.
+
+    Example:
+      aenv cluster drain worker-3
+      aenv cluster drain --timeout 600 && python clusters/local/node.py stop
+    """
+    fabric = _fabric()
+    state = fabric.drain(node or fabric.ray.node_id())
+    if wait:
+        state = _await_drained(fabric, state, timeout)
+    show(_shown(state), output)
+
+
+def undrain(node: Node = None, output: Output = None) -> None:
+    """Let a node take instances again.
+
+    Example:
+      aenv cluster undrain worker-3
+    """
+    fabric = _fabric()
+    show(_shown(fabric.undrain(node or fabric.ray.node_id())), output)
+
+
+def _await_drained(fabric: Fabric, state: NodeState, timeout_s: float) -> NodeState:
+    """Wait until a node is drained; one that has left the cluster is, too."""
+    from aenv_ray.actors.controller.draining import NodeStatus
+
+    ends = time.monotonic() + timeout_s
+    said = ""
+    while state.status is not NodeStatus.DRAINED:
+        line = f"waiting for {state.instances} instances and {state.runners} samplings"
+        if line != said:
+            console.say(line)
+            said = line
+        if time.monotonic() >= ends:
+            raise DeadlineExceeded(
+                f"node {state.node_id[:12]} still has {state.instances} instances and "
+                f"{state.runners} samplings after {timeout_s:g} s",
+                hint="it stays draining: wait longer, end them, or use aenv cluster undrain",
+            )
+        time.sleep(_POLL_S)
+        try:
+            found = {one.node_id: one for one in fabric.nodes()}
+        except FabricUnavailable as exc:  # the head may be restarting
+            console.say(f"still waiting: {exc.message}")
+            continue
+        if state.node_id not in found:
+            console.say("the node has left the cluster")
+            return dataclasses.replace(state, status=NodeStatus.DRAINED, instances=0, runners=0)
+        state = found[state.node_id]
+    return state
+
+
+def _fabric() -> Fabric:
+    """Return a connection to the cluster; none is started."""
+    from aenv_ray import local_fabric
+    from aenv_ray.actors.fabric import driver_api
+    from aenv_ray.config import settings
+
+    address = settings().ray_address
+    if address is None:
+        fabric = local_fabric.read(settings().data_dir)
+        address = fabric.ray_address if fabric is not None else None
+    if not address:
+        raise ConfigError(
+            "no cluster is configured", hint="set RAY_ADDRESS, or run this on a node of the cluster"
+        )
+    return driver_api.init(address)
+
+
+def _shown(state: NodeState) -> dict[str, Any]:
+    return {**dataclasses.asdict(state), "status": str(state.status)}
