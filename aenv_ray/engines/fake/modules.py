@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
 
 from aenv_ray.runtime.api.loader import BareNames, load_project
 from aenv_ray.runtime.api.registry import Registry, registering_in
+from aenv_ray.runtime.api.signature import Signature
 
 _lock = threading.RLock()
 """Held while the modules of one space are in `sys.modules`, so only one project imports at a
@@ -29,6 +31,10 @@ _codes: dict[tuple[str, int, int], CodeType] = {}
 """Compiled sources by path, time and size, because the project directory has no bytecode cache."""
 _checked: set[frozenset[tuple[str, int, int]]] = set()
 """Sets of sources whose signatures were checked."""
+_signatures: dict[tuple[Any, ...], Signature] = {}
+"""Signatures that all copies of a function share: making one takes a millisecond."""
+_SIMPLE_TYPES: Final = (bool, int, float, str)
+"""Types of which no copy of a module has its own."""
 
 
 class ModuleSpace:
@@ -61,6 +67,12 @@ class ModuleSpace:
 
     def compile_once(self, registry: _SpaceRegistry) -> None:
         """Check the signatures of these sources, unless an earlier copy was checked."""
+        for entry in registry.entries():
+            key = _key_of_signature(entry.function)
+            if key in _signatures:
+                vars(entry)["signature"] = _signatures[key]  # where `cached_property` keeps it
+            elif key:
+                _signatures[key] = entry.signature
         sources = frozenset(self._sources)
         if sources not in _checked:
             Registry.compile(registry)
@@ -77,7 +89,7 @@ class ModuleSpace:
                 return
             hidden = self._hide_namesakes()
             sys.modules.update(self._modules)
-            before, path = set(sys.modules), list(sys.path)
+            last, path = next(reversed(sys.modules)), list(sys.path)
             writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
             others = list(sys.meta_path)
             sys.meta_path[:0] = self._finders
@@ -91,7 +103,8 @@ class ModuleSpace:
                 sys.meta_path[:] = [f for f in sys.meta_path if f not in self._finders]
                 sys.dont_write_bytecode = writes_bytecode
                 sys.path[:] = path
-                new = [name for name in sys.modules if name not in before]
+                # New ones are at the end. If the last one of before is gone, all are looked at.
+                new = itertools.takewhile(lambda name: name != last, reversed(sys.modules))
                 self._modules |= {n: sys.modules[n] for n in new if self._owns(sys.modules[n])}
                 for name in self._modules:
                     sys.modules.pop(name, None)
@@ -99,11 +112,7 @@ class ModuleSpace:
 
     def _hide_namesakes(self) -> dict[str, ModuleType]:
         """Remove modules from `sys.modules` that would shadow the project's, and return them."""
-        taken = {
-            name
-            for name in self._names & sys.modules.keys() - sys.stdlib_module_names
-            if not name.startswith(("pydantic", "aenv"))
-        }
+        taken = {name for name in self._names if name in sys.modules and _may_be_hidden(name)}
         names = [n for n in list(sys.modules) if n.partition(".")[0] in taken] if taken else []
         return {name: sys.modules.pop(name) for name in names}
 
@@ -151,6 +160,29 @@ class ModuleSpace:
                 return None
             _codes[key] = code
         return _codes[key]
+
+
+def _may_be_hidden(name: str) -> bool:
+    return name not in sys.stdlib_module_names and not name.startswith(("pydantic", "aenv"))
+
+
+def _key_of_signature(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return what copies of a function have in common; empty if their signatures may differ."""
+    if not isinstance(function, FunctionType) or vars(function):  # such as `__wrapped__`
+        return ()
+    own_names = function.__globals__
+    simple = {one.__name__: one for one in _SIMPLE_TYPES if one.__name__ not in own_names}
+    types = [
+        simple.get(one, one) if isinstance(one, str) else one
+        for name, one in function.__annotations__.items()
+        if name != "return"
+    ]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    if not all(one in _SIMPLE_TYPES for one in types):
+        return ()
+    if not all(one is None or type(one) in _SIMPLE_TYPES for one in defaults):
+        return ()
+    return function.__code__, function.__doc__, *types, *map(repr, defaults)
 
 
 class _SpaceRegistry(Registry):
