@@ -338,10 +338,11 @@ class RunnerPool:
         limit = self._limit()
         # The last tasks are those that a slow runner has returned, or a lost one has left.
         may_be_ahead = self._may_read_ahead and self._has_more
-        return [
-            (member, limit + (member.ahead() if may_be_ahead else 0) - self._assignments.count(name))
-            for name, member in self._members.items()
-        ]
+        rooms = []
+        for name, member in self._members.items():
+            most = limit + (member.ahead() if may_be_ahead else 0)
+            rooms.append((member, most - self._assignments.count(name)))
+        return rooms
 
     def _flush(self) -> None:
         """Send the groups in all outboxes; each runner learns its limit with them."""
