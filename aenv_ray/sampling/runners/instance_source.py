@@ -197,12 +197,11 @@ class InstanceSource:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:
-                self.release(future.result())
-            raise
-        finally:
             if future in self._waiting:
                 self._waiting.remove(future)
+            elif not future.cancelled() and future.exception() is None:
+                self.release(future.result())
+            raise
 
     def begin_group(
         self, count: int, own: OwnOptions | None = None

@@ -314,6 +314,38 @@ async def test_draining_finishes_what_runners_have() -> None:
     assert [one.index for one in episodes] == [0]
 
 
+async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> None:
+    """A source of single tasks would otherwise cost the driver a message for each."""
+    may_arrive, all_taken = asyncio.Event(), asyncio.Event()
+    sent: list[tuple[int, bool]] = []
+
+    class Slow(_FakeRunner):
+        async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+            await may_arrive.wait()
+            sent.append((len(groups), has_more))
+            await super().give(groups, limit, has_more=has_more)
+
+    left = iter([Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(6)])
+
+    async def one_by_one(most: int) -> list[Group]:
+        await asyncio.sleep(0)
+        found = list(itertools.islice(left, 1))
+        if not found:
+            all_taken.set()
+        return found
+
+    episodes: list[Episode] = []
+    runners = _FakeRunners(Slow("a", _at_once))
+    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=8, most_attempts=1)
+    async with asyncio.timeout(30.0):
+        run = asyncio.create_task(pool.play())
+        await all_taken.wait()
+        may_arrive.set()
+        await run
+    assert sent == [(1, True), (5, False)]
+    assert sorted(one.index for one in episodes) == list(range(6))
+
+
 async def test_a_run_goes_on_while_new_runners_cannot_be_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
