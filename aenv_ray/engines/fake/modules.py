@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,11 +44,9 @@ class ModuleSpace:
     def __init__(self, project_dir: Path) -> None:
         self._project_dir = project_dir
         source = project_dir / "src"
-        self._root = source if source.is_dir() else project_dir
-        self._names = {
-            entry.stem if entry.suffix == ".py" else entry.name
-            for entry in (self._root.iterdir() if self._root.is_dir() else ())
-        }
+        self._root = str(source if source.is_dir() else project_dir)
+        entries = os.listdir(self._root) if os.path.isdir(self._root) else ()
+        self._names = {entry.removesuffix(".py") for entry in entries}
         self._modules: dict[str, ModuleType] = {}
         self._sources: set[tuple[str, int, int]] = set()
         self._finders: list[MetaPathFinder] = [_Finder(self)]
@@ -119,12 +118,15 @@ class ModuleSpace:
     def _owns(self, module: ModuleType) -> bool:
         origin = getattr(module, "__file__", None)
         paths = [origin] if origin else list(getattr(module, "__path__", ()))
-        return bool(paths) and Path(paths[0]).is_relative_to(self._root)
+        return bool(paths) and self._is_below_root(paths[0])
+
+    def _is_below_root(self, path: str) -> bool:
+        return path == self._root or path.startswith(f"{self._root}/")
 
     def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return the spec of a module of this project; None for others."""
-        paths = [str(self._root)] if path is None else list(path)
-        if not all(Path(one).is_relative_to(self._root) for one in paths):
+        paths = [self._root] if path is None else list(path)
+        if not all(map(self._is_below_root, paths)):
             return None
         spec = PathFinder.find_spec(name, paths)
         if spec is None and name.partition(".")[0] in self._names:
