@@ -15,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import aenv_ray
+from aenv_ray.actors.fabric import driver_api
 
 PER_NODE: Final = 2_500
 """Sandboxes on each node, as a host has four open files for each; all nodes are on this machine."""
@@ -36,7 +37,7 @@ def fake_cluster(sandboxes: int) -> Iterator[int]:
         for _ in range(nodes - 1):
             cluster.add_node(resources=head["resources"], num_cpus=2)
         ray.init(cluster.address, logging_level="warning")
-        aenv_ray.init()
+        driver_api.init().shared_hosts(sandboxes)  # each node starts its host
         yield nodes
     finally:
         aenv_ray.shutdown()

@@ -203,31 +203,41 @@ class Sampling:
     # --- iterating ------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncGenerator[Episode, None]:
+        async with contextlib.aclosing(self._batches()) as batches:
+            async for batch in batches:
+                for episode in batch:
+                    yield episode
+
+    async def _batches(self) -> AsyncGenerator[list[Episode], None]:
+        """Run all episodes; yield those that have finished since the last batch."""
         finished = _Unread()
         runner = asyncio.create_task(self._run(finished))
-        runner.add_done_callback(lambda _: finished.put(None))
+        runner.add_done_callback(lambda _: finished.end())
         try:
-            while (episode := await finished.get()) is not None:
-                yield episode
+            while batch := await finished.get():
+                yield batch
             await runner
         finally:
             runner.cancel()
             await asyncio.wait([runner])
 
     def __iter__(self) -> Iterator[Episode]:
-        results: SimpleQueue[Episode | BaseException | None] = SimpleQueue()
+        results: SimpleQueue[list[Episode] | BaseException | None] = SimpleQueue()
         loop = asyncio.new_event_loop()
         stop, has_room = asyncio.Event(), asyncio.Event()
+        given = read = 0  # each is changed by one thread
 
         async def pump() -> None:
             async def forward() -> None:
+                nonlocal given
                 # Closed here, so that the run has ended when the loop does, wherever this stops.
-                async with contextlib.aclosing(self.__aiter__()) as episodes:
-                    async for episode in episodes:
-                        results.put(episode)
-                        if results.qsize() >= _UNREAD:
+                async with contextlib.aclosing(self._batches()) as batches:
+                    async for batch in batches:
+                        given += len(batch)
+                        results.put(batch)
+                        if given - read >= _UNREAD:
                             has_room.clear()
-                            if results.qsize() >= _UNREAD:  # else it was read meanwhile
+                            if given - read >= _UNREAD:  # else it was read meanwhile
                                 await has_room.wait()
 
             task = asyncio.create_task(forward())
@@ -246,12 +256,14 @@ class Sampling:
         thread = threading.Thread(target=loop.run_until_complete, args=(pump(),), daemon=True)
         thread.start()
         try:
-            while (item := results.get()) is not None:
-                if results.qsize() == _UNREAD - 1:
-                    loop.call_soon_threadsafe(has_room.set)
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+            while (batch := results.get()) is not None:
+                if isinstance(batch, BaseException):
+                    raise batch
+                for episode in batch:
+                    read += 1
+                    if given - read == _UNREAD - 1:
+                        loop.call_soon_threadsafe(has_room.set)
+                    yield episode
         finally:
             if thread.is_alive():
                 loop.call_soon_threadsafe(stop.set)
@@ -318,6 +330,7 @@ class Sampling:
                 finished.room,
                 concurrency=self._concurrency,
                 most_attempts=self._rules.infra_retries + 1,
+                group_size=tasks.samples,
                 may_read_ahead=tasks.known is not None,
             )
             self._drain = functools.partial(
@@ -380,23 +393,34 @@ class Sampling:
 
 
 class _Unread:
-    """Finished episodes that wait for their reader, and None at the end."""
+    """Finished episodes that wait for their reader."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Episode | None] = asyncio.Queue()
+        self._episodes: list[Episode] = []
+        self._news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._is_over = False
 
-    def put(self, episode: Episode | None) -> None:
-        self._queue.put_nowait(episode)
-        if self._queue.qsize() >= _UNREAD:
+    def put(self, episode: Episode) -> None:
+        self._episodes.append(episode)
+        self._news.set()
+        if len(self._episodes) >= _UNREAD:
             self._has_room.clear()
 
-    async def get(self) -> Episode | None:
-        episode = await self._queue.get()
-        if self._queue.qsize() < _UNREAD:
-            self._has_room.set()
-        return episode
+    def end(self) -> None:
+        """No more will follow."""
+        self._is_over = True
+        self._news.set()
+
+    async def get(self) -> list[Episode]:
+        """Return the episodes that have finished since the last call; none at the end."""
+        self._has_room.set()
+        await self._news.wait()
+        episodes, self._episodes = self._episodes, []
+        if not self._is_over:
+            self._news.clear()
+        return episodes
 
     async def room(self) -> None:
         """Wait until the reader has read enough of them."""

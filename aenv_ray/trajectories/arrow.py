@@ -98,10 +98,28 @@ def read_parquet(path: Path) -> list[Episode]:
         rows = pyarrow("pyarrow.parquet").read_table(path, partitioning=None).to_pylist()
         return [Episode.model_validate(_record(Episode, row)) for row in rows]
     except (OSError, arrow.ArrowException, ValidationError, ValueError) as exc:
-        raise ConfigError(
-            f"{path}: not a Parquet file of episodes: {exc}",
-            hint="give a file that aenv-ray wrote, or JSON Lines of episodes",
-        ) from exc
+        raise _not_episodes(path, exc) from exc
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of episodes in a Parquet file, without reading them.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    arrow = pyarrow()
+    try:
+        rows: int = pyarrow("pyarrow.parquet").read_metadata(path).num_rows
+    except (OSError, arrow.ArrowException) as exc:
+        raise _not_episodes(path, exc) from exc
+    return rows
+
+
+def _not_episodes(path: Path, cause: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path}: not a Parquet file of episodes: {cause}",
+        hint="give a file that aenv-ray wrote, or JSON Lines of episodes",
+    )
 
 
 def _is_scalar(annotation: Any) -> str | None:

@@ -108,19 +108,37 @@ class Lines(NamedTuple):
         return [episode for _, episode in self.numbered]
 
 
+def count_lines(path: Path) -> int:
+    """Return the number of episodes that `read_lines` returns, without reading all of them.
+
+    Raises:
+        ConfigError: The file is missing or cannot be read.
+    """
+    *lines, rest = _content(path).split(b"\n")
+    count = sum(bool(line.strip()) for line in lines)
+    if rest.strip():
+        with contextlib.suppress(ConfigError):  # it is torn
+            _episode(path, len(lines) + 1, rest)
+            count += 1
+    return count
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
+        ) from exc
+
+
 def read_lines(path: Path) -> Lines:
     """Return the episodes of a JSON Lines file. Empty lines are skipped.
 
     Raises:
         ConfigError: The file is missing or cannot be read, or a complete line is not an episode.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as exc:
-        raise ConfigError(
-            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
-        ) from exc
-    *lines, rest = text.split(b"\n")
+    *lines, rest = _content(path).split(b"\n")
     numbered = [(n, _episode(path, n, line)) for n, line in enumerate(lines, 1) if line.strip()]
     try:
         if rest.strip():

@@ -20,7 +20,7 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
 from aenv_ray.trajectories import arrow
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.files import EpisodeFile, read_lines
+from aenv_ray.trajectories.files import EpisodeFile, count_lines, read_lines
 from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 
 MANIFEST: Final = "manifest.json"
@@ -228,10 +228,14 @@ def _shard(path: Path) -> Shard:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Shard(
         path=path.name,
-        episodes=len(load_shard(path)),
+        episodes=_count(path),
         size_bytes=path.stat().st_size,
         digest=f"sha256:{digest}",
     )
+
+
+def _count(path: Path) -> int:
+    return arrow.count_rows(path) if path.suffix == ".parquet" else count_lines(path)
 
 
 def check_manifest(directory: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
@@ -141,6 +142,8 @@ class HostShell:
         async with self._opening:
             if self._host is None:
                 self._host = await _make_host(*self._args)
+                # Ray and all modules: a full collection would look at them while instances start.
+                gc.freeze()
             return self._host
 
     # --- calls ------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from aenv_ray.engines.base import (
     start_failed,
 )
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.fake.idle import polled_connections
+from aenv_ray.engines.fake.idle import PolledConnections, polled_connections
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, InsideCause, SandboxStartFailed
 from aenv_ray.files import FileLock
@@ -70,6 +70,8 @@ _FACTS: Final = Isolation(
 
 _alive: dict[InstanceId, _FakeRuntime] = {}
 _alive_changed = threading.Condition()
+_looks_at = [float("inf")]
+"""When deadlines are checked next, on the wall clock; changed under `_alive_changed`."""
 
 
 class FakeEngine(Engine):
@@ -137,7 +139,7 @@ class FakeEngine(Engine):
 
         async def dial() -> socket.socket:
             ours, runtime.first = runtime.first, None
-            return await _in_thread(runtime.open_connection) if ours is None else ours
+            return ours or await runtime.open_connection()
 
         sandbox = DoorSandbox(instance_id, _facts(), START_MODE, find_cause, dial=dial)
         await sandbox.open()
@@ -175,7 +177,7 @@ class FakeEngine(Engine):
             raise lost(instance_id, "it does not run")
         with _alive_changed:
             runtime.deadline = deadline
-            _alive_changed.notify_all()
+            _note_deadline(deadline)
 
     def logs(  # noqa: D102
         self, instance_id: InstanceId, *, tail_lines: int | None = None, follow: bool = False
@@ -228,50 +230,38 @@ class _FakeRuntime:
         else:
             self._dispatcher = Dispatcher(registry)
             self._dispatcher.begin(directory=str(self.work_dir), variables=self._variables)
+            self.note_directory()
             with _alive_changed:
                 if not self.is_cancelled.is_set():
                     self.first = self._serve()
                     _alive[self.instance_id] = self
-                    _alive_changed.notify_all()
+                    _note_deadline(self.deadline)
                     return
             reason = "its start was cancelled"
         self.failure = start_failed(self.instance_id, reason)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def open_connection(self) -> socket.socket:
+    async def open_connection(self) -> socket.socket:
         """Return the client's end of a new connection."""
-        ends: list[socket.socket] = []
-        self.run_inside(lambda: ends.append(self._serve()))
-        return ends[0]
+        if polled_connections() is not None:
+            return self._serve()
+        return await _in_thread(lambda: _inside(self, self._serve))
 
     def _serve(self) -> socket.socket:
         assert self._dispatcher is not None
         ours, theirs = socket.socketpair()
         self._peers = [peer for peer in self._peers if peer.fileno() >= 0] + [theirs]
-        idle = self if polled_connections() else None
-        Connection(theirs, self._dispatcher, self._enter_directory, idle).start()
+        polled = polled_connections()
+        idle = None if polled is None else _Idle(self, polled)
+        Connection(theirs, self._dispatcher, self.enter_directory, idle).start()
         return ours
 
-    def watch(self, connection: Connection, fileno: int) -> None:
-        """See `IdleConnections.watch`; the thread that serves it next has this one's directory."""
+    def note_directory(self) -> None:
+        """Note the directory of the calling thread, which is that of the next one that serves."""
         with contextlib.suppress(FileNotFoundError):  # the sandbox has ended
             self._directory = os.getcwd()
-        polled = polled_connections()
-        assert polled is not None
-        polled.watch(connection, fileno)
 
-    def run_inside(self, function: Callable[[], None]) -> None:
-        """Run `function` in a thread that has this sandbox's working directory."""
-
-        def run() -> None:
-            self._enter_directory()
-            function()
-
-        thread = threading.Thread(target=run, name="aenv-fake", daemon=True)
-        thread.start()
-        thread.join()
-
-    def _enter_directory(self) -> None:
+    def enter_directory(self) -> None:
         """Give the calling thread this sandbox's working directory, apart from other threads."""
         if has_own_directories():
             linux.unshare(linux.CLONE_FS)
@@ -288,6 +278,41 @@ class _FakeRuntime:
             self._dispatcher.cancel_all(cause.text)
         if self.first is not None:
             self.first.close()
+
+
+class _Idle:
+    """Watches one connection while it is idle; an `IdleConnections`.
+
+    Args:
+        runtime: Of its sandbox.
+        polled: What watches it.
+    """
+
+    def __init__(self, runtime: _FakeRuntime, polled: PolledConnections) -> None:
+        self._runtime = runtime
+        self._polled = polled
+        self._is_new = True
+
+    def watch(self, connection: Connection, fileno: int) -> None:
+        """See `IdleConnections.watch`; the thread that serves it next has this one's directory."""
+        if not self._is_new:
+            self._runtime.note_directory()
+        self._is_new = False
+        self._polled.watch(connection, fileno)
+
+
+def _inside(runtime: _FakeRuntime, function: Callable[[], T]) -> T:
+    """Run `function` in a thread that has the working directory of a sandbox."""
+    results: list[T] = []
+
+    def run() -> None:
+        runtime.enter_directory()
+        results.append(function())
+
+    thread = threading.Thread(target=run, name="aenv-fake", daemon=True)
+    thread.start()
+    thread.join()
+    return results[0]
 
 
 @cache
@@ -319,8 +344,14 @@ def claim_directory(parent: Path) -> Path:
 
 
 def _boot_all(runtimes: Sequence[_FakeRuntime]) -> None:
-    for runtime in runtimes:
-        runtime.run_inside(runtime.boot)
+    def boot() -> None:
+        for runtime in runtimes:
+            runtime.enter_directory()
+            runtime.boot()
+
+    thread = threading.Thread(target=boot, name="aenv-fake", daemon=True)
+    thread.start()
+    thread.join()
     _start_deadlines()
 
 
@@ -362,6 +393,12 @@ def _start_deadlines() -> None:
     threading.Thread(target=_keep_deadlines, name="aenv-fake-deadlines", daemon=True).start()
 
 
+def _note_deadline(deadline: float) -> None:
+    """Have deadlines checked in time for a new one; the caller holds `_alive_changed`."""
+    if deadline < _looks_at[0]:
+        _alive_changed.notify_all()
+
+
 def _keep_deadlines() -> None:
     clock = SystemClock()
     while True:
@@ -370,7 +407,8 @@ def _keep_deadlines() -> None:
             due = [r.instance_id for r in _alive.values() if r.deadline <= now]
             if not due:
                 earliest = min((r.deadline for r in _alive.values()), default=float("inf"))
-                _alive_changed.wait(min(earliest - now, _LONGEST_WAIT_S))
+                _looks_at[0] = min(earliest, now + _LONGEST_WAIT_S)
+                _alive_changed.wait(_looks_at[0] - now)
         _end(due, EndCause("its TTL passed"))
 
 

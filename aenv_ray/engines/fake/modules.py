@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
+import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
 
 from aenv_ray.runtime.api.loader import BareNames, load_project
 from aenv_ray.runtime.api.registry import Registry, registering_in
+from aenv_ray.runtime.api.signature import Signature
 
 _lock = threading.RLock()
 """Held while the modules of one space are in `sys.modules`, so only one project imports at a
@@ -29,6 +32,10 @@ _codes: dict[tuple[str, int, int], CodeType] = {}
 """Compiled sources by path, time and size, because the project directory has no bytecode cache."""
 _checked: set[frozenset[tuple[str, int, int]]] = set()
 """Sets of sources whose signatures were checked."""
+_signatures: dict[tuple[Any, ...], Signature] = {}
+"""Signatures that all copies of a function share: making one takes a millisecond."""
+_SIMPLE_TYPES: Final = (bool, int, float, str)
+"""Types of which no copy of a module has its own."""
 
 
 class ModuleSpace:
@@ -37,11 +44,9 @@ class ModuleSpace:
     def __init__(self, project_dir: Path) -> None:
         self._project_dir = project_dir
         source = project_dir / "src"
-        self._root = source if source.is_dir() else project_dir
-        self._names = {
-            entry.stem if entry.suffix == ".py" else entry.name
-            for entry in (self._root.iterdir() if self._root.is_dir() else ())
-        }
+        self._root = str(source if source.is_dir() else project_dir)
+        entries = os.listdir(self._root) if os.path.isdir(self._root) else ()
+        self._names = {entry.removesuffix(".py") for entry in entries}
         self._modules: dict[str, ModuleType] = {}
         self._sources: set[tuple[str, int, int]] = set()
         self._finders: list[MetaPathFinder] = [_Finder(self)]
@@ -61,6 +66,12 @@ class ModuleSpace:
 
     def compile_once(self, registry: _SpaceRegistry) -> None:
         """Check the signatures of these sources, unless an earlier copy was checked."""
+        for entry in registry.entries():
+            key = _key_of_signature(entry.function)
+            if key in _signatures:
+                vars(entry)["signature"] = _signatures[key]  # where `cached_property` keeps it
+            elif key:
+                _signatures[key] = entry.signature
         sources = frozenset(self._sources)
         if sources not in _checked:
             Registry.compile(registry)
@@ -77,7 +88,7 @@ class ModuleSpace:
                 return
             hidden = self._hide_namesakes()
             sys.modules.update(self._modules)
-            before, path = set(sys.modules), list(sys.path)
+            last, path = next(reversed(sys.modules)), list(sys.path)
             writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
             others = list(sys.meta_path)
             sys.meta_path[:0] = self._finders
@@ -91,7 +102,8 @@ class ModuleSpace:
                 sys.meta_path[:] = [f for f in sys.meta_path if f not in self._finders]
                 sys.dont_write_bytecode = writes_bytecode
                 sys.path[:] = path
-                new = [name for name in sys.modules if name not in before]
+                # New ones are at the end. If the last one of before is gone, all are looked at.
+                new = itertools.takewhile(lambda name: name != last, reversed(sys.modules))
                 self._modules |= {n: sys.modules[n] for n in new if self._owns(sys.modules[n])}
                 for name in self._modules:
                     sys.modules.pop(name, None)
@@ -99,23 +111,22 @@ class ModuleSpace:
 
     def _hide_namesakes(self) -> dict[str, ModuleType]:
         """Remove modules from `sys.modules` that would shadow the project's, and return them."""
-        taken = {
-            name
-            for name in self._names & sys.modules.keys() - sys.stdlib_module_names
-            if not name.startswith(("pydantic", "aenv"))
-        }
+        taken = {name for name in self._names if name in sys.modules and _may_be_hidden(name)}
         names = [n for n in list(sys.modules) if n.partition(".")[0] in taken] if taken else []
         return {name: sys.modules.pop(name) for name in names}
 
     def _owns(self, module: ModuleType) -> bool:
         origin = getattr(module, "__file__", None)
         paths = [origin] if origin else list(getattr(module, "__path__", ()))
-        return bool(paths) and Path(paths[0]).is_relative_to(self._root)
+        return bool(paths) and self._is_below_root(paths[0])
+
+    def _is_below_root(self, path: str) -> bool:
+        return path == self._root or path.startswith(f"{self._root}/")
 
     def find(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return the spec of a module of this project; None for others."""
-        paths = [str(self._root)] if path is None else list(path)
-        if not all(Path(one).is_relative_to(self._root) for one in paths):
+        paths = [self._root] if path is None else list(path)
+        if not all(map(self._is_below_root, paths)):
             return None
         spec = PathFinder.find_spec(name, paths)
         if spec is None and name.partition(".")[0] in self._names:
@@ -151,6 +162,29 @@ class ModuleSpace:
                 return None
             _codes[key] = code
         return _codes[key]
+
+
+def _may_be_hidden(name: str) -> bool:
+    return name not in sys.stdlib_module_names and not name.startswith(("pydantic", "aenv"))
+
+
+def _key_of_signature(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return what copies of a function have in common; empty if their signatures may differ."""
+    if not isinstance(function, FunctionType) or vars(function):  # such as `__wrapped__`
+        return ()
+    own_names = function.__globals__
+    simple = {one.__name__: one for one in _SIMPLE_TYPES if one.__name__ not in own_names}
+    types = [
+        simple.get(one, one) if isinstance(one, str) else one
+        for name, one in function.__annotations__.items()
+        if name != "return"
+    ]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    if not all(one in _SIMPLE_TYPES for one in types):
+        return ()
+    if not all(one is None or type(one) in _SIMPLE_TYPES for one in defaults):
+        return ()
+    return function.__code__, function.__doc__, *types, *map(repr, defaults)
 
 
 class _SpaceRegistry(Registry):

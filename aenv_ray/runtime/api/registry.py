@@ -488,12 +488,14 @@ class Registry:
         Raises:
             TypeError: A parameter has a type without a JSON Schema.
         """
+        for entry in self.entries():
+            entry.mcp_tool()
+
+    def entries(self) -> Iterator[Registered]:
+        """Yield all functions."""
         for group in (self.tools, self.resources, self.prompts, self.rewards, self.functions):
-            for entry in group.values():
-                entry.mcp_tool()
-        for single in (self.health, self.reset, self.tasks):
-            if single:
-                single.mcp_tool()
+            yield from group.values()
+        yield from (one for one in (self.health, self.reset, self.tasks) if one)
 
     def note_state(self) -> None:
         """Note the values of the variables that the reset declares, once the project is loaded.

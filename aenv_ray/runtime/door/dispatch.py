@@ -79,6 +79,10 @@ _MCP_LISTINGS: Final = {
 }
 """Listings of MCP, and the key of the list in the result."""
 _LISTINGS: Final = frozenset({*_MCP_LISTINGS, "aenv/functions", "ping"})
+_BUILTINS: Final = {
+    method: Registered(method, function, "builtin")
+    for method, function in {**workspace.METHODS, **ports.METHODS}.items()
+}
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
 
@@ -110,14 +114,8 @@ class Dispatcher:
         self._seed: int | None = None
         self._task_pages = TaskPages(registry)
         self._last_active = time.time()
-        self._builtins = {
-            method: Registered(name=method, function=function, kind="builtin")
-            for method, function in {
-                **workspace.METHODS,
-                **ports.METHODS,
-                END_PROCESSES_METHOD: self._end_processes,
-            }.items()
-        }
+        end = Registered(END_PROCESSES_METHOD, self._end_processes, "builtin")
+        self._builtins = {**_BUILTINS, END_PROCESSES_METHOD: end}
 
     def begin(
         self,

@@ -53,12 +53,15 @@ class GroupFeed:
         first = number * self.samples
         return [n for n in range(first, first + self.samples) if n not in self._kept]
 
-    async def take(self) -> Group | None:
-        """Return the next group; None if there are no more, or the source of tasks failed."""
-        taken = await self._tasks.take()
-        if taken is None:
-            return None
-        number, task = taken
+    async def take(self, most: int) -> list[Group]:
+        """Return the next groups; none if there are no more, or the source of tasks failed.
+
+        Args:
+            most: Return up to this many, as soon as there is one; at least 1.
+        """
+        return [self._group(number, task) for number, task in await self._tasks.take(most)]
+
+    def _group(self, number: int, task: Task) -> Group:
         if self.samples == 1:
             return Group((Assignment(number, task),), self._extra)
         first = number * self.samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -156,7 +157,12 @@ class InstanceSource:
         self._requests: set[_Request] = set()
         self._group_starts: set[asyncio.Task[list[Instance]]] = set()
         self._live = 0
-        self._ended: list[Created] = []
+        self._ended: list[Instance] = []
+        self._connected: set[str] = set()
+        """Instances with a direct connection."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_connected = soft // 4
+        """A connection takes two descriptors, and most of them are left to the policies."""
         self._releaser: asyncio.Task[None] | None = None
         self._is_ordering = False
         self._is_closed = False
@@ -191,12 +197,11 @@ class InstanceSource:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:
-                self.release(future.result())
-            raise
-        finally:
             if future in self._waiting:
                 self._waiting.remove(future)
+            elif not future.cancelled() and future.exception() is None:
+                self.release(future.result())
+            raise
 
     def begin_group(
         self, count: int, own: OwnOptions | None = None
@@ -240,9 +245,24 @@ class InstanceSource:
             self.release(instance)
         return None
 
+    async def connect(self, instance: Instance) -> None:
+        """Connect to an instance directly, unless it is connected; see `_most_connected`.
+
+        An episode without a connection calls through the host.
+        """
+        instance_id = instance.env.instance_id
+        if instance_id in self._connected or instance.created.introduction is None:
+            return
+        if len(self._connected) < self._most_connected:
+            self._connected.add(instance_id)
+            await instance.env.connect_directly()
+
     def release(self, instance: Instance) -> None:
-        """Release an instance after its episode; its place is counted until it is gone."""
-        self._release(instance.created)
+        """Disconnect from an instance and release it; its place is counted until it is gone."""
+        self._connected.discard(instance.env.instance_id)
+        self._ended.append(instance)
+        if self._releaser is None or self._releaser.done():
+            self._releaser = asyncio.create_task(self._release_ended())
 
     def give_back(self, instance: Instance) -> None:
         """Return an instance in which nothing has been done; after `close` it is released."""
@@ -261,17 +281,14 @@ class InstanceSource:
         self._hand_out(instance._replace(is_used=True, create_s=0.0))
         return True
 
-    def _release(self, created: Created) -> None:
-        self._ended.append(created)
-        if self._releaser is None or self._releaser.done():
-            self._releaser = asyncio.create_task(self._release_ended())
-
     async def _release_ended(self) -> None:
         """Release instances until none is left; what ends meanwhile is the next batch."""
         while self._ended:
             batch, self._ended = self._ended, []
             try:
-                await self._instances.release(batch)
+                for one in batch:
+                    await one.env.close()
+                await self._instances.release([one.created for one in batch])
             except* AenvError as group:
                 # Their node is lost; the launcher's deadline and the controller clean up.
                 logger.info("%d instances were not released: %s", len(batch), group.exceptions[0])
@@ -289,7 +306,7 @@ class InstanceSource:
         if running:
             await asyncio.wait(running)
         while self._ready:
-            self._release(self._ready.popleft().instance.created)
+            self.release(self._ready.popleft().instance)
         if self._releaser is not None:
             await asyncio.wait([self._releaser])
 
@@ -342,10 +359,11 @@ class InstanceSource:
     def on_started(self, created: Created, seconds: float) -> None:
         """An instance runs."""
         self._plan.started(seconds)
+        instance = self._instance(created, seconds)
         if self._is_closed:
-            self._release(created)
-            return
-        self._hand_out(self._instance(created, seconds))
+            self.release(instance)
+        else:
+            self._hand_out(instance)
 
     def _hand_out(self, instance: Instance) -> None:
         waiting = self._next_waiting()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,7 +96,6 @@ class Runner:
         self._rules = rules
         self._images = images
         self._may_restart = may_restart
-        self._doors = _Doors()
         self._resets = Resets()
 
     async def play(self, assignment: Assignment, start: GroupStart) -> Episode:
@@ -150,7 +148,7 @@ class Runner:
                 restarts = attempt - assignment.attempt
                 instance = await start.take(self._source, restarts, own)
             while not await self._prepare(instance, task, phases):
-                await self._release(instance)
+                self._source.release(instance)
                 instance = None
                 with phases.measured("queue"):
                     instance = await self._source.acquire(own)
@@ -164,7 +162,7 @@ class Runner:
             if _SUBMISSION in fields:
                 submission, left = fields.pop(_SUBMISSION), instance
                 instance = None
-                await self._release(left)
+                self._source.release(left)
                 fields |= await self._score_elsewhere(task, own, submission, env, phases)
         except _ResetFailed as exc:
             fields |= self._failed(task, exc.cause, Stage.SETUP)
@@ -174,7 +172,7 @@ class Runner:
             if instance is not None and not (
                 is_reusable and self._resets.reuses and self._source.reuse(instance)
             ):
-                await self._release(instance)
+                self._source.release(instance)
         duration_s = time.perf_counter() - started
         if instance is not None:
             phases.seconds["create"] = instance.create_s
@@ -190,7 +188,7 @@ class Runner:
             AenvError: The infrastructure failed.
         """
         try:
-            await self._doors.open(instance)
+            await self._source.connect(instance)
             with phases.measured("reset"):
                 return await self._resets.run(instance, task)
         except AenvError as exc:
@@ -199,10 +197,6 @@ class Runner:
             if isinstance(exc, ToolError | SandboxDiedInside | ResetFailed):
                 raise _ResetFailed(exc) from exc
             raise
-
-    async def _release(self, instance: Instance) -> None:
-        await self._doors.close(instance)
-        self._source.release(instance)
 
     async def _roll_out(
         self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
@@ -276,7 +270,7 @@ class Runner:
     async def _unused(self, own: OwnOptions | None) -> Instance:
         """Return an instance in which no agent has acted, since none is reset before a reward."""
         while (instance := await self._source.acquire(own)).is_used:
-            await self._release(instance)
+            self._source.release(instance)
         return instance
 
     async def _score_elsewhere(
@@ -297,7 +291,7 @@ class Runner:
         with phases.measured("grader"):
             grader = await self._unused(own)
         try:
-            await self._doors.open(grader)
+            await self._source.connect(grader)
             return await _score(grader.env, call, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
             return self._failed(task, exc, Stage.POLICY, env.acting())
@@ -307,7 +301,7 @@ class Runner:
             end = await _why_silent(grader.env, exc)
             return self._failed(task, end, Stage.POLICY, env.acting())
         finally:
-            await self._release(grader)
+            self._source.release(grader)
 
 
 class Resets:
@@ -367,29 +361,6 @@ class _ResetFailed(Exception):
     def __init__(self, cause: AenvError) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-class _Doors:
-    """The direct connections to sandboxes; an episode without one calls through the host.
-
-    A connection takes two descriptors, and most of them are left to the policies.
-    """
-
-    def __init__(self) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = soft // 4
-        self._open: set[str] = set()
-
-    async def open(self, instance: Instance) -> None:
-        if instance.env.instance_id in self._open:
-            return  # since an earlier episode
-        if instance.created.introduction is not None and len(self._open) < self._most:
-            self._open.add(instance.env.instance_id)
-            await instance.env.connect_directly()
-
-    async def close(self, instance: Instance) -> None:
-        self._open.discard(instance.env.instance_id)
-        await instance.env.close()
 
 
 class _Phases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -107,6 +108,7 @@ class RunnerShell:
         self._runner = await LocalRunner.open(
             fabric, projects.source(setup.digest), options, policy, setup.rules, labels
         )
+        gc.freeze()  # Ray and all modules: a full collection would look at them between episodes
 
     async def give(self, groups: Sequence[Group], limit: int, has_more: bool) -> None:
         """See `RunnerQueue.give`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 import time
@@ -85,6 +86,10 @@ class _Member:
         self.outbox: list[Group] = []
         self.is_leaving = False
         """Whether it gets no more tasks, and is closed once it has finished those that it plays."""
+        self.is_sending = False
+        """Groups are on their way; those that are added meanwhile follow together."""
+        self.expects_more = True
+        """Whether it was last told that more tasks may follow."""
         self.rate = 0.0
         """Finished episodes per second."""
         self.was_asked = False
@@ -112,23 +117,25 @@ class RunnerPool:
 
     Args:
         runners: Where they come from.
-        take: Returns the next group of tasks; None if there are no more.
+        take: Returns up to so many groups of tasks; none if there are no more.
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
         concurrency: Most episodes at once, divided among the runners.
         most_attempts: Of a task whose runners are lost.
+        group_size: Most tasks of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
     """
 
     def __init__(
         self,
         runners: Runners,
-        take: Callable[[], Awaitable[Group | None]],
+        take: Callable[[int], Awaitable[list[Group]]],
         report: Callable[[Episode], None],
         room: Callable[[], Awaitable[None]],
         *,
         concurrency: int,
         most_attempts: int,
+        group_size: int = 1,
         may_read_ahead: bool = True,
     ) -> None:
         self._runners = runners
@@ -141,6 +148,7 @@ class RunnerPool:
         self._members: dict[str, _Member] = {}
         self._changed = asyncio.Event()
         self._has_more = True
+        self._group_size = group_size
         self._group: asyncio.TaskGroup
         self._background: set[asyncio.Task[None]] = set()
         self._taking: asyncio.Task[Any] | None = None
@@ -268,50 +276,59 @@ class RunnerPool:
 
     async def _feed(self) -> None:
         """Hand out all tasks, and wait until they are finished."""
-        while True:
-            member = await self._with_room()
-            if member is None:
-                return
-            group = await self._next_group()
-            if group is None:
+        while most := await self._room():
+            groups = await self._next_groups(most)
+            if not groups:
                 self._has_more = False
                 self._flush()
-                continue
-            is_lost = self._members.get(member.link.name) is not member
-            if is_lost or member.is_leaving:  # meanwhile
-                self._assignments.returned.appendleft(group)
-                continue
-            self._assignments.give(member.link.name, group)
-            if not member.outbox:
-                asyncio.get_running_loop().call_soon(self._flush)
-            member.outbox.append(group)
+            self._assignments.returned.extendleft(reversed(self._handed_out(groups)))
 
-    async def _next_group(self) -> Group | None:
-        if self._assignments.returned:
-            return self._assignments.returned.popleft()
+    def _handed_out(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """Divide groups among the runners that have room; return those for which there is none."""
+        rooms = [(-room, n, member) for n, (member, room) in enumerate(self._rooms()) if room > 0]
+        heapq.heapify(rooms)
+        for number, group in enumerate(groups):
+            if not rooms:
+                self._flush()
+                return groups[number:]
+            room, n, member = rooms[0]
+            self._assignments.give(member.link.name, group)
+            member.outbox.append(group)
+            room += len(group.members)
+            if room < 0:
+                heapq.heapreplace(rooms, (room, n, member))
+            else:
+                heapq.heappop(rooms)
+        self._flush()
+        return ()
+
+    async def _next_groups(self, most: int) -> list[Group]:
+        returned = self._assignments.returned
+        if returned:
+            return [returned.popleft() for _ in range(min(most, len(returned)))]
         if self._draining.is_set():
-            return None
+            return []
         feeder = self._taking = asyncio.current_task()
         assert feeder is not None
         try:
-            return await self._take()
+            return await self._take(most)
         except asyncio.CancelledError:
             if not self._draining.is_set() or feeder.uncancel():
                 raise  # the run is cancelled
-            return None
+            return []
         finally:
             self._taking = None
 
-    async def _with_room(self) -> _Member | None:
-        """Return a runner that can take a group, once there is one; None if all tasks are done."""
+    async def _room(self) -> int:
+        """Return how many groups runners can take, once it is one; 0 if all tasks are done."""
         while True:
             self._changed.clear()
             if self._has_more or self._assignments.returned:
-                member = max(self._staying(), key=self._room, default=None)
-                if member is not None and self._room(member) > 0:
-                    return member
+                tasks = sum(max(0, room) for _, room in self._rooms())
+                if tasks:
+                    return math.ceil(tasks / self._group_size)
             elif self._assignments.is_empty:
-                return None
+                return 0
             else:
                 self._relieve_slowest()
             await self._changed.wait()
@@ -322,17 +339,19 @@ class RunnerPool:
 
     def _relieve_slowest(self) -> None:
         """Have the runner with the most tasks return those that others could begin now."""
-        limit = self._limit()
+        limit, size = self._limit(), self._group_size
         staying = [member.link.name for member in self._staying()]
         counts = {name: self._assignments.count(name) for name in staying}
-        idle = sum(max(0, limit - count) for count in counts.values())
+        # A runner begins a group that fits, and one of any size if it plays nothing.
+        idle = sum(
+            max(limit - count, 0 if count else size) // size * size for count in counts.values()
+        )
         slowest = max(counts, key=counts.__getitem__, default=None)
         if slowest is None or self._members[slowest].was_asked:
             return
-        most = min(idle, counts[slowest] - limit)
-        if most > 0:
+        if idle and counts[slowest] > limit:
             self._members[slowest].was_asked = True
-            self._start(self._take_back(self._members[slowest], most))
+            self._start(self._take_back(self._members[slowest], idle))
 
     async def _take_back(self, member: _Member, most: int) -> None:
         async with self._losing(member, "did not return tasks"):
@@ -347,25 +366,34 @@ class RunnerPool:
         runners = len(self._staying()) + self._runners.expected
         return math.ceil(self._concurrency / max(1, runners))
 
-    def _room(self, member: _Member) -> int:
+    def _rooms(self) -> list[tuple[_Member, int]]:
+        """Return how many further tasks each runner may have."""
         limit = self._limit()
         # The last tasks are those that a slow runner has returned, or a lost one has left.
         may_be_ahead = self._may_read_ahead and self._has_more
-        most = limit + (member.ahead() if may_be_ahead else 0)
-        return most - self._assignments.count(member.link.name)
+        rooms = []
+        for member in self._staying():
+            most = limit + (member.ahead() if may_be_ahead else 0)
+            rooms.append((member, most - self._assignments.count(member.link.name)))
+        return rooms
 
     def _flush(self) -> None:
         """Send the groups in all outboxes; each runner learns its limit with them."""
         if self._is_over:
             return
-        for member in list(self._members.values()):
-            groups, member.outbox = member.outbox, []
-            if groups or not self._has_more:
-                self._start(self._send(member, groups))
+        for member in self._members.values():
+            is_due = member.outbox or member.expects_more is not self._has_more
+            if is_due and not member.is_sending:
+                member.is_sending = True
+                self._start(self._send(member))
 
-    async def _send(self, member: _Member, groups: Sequence[Group]) -> None:
+    async def _send(self, member: _Member) -> None:
         async with self._losing(member, "did not get tasks"):
-            await member.link.give(groups, self._limit(), has_more=self._has_more)
+            while member.outbox or member.expects_more is not self._has_more:
+                groups, member.outbox = member.outbox, []
+                has_more = member.expects_more = self._has_more
+                await member.link.give(groups, self._limit(), has_more=has_more)
+        member.is_sending = False
 
     @contextlib.asynccontextmanager
     async def _losing(self, member: _Member, what: str) -> AsyncIterator[None]:

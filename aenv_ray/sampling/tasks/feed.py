@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import (
@@ -19,7 +20,7 @@ from collections.abc import (
 from fnmatch import fnmatchcase
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -134,8 +135,9 @@ class TaskFeed:
     """Numbers tasks from 0, and reads each one when it is taken.
 
     Nothing is read ahead, so a source may be slow or endless. A file or list is read and checked at
-    once. An iterator may block, so it is read in a separate thread, always the same; an async
-    iterator is read on the loop of its consumers. Consumers may take tasks concurrently.
+    once. An iterator may block, so it is read in a separate thread, always the same, and each task
+    can be taken before the iterator is asked for the next; an async iterator is read on the loop of
+    its consumers. Consumers may take tasks concurrently.
 
     Raises:
         ConfigError: The source cannot be iterated, the file cannot be read, or a task of a file or
@@ -173,10 +175,17 @@ class TaskFeed:
         self.total = len(sized) if isinstance(sized, Sized) else None
         """The number of tasks; None if the source has no length."""
 
-    async def take(self) -> tuple[int, Task] | None:
-        """Return the next task and its number; None if there are no more, or the source failed."""
+    async def take(self, most: int) -> list[tuple[int, Task]]:
+        """Return the next tasks and their numbers; none if there are no more, or the source failed.
+
+        Args:
+            most: Return up to this many, as soon as there is one; at least 1.
+        """
         async with self._taking:
-            return self._ahead.popleft() if self._ahead else await self._read()
+            if self._ahead:
+                count = min(most, len(self._ahead))
+                return [self._ahead.popleft() for _ in range(count)]
+            return await self._read(most)
 
     async def skip(self, kept: Mapping[int, str], where: str, partly: Container[int] = ()) -> None:
         """Skip tasks that an earlier run finished.
@@ -190,33 +199,36 @@ class TaskFeed:
             ConfigError: The tasks differ from those of that run.
         """
         left = dict(kept)
-        while left and (taken := await self._read()) is not None:
-            number, task = taken
-            finished = left.pop(number, None)
-            if finished is None:
-                self._ahead.append(taken)
-            elif finished != task.id:
-                raise of_another_run(where, number, finished)
-            elif number in partly:
-                self._ahead.append(taken)
+        while left and (found := await self._read(len(left))):
+            for number, task in found:
+                finished = left.pop(number, None)
+                if finished is not None and finished != task.id:
+                    raise of_another_run(where, number, finished)
+                if finished is None or number in partly:
+                    self._ahead.append((number, task))
         if self.failure is not None:
             raise self.failure
         for number, finished in left.items():
             raise of_another_run(where, number, finished)
 
-    async def _read(self) -> tuple[int, Task] | None:
+    async def _read(self, most: int) -> list[tuple[int, Task]]:
+        found: list[tuple[int, Task]] = []
         if self._is_at_end:
-            return None
+            return found
         try:
-            found = await self._reader.read()
-            if found is not _END:
-                task = _task(f"task {self._number}", found)
+            for row in await self._reader.read(most):
+                if row is _END:
+                    break
+                if isinstance(row, _Failure):
+                    raise row.error
+                found.append((self._number, _task(f"task {self._number}", row)))
                 self._number += 1
-                return self._number - 1, task
+            else:
+                return found
         except Exception as exc:  # noqa: BLE001  # the caller's iterator may raise anything
             self.failure = exc
         self.close()
-        return None
+        return found
 
     def close(self) -> None:
         """Stop reading, any number of times. The source itself is not closed."""
@@ -224,12 +236,18 @@ class TaskFeed:
         self._reader.close()
 
 
+class _Failure(NamedTuple):
+    """In place of a task: what the source raised."""
+
+    error: Exception
+
+
 class _Direct:
     def __init__(self, tasks: list[Task]) -> None:
         self._tasks = iter(tasks)
 
-    async def read(self) -> Any:
-        return next(self._tasks, _END)
+    async def read(self, most: int) -> Sequence[Any]:
+        return list(itertools.islice(self._tasks, most)) or [_END]
 
     def close(self) -> None:
         """Do nothing."""
@@ -240,10 +258,11 @@ class _Async:
         self._source = source
         self._iterator: AsyncIterator[Any] | None = None
 
-    async def read(self) -> Any:
+    async def read(self, most: int) -> Sequence[Any]:
+        del most  # each may take long
         if self._iterator is None:
             self._iterator = aiter(self._source)
-        return await outcome(_next_of(self._iterator), "the tasks")
+        return [await outcome(_next_of(self._iterator), "the tasks")]
 
     def close(self) -> None:
         """Do nothing."""
@@ -254,22 +273,43 @@ async def _next_of(iterator: AsyncIterator[Any]) -> Any:
 
 
 class _Threaded:
-    """Reads in a daemon thread, so that a blocking iterator cannot block the end of the process."""
+    """Reads in a daemon thread, so that a blocking iterator cannot block the end of the process.
+
+    Rows that are found while the loop is busy are handed over together.
+    """
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
-        self._asked: SimpleQueue[asyncio.Future[Any] | None] = SimpleQueue()
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._owed = 0
+        """Rows that the thread was asked for and that were not returned."""
+        self._lock = threading.Lock()
+        self._found: list[Any] = []
+        self._news: asyncio.Future[Any] | None = None
+        """Whom to tell about the next row."""
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
-    async def read(self) -> Any:
+    async def read(self, most: int) -> Sequence[Any]:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="aenv-tasks", daemon=True)
             self._thread.start()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked.put(answer)
-        return await answer
+        if most > self._owed:
+            self._asked.put(most - self._owed)
+            self._owed = most
+        with self._lock:
+            news = None
+            if not self._found:
+                news = self._news = asyncio.get_running_loop().create_future()
+        if news is not None:
+            await news
+        with self._lock:
+            found, self._found = self._found[:most], self._found[most:]
+        self._owed -= len(found)
+        return found
 
     def close(self) -> None:
+        self._is_closed = True
         self._asked.put(None)
 
     def _serve(self) -> None:
@@ -281,5 +321,13 @@ class _Threaded:
                 iterator = iter(self._source)
             return next(iterator, _END)
 
-        while (answer := self._asked.get()) is not None:
-            hand_over(answer, *call(read, "the tasks"))
+        while (count := self._asked.get()) is not None:
+            for _ in range(count):
+                row, error = call(read, "the tasks")
+                with self._lock:
+                    self._found.append(row if error is None else _Failure(error))
+                    news, self._news = self._news, None
+                if news is not None:
+                    hand_over(news, None, None)
+                if row is _END or error is not None or self._is_closed:
+                    return

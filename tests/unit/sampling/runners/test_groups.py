@@ -30,13 +30,12 @@ async def test_each_task_has_a_group_of_samples() -> None:
     """Numbered through, so that a record says which it is."""
     feed = _feed(2, 3)
     assert feed.total == 6
-    groups = [await feed.take(), await feed.take()]
-    members = [one for group in groups if group is not None for one in group.members]
+    members = [one for group in await feed.take(2) for one in group.members]
     assert [(one.index, one.task.id, one.group, one.sample) for one in members] == [
         (0, "t0", "0", 0), (1, "t0", "0", 1), (2, "t0", "0", 2),
         (3, "t1", "1", 0), (4, "t1", "1", 1), (5, "t1", "1", 2),
     ]  # fmt: skip
-    assert await feed.take() is None
+    assert await feed.take(2) == []
 
 
 async def test_resuming_plays_the_missing_samples() -> None:
@@ -44,8 +43,8 @@ async def test_resuming_plays_the_missing_samples() -> None:
     feed = _feed(3, 2)
     kept = [_episode(i).model_copy(update={"task_id": f"t{i // 2}"}) for i in (0, 1, 3)]
     await feed.skip(kept, "episodes.jsonl")
-    groups = [await feed.take(), await feed.take(), await feed.take()]
-    assert [[one.index for one in group.members] for group in groups if group] == [[2], [4, 5]]
+    groups = await feed.take(3) + await feed.take(3)
+    assert [[one.index for one in group.members] for group in groups] == [[2], [4, 5]]
 
 
 def test_the_first_to_finish_are_kept() -> None:

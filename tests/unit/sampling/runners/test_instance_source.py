@@ -15,6 +15,7 @@ from aenv_ray.errors import AenvError, CapacityExceeded, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 from aenv_ray.sampling.runners.instance_source import (
+    STALE_S,
     GroupStart,
     Instance,
     InstanceSource,
@@ -103,10 +104,26 @@ class _FakeInstances:
             )
 
 
+class _FakeHandle:
+    """A handle that counts its connection."""
+
+    connected = 0
+
+    def __init__(self, created: Created) -> None:
+        self.instance_id = str(created.spec)
+
+    async def connect_directly(self) -> bool:
+        type(self).connected += 1
+        return True
+
+    async def close(self) -> None:
+        type(self).connected -= 1
+
+
 def _source(instances: _FakeInstances, concurrency: int = 8) -> InstanceSource:
     return InstanceSource(
         instances,
-        lambda created: cast("AsyncEnvHandle", created),
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
         concurrency=concurrency,
         left=lambda: None,
     )
@@ -264,7 +281,7 @@ async def test_a_used_instance_serves_the_next_episode_until_it_is_old() -> None
     cluster, now = _FakeInstances(), 0.0
     source = InstanceSource(
         cluster,
-        lambda created: cast("AsyncEnvHandle", created),
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
         concurrency=8,
         left=lambda: None,
         clock=lambda: now,
@@ -286,6 +303,40 @@ async def test_a_used_instance_serves_the_next_episode_until_it_is_old() -> None
     source.release(second)
     await source.close()
     assert cluster.released == [created]
+
+
+async def test_a_used_instance_that_waited_too_long_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each connection takes two descriptors of the runner."""
+    monkeypatch.setattr(_FakeHandle, "connected", 0)
+    cluster, now = _FakeInstances(), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
+        concurrency=8,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    episodes = _acquire(source, 2)
+    await _turn()
+    spec = InstanceSpec(instance_id=InstanceId("x-1"), reference="x", digest="", ttl_s=1e6)
+    for n in range(2):
+        own = spec.model_copy(update={"instance_id": InstanceId(f"x-{n}")})
+        created = Created(own, cast("Any", 0), cast("Any", 0), cast("Any", "a key"))
+        cluster.requests[0][1].on_outcome(created)
+    for episode in episodes:
+        instance = await episode
+        await source.connect(instance)
+        await source.connect(instance)  # as a later episode on it does
+        assert source.reuse(instance)
+    assert _FakeHandle.connected == 2
+    now = STALE_S + 1.0
+    (third,) = _acquire(source, 1)
+    await _turn()
+    assert (_FakeHandle.connected, len(cluster.released)) == (0, 2)
+    await _end_starts([third])
+    await source.close()
 
 
 async def test_an_instance_with_the_datasource_of_a_task_serves_only_its_episode() -> None:

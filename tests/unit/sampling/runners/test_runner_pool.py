@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -92,11 +93,18 @@ class _FakeRunners:
         """Nothing is left."""
 
 
-def _tasks(count: int) -> Callable[[], Awaitable[Group | None]]:
-    groups = iter([Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(count)])
+Take = Callable[[int], Awaitable[list[Group]]]
 
-    async def take() -> Group | None:
-        return next(groups, None)
+
+def _tasks(count: int) -> Take:
+    return _taken_from([Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(count)])
+
+
+def _taken_from(groups: list[Group]) -> Take:
+    left = iter(groups)
+
+    async def take(most: int) -> list[Group]:
+        return list(itertools.islice(left, most))
 
     return take
 
@@ -295,19 +303,51 @@ async def test_draining_finishes_what_runners_have() -> None:
 
     tasks = iter([Group((Assignment(0, Task(id="t")),))])
 
-    async def take() -> Group | None:
-        for group in tasks:
-            return group
+    async def take(most: int) -> list[Group]:
+        if found := list(itertools.islice(tasks, most)):
+            return found
         pool.drain()  # as from a signal handler, while this waits
         go.set()
         await asyncio.Event().wait()
-        return None
+        return []
 
     episodes: list[Episode] = []
     runners = _FakeRunners(_FakeRunner("a", play))
     pool = RunnerPool(runners, take, episodes.append, _always, concurrency=4, most_attempts=1)
     await pool.play()
     assert [one.index for one in episodes] == [0]
+
+
+async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> None:
+    """A source of single tasks would otherwise cost the driver a message for each."""
+    may_arrive, all_taken = asyncio.Event(), asyncio.Event()
+    sent: list[tuple[int, bool]] = []
+
+    class Slow(_FakeRunner):
+        async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+            await may_arrive.wait()
+            sent.append((len(groups), has_more))
+            await super().give(groups, limit, has_more=has_more)
+
+    left = iter([Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(6)])
+
+    async def one_by_one(most: int) -> list[Group]:
+        await asyncio.sleep(0)
+        found = list(itertools.islice(left, 1))
+        if not found:
+            all_taken.set()
+        return found
+
+    episodes: list[Episode] = []
+    runners = _FakeRunners(Slow("a", _at_once))
+    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=8, most_attempts=1)
+    async with asyncio.timeout(30.0):
+        run = asyncio.create_task(pool.play())
+        await all_taken.wait()
+        may_arrive.set()
+        await run
+    assert sent == [(1, True), (5, False)]
+    assert sorted(one.index for one in episodes) == list(range(6))
 
 
 async def test_a_run_goes_on_while_new_runners_cannot_be_looked_for(
@@ -388,6 +428,43 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     assert len(begun) == 2
     assert sorted(one.index for one in episodes) == list(range(12))
     assert len(fast_ones) == (12 if is_lost else 10)
+
+
+async def test_an_idle_runner_gets_groups_that_are_larger_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A runner without episodes begins a group of any size."""
+    played: dict[str, set[str | None]] = {"fast": set(), "slow": set()}
+    others_are_done = asyncio.Event()
+
+    async def fast(one: Assignment, start: GroupStart) -> Episode:
+        played["fast"].add(one.group)
+        if len(played["fast"]) == 3:
+            others_are_done.set()
+        return _episode(one)
+
+    async def slow(one: Assignment, start: GroupStart) -> Episode:
+        played["slow"].add(one.group)
+        await others_are_done.wait()
+        return _episode(one)
+
+    def group(number: int) -> Group:
+        task, first = Task(id=f"t{number}"), 4 * number
+        samples = range(4)
+        return Group(tuple(Assignment(first + n, task, 1, str(number), n) for n in samples))
+
+    runners = _FakeRunner("fast", fast), _FakeRunner("slow", slow)
+    runners[1].is_remote = True
+    monkeypatch.setattr(_Member, "ahead", lambda member: 100 if member.link.is_remote else 0)
+    episodes: list[Episode] = []
+    pool = RunnerPool(
+        _FakeRunners(*runners), _taken_from([group(number) for number in range(4)]),
+        episodes.append, _always, concurrency=2, most_attempts=3, group_size=4,
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert played["slow"] == {"0"}
+    assert sorted(one.index for one in episodes) == list(range(16))
 
 
 async def test_tasks_whose_return_is_answered_after_the_loss_are_played_once(

@@ -172,10 +172,9 @@ async def test_a_directory_is_read_task_by_task(tmp_path: Path) -> None:
     write_task(tmp_path / "set" / "deep" / "c", TERMINAL_BENCH)
     feed = TaskFeed(tmp_path)
     assert (feed.total, feed.known) == (3, None)
-    taken = await feed.take()
-    assert taken is not None
-    assert taken[1].id == "set/a"
-    assert await feed.take() is None
+    ((_, task),) = await feed.take(1)
+    assert task.id == "set/a"
+    assert await feed.take(1) == []
     assert "broken" not in str(feed.failure)
     assert f"{tmp_path}/set/b/task.toml" in str(feed.failure)
     feed.close()

@@ -39,8 +39,8 @@ def run(feed: TaskFeed, work: Callable[[TaskFeed], Coroutine[Any, Any, Any]]) ->
 
 async def all_of(feed: TaskFeed) -> list[tuple[int, str]]:
     found = []
-    while (taken := await feed.take()) is not None:
-        found.append((taken[0], taken[1].id))
+    while taken := await feed.take(3):
+        found += [(number, task.id) for number, task in taken]
     return found
 
 
@@ -48,10 +48,10 @@ async def all_of(feed: TaskFeed) -> list[tuple[int, str]]:
 def test_nothing_is_read_ahead_of_those_who_take(source: Callable[[list[int]], Any]) -> None:
     read: list[int] = []
 
-    async def take_four(feed: TaskFeed) -> list[tuple[int, Task] | None]:
+    async def take_four(feed: TaskFeed) -> list[tuple[int, Task]]:
         async with asyncio.TaskGroup() as group:
-            takes = [group.create_task(feed.take()) for _ in range(4)]
-        return [take.result() for take in takes]
+            takes = [group.create_task(feed.take(1)) for _ in range(4)]
+        return [one for take in takes for one in take.result()]
 
     feed = TaskFeed(source(read))
     assert (feed.total, feed.known) == (None, None)
@@ -70,12 +70,48 @@ def test_an_iterator_that_blocks_blocks_nothing_else() -> None:
         yield Task(id="late")
 
     async def wait_beside(feed: TaskFeed) -> Any:
-        take = asyncio.create_task(feed.take())
+        take = asyncio.create_task(feed.take(1))
         await asyncio.sleep(0)
         goes_on.set()
         return await take
 
-    assert run(TaskFeed(slow()), wait_beside) == (0, Task(id="late"))
+    assert run(TaskFeed(slow()), wait_beside) == [(0, Task(id="late"))]
+
+
+def test_a_task_is_taken_before_the_iterator_is_asked_for_the_next() -> None:
+    """It may need the episode of this task, or take as long as one."""
+    is_taken = threading.Event()
+
+    def waiting() -> Iterator[Task]:
+        yield Task(id="first")
+        assert is_taken.wait(30.0)
+        yield Task(id="second")
+
+    async def take_both(feed: TaskFeed) -> list[tuple[int, Task]]:
+        first = await feed.take(2)
+        is_taken.set()
+        return first + await feed.take(2)
+
+    assert run(TaskFeed(waiting()), take_both) == [(0, Task(id="first")), (1, Task(id="second"))]
+
+
+def test_tasks_that_are_found_meanwhile_are_taken_together() -> None:
+    """A task by itself would be a message to a runner."""
+    all_found = threading.Event()
+
+    def quick() -> Iterator[dict[str, str]]:
+        for n in range(8):
+            yield {"id": f"t{n}"}
+        all_found.set()
+
+    async def take_twice(feed: TaskFeed) -> list[int]:
+        first = await feed.take(9)
+        all_found.wait(30.0)
+        return [len(first), len(await feed.take(9))]
+
+    first, second = run(TaskFeed(quick()), take_twice)
+    assert first + second == 8
+    assert second in {0, 8 - first}
 
 
 @pytest.mark.parametrize("is_async", [True, False])

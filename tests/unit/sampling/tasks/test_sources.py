@@ -94,11 +94,11 @@ def test_a_stream_is_read_as_tasks_are_taken() -> None:
             yield row
 
     async def first(feed: TaskFeed) -> Any:
-        return await feed.take()
+        return await feed.take(1)
 
     feed = TaskFeed(datasets.IterableDataset.from_generator(rows))
     assert feed.total is None
-    assert asyncio.run(first(feed)) == (0, EXPECTED[0])
+    assert asyncio.run(first(feed)) == [(0, EXPECTED[0])]
     feed.close()
     assert "c" not in taken
 
