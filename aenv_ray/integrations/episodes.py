@@ -239,6 +239,18 @@ class LiveEpisode:
 
         await self.on_pool(self._acting(record))
 
+    async def record_policy_version(self, version: int) -> None:
+        """Add the version of the weights that wrote the next tokens to the record.
+
+        For trainers that know it for each episode; others set that of the pool.
+        """
+
+        async def record() -> None:
+            if self._env is not None:
+                self._env.record_policy_version(version)
+
+        await self.on_pool(record())
+
     async def finish(self, generation: Generation | None = None) -> Outcome:
         """Run the reward, give the instance back, and return the outcome.
 
@@ -251,6 +263,11 @@ class LiveEpisode:
             InstanceReleased: The episode was abandoned.
         """
         return await self.on_pool(self._finish(generation))
+
+    def finish_soon(self) -> None:
+        """Do the same as `finish` in the background, from any thread; nobody gets the outcome."""
+        if not self._loop.is_closed:
+            _submitted(self._loop, self._finish(None))
 
     async def abandon(self) -> None:
         """End the episode without a reward or a record, and release its instance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -91,3 +92,45 @@ def simple_type(schema: Mapping[str, Any]) -> str:
     options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
     names = {simple_type(option) for option in options} - {"null"}
     return names.pop() if len(names) == 1 else "any"
+
+
+_ALL_TYPES: Final = ("string", "number", "integer", "boolean", "array", "object", "null")
+
+
+def flat_parameters(schema: Mapping[str, Any]) -> JsonSchema:
+    """Return a schema of arguments in which each has only a type, a description and choices.
+
+    What this cannot express, such as the items of an array, becomes part of the description.
+    """
+    return {
+        "type": "object",
+        "properties": {
+            name: _flat(name, part) for name, part in schema.get("properties", {}).items()
+        },
+        "required": list(schema.get("required", ())),
+    }
+
+
+def _flat(name: str, schema: Mapping[str, Any]) -> JsonSchema:
+    kinds = sorted(_types(schema))
+    plain = {"type", "description", "enum", "title", "default"}
+    text = str(schema.get("description") or name)
+    if schema.keys() - plain:
+        text = f"{text} JSON Schema: {json.dumps(schema)}"
+    flat: JsonSchema = {"type": kinds[0] if len(kinds) == 1 else kinds, "description": text}
+    if "enum" in schema:
+        flat["enum"] = list(schema["enum"])
+    return flat
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types of the values that a schema allows."""
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return {kinds}
+    if kinds is not None:
+        return set(kinds)
+    options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    if not options:
+        return set(_ALL_TYPES)
+    return {kind for option in options for kind in _types(option)}

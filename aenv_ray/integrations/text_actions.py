@@ -12,16 +12,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import Outcome, SyncEpisode
-from aenv_ray.integrations.tools import EnvironmentTools, model_text
+from aenv_ray.integrations.tools import (
+    EnvironmentTools,
+    FrameworkTool,
+    model_text,
+)
 
 MAX_TURNS: Final = 16
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+def _instructions(tools: Sequence[FrameworkTool]) -> str:
+    listed = "\n".join(
+        json.dumps(
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        )
+        for tool in tools
+    )
+    return (
+        f"You can call these tools:\n{listed}\n"
+        'Call one with <tool_call>{"name": …, "arguments": {…}}</tool_call>. '
+        "Answer without a call when you have finished."
+    )
 
 
 @dataclass(frozen=True)
@@ -76,17 +94,7 @@ class TextEpisode:
             if self._episode.instance_id is not None:
                 raise
             return ""  # it was not started: its outcome is void
-        listed = "\n".join(
-            json.dumps(
-                {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-            )
-            for tool in tools
-        )
-        return (
-            f"You can call these tools:\n{listed}\n"
-            'Call one with <tool_call>{"name": …, "arguments": {…}}</tool_call>. '
-            "Answer without a call when you have finished."
-        )
+        return _instructions(tools)
 
     def act(self, text: str) -> TextTurn:
         """Run the calls of a text, one after the other; without one, end the episode."""

@@ -9,6 +9,7 @@ the trainer learns on exactly what was sampled.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -124,6 +125,14 @@ def hermes_calls(text: str) -> list[tuple[str, str]]:
     return calls
 
 
+def task_of_column(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the task in a column of a dataset, without fields that are None.
+
+    Datasets give each mapping of a column the keys of all rows.
+    """
+    return {name: value for name, value in (given or {}).items() if value is not None}
+
+
 async def turns(
     episode: LiveEpisode,
     tokenizer: Tokenizer,
@@ -132,6 +141,7 @@ async def turns(
     *,
     max_tokens: int,
     max_turns: int = MAX_TURNS,
+    max_length: int | None = None,
     parse: Parse = hermes_calls,
 ) -> Tokens:
     """Let the model act until it calls no tool, or a limit or the end of the episode is reached.
@@ -143,6 +153,8 @@ async def turns(
         generate: Asks the model.
         max_tokens: Of all that follows the prompt.
         max_turns: Of the model.
+        max_length: Of the prompt and all that follows it, in tokens. None: only `max_tokens`
+            applies.
         parse: Finds tool calls in its text.
 
     Raises:
@@ -161,6 +173,8 @@ async def turns(
     ]  # fmt: skip
     prompt = [dict(message) for message in messages]
     tokens = Tokens(_ids(tokenizer, prompt, tools=offered, add_generation_prompt=True))
+    if max_length is not None:
+        max_tokens = min(max_tokens, max_length - len(tokens.prompt_ids))
     while tokens.turn_count < max_turns and (left := max_tokens - len(tokens.response_ids)) > 0:
         turn = await generate([*tokens.prompt_ids, *tokens.response_ids], left)
         tokens.add_turn(turn)
@@ -275,6 +289,6 @@ async def _played_once(
     except BaseException:
         await asyncio.shield(episode.abandon())
         raise
-    if known := [version for version in tokens.versions if version >= 0]:
-        pool.policy_version = max(known)
+    for version, _ in itertools.groupby(v for v in tokens.versions if v >= 0):
+        await episode.record_policy_version(version)
     return await episode.finish(generation), tokens

@@ -1,8 +1,9 @@
-"""Tests adapters with trainers that need torch, in a virtual environment that is built once.
+"""Tests adapters with frameworks too large for CI, in virtual environments that are built once.
 
     ./test integrations --heavy [PYTEST ARGUMENTS]
 
-It is about 2 GB, so neither `./test` nor CI does it.
+They are several GB, so neither `./test` nor CI does it. Frameworks that cannot be installed
+together have one each.
 """
 
 from __future__ import annotations
@@ -11,30 +12,62 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.fixtures.package_environments import package_environment
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TRAINERS: Final = ("trl", "gymnasium", "stable-baselines3", "rllib", "gem")
-"""Extras of ours."""
-BESIDE: Final = ("torch==2.13.0", "pytest", "pytest-asyncio", "pytest-timeout")
+TOOLS: Final = ("pytest", "pytest-asyncio", "pytest-timeout")
 LIMIT_S: Final = 1200
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Tests that run in one virtual environment."""
+
+    name: str
+    extras: tuple[str, ...]
+    """Of ours."""
+    beside: tuple[str, ...]
+    """Further requirements."""
+    tests: tuple[str, ...]
+    """Arguments of pytest that select them."""
+
+
+WITH_VERL: Final = ("test_verl.py", "test_batches.py")
+WITH_OPENENV: Final = ("test_openenv.py",)
+SUITES: Final = (
+    Suite(
+        "trainers",
+        ("trl", "gymnasium", "stable-baselines3", "rllib", "gem"),
+        ("torch==2.13.0", *TOOLS),
+        tuple(f"--ignore={name}" for name in WITH_VERL + WITH_OPENENV),
+    ),
+    # Its hydra needs another antlr than gem's math-verify; its torch is that of verl[cpu].
+    Suite("verl", ("verl",), ("torch==2.11.0", *TOOLS), WITH_VERL),
+    Suite("openenv", ("openenv",), TOOLS, WITH_OPENENV),
+)
+
+
 def main(arguments: list[str]) -> int:
-    """Run the tests beside this file; return pytest's exit code."""
+    """Run the tests beside this file; return pytest's worst exit code."""
+    return max(run(suite, arguments) for suite in SUITES)
+
+
+def run(suite: Suite, arguments: list[str]) -> int:
+    """Run a suite; return pytest's exit code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = [r for r in project["dependencies"] if not r.startswith("pytest")]
-    extras = [r for name in TRAINERS for r in project["optional-dependencies"][name]]
-    environment, refusal = package_environment("trainers", (*ours, *extras, *BESIDE))
+    extras = [r for name in suite.extras for r in project["optional-dependencies"][name]]
+    environment, refusal = package_environment(suite.name, (*ours, *extras, *suite.beside))
     if environment is None:
         sys.stderr.write(f"{refusal}\n")
         return 1
     done = subprocess.run(
         [str(environment / "bin" / "python"), "-m", "pytest", "--rootdir", ".", "--confcutdir", ".",
-         *arguments],
+         *suite.tests, *arguments],
         cwd=Path(__file__).parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False, timeout=LIMIT_S,
     )  # fmt: skip

@@ -16,6 +16,10 @@ TRAINERS = {
     "stable_baselines3": ("stable-baselines3", "stable-baselines3>=2.7,<3"),
     "skyrl_gym": ("skyrl-gym", "skyrl-gym>=0.4,<1"),
     "gem": ("gem", "gem-llm>=0.1,<1"),
+    "verl": ("verl", "verl>=0.9,<1"),
+    "areal": ("areal", "areal>=1.0,<2"),
+    "openrlhf": ("openrlhf", "openrlhf>=0.11,<1"),
+    "openenv": ("openenv", "openenv-core>=0.3,<1"),
 }
 """By module: our extra, and what it installs."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.integrations.schemas import check_keywords
+from aenv_ray.integrations.schemas import check_keywords, flat_parameters
 
 KEPT = ("type", "properties", "items", "anyOf")
 
@@ -28,3 +28,24 @@ def test_a_keyword_that_changes_what_is_valid_is_refused_where_it_is_dropped(
 def test_limits_may_be_dropped() -> None:
     part = {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 3}}
     check_keywords({"type": "object", "properties": {"x": part}}, "pick", allowed=KEPT)
+
+
+def test_flat_parameters_say_in_words_what_they_cannot_express() -> None:
+    """verl refuses arguments without a type, and drops the items of an array."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "enum": ["a", "b"]},
+            "limit": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+            "paths": {"type": "array", "items": {"type": "string"}, "description": "Which."},
+            "value": {},
+        },
+        "required": ["name"],
+    }
+    flat = flat_parameters(schema)
+    properties = flat["properties"]
+    assert properties["name"] == {"type": "string", "description": "name", "enum": ["a", "b"]}
+    assert properties["limit"]["type"] == ["integer", "null"]
+    assert properties["paths"]["description"].startswith('Which. JSON Schema: {"type": "array"')
+    assert "string" in properties["value"]["type"]
+    assert flat["required"] == ["name"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import runpy
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,94 +13,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.errors import ConfigError, SandboxLost, ToolNotFound
+from aenv_ray.errors import ConfigError
 from aenv_ray.integrations import slime
-from aenv_ray.integrations.episodes import Outcome
-from aenv_ray.integrations.token_loop import Tokens, Turn, hermes_calls, played, turns
-from aenv_ray.models import ToolResult
-from aenv_ray.sampling import EpisodeStatus
-from aenv_ray.trajectories.schema import Episode, Generation
-
-END = "$"
-ADD = {"name": "add", "description": "Add.", "inputSchema": {"type": "object", "properties": {}}}
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-
-
-class LetterTokenizer:
-    """A token for each letter; messages end with `END`."""
-
-    eos_token_id = ord(END)
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> list[int]:
-        text = "".join(f"{m['role'][0]}:{m['content']}{END}\n" for m in conversation)
-        prompt = "a:" if options.get("add_generation_prompt") else ""
-        return [ord(letter) for letter in text + prompt]
-
-    def decode(self, token_ids: list[int], **options: Any) -> str:
-        del options
-        return "".join(map(chr, token_ids))
-
-
-class FakeEpisode:
-    """An episode with one tool, whose sandbox may be lost."""
-
-    env_name = "fake"
-
-    def __init__(self, *, is_lost: bool = False, has_begun: bool = True) -> None:
-        self.is_lost = is_lost
-        self.has_begun = has_begun
-        self.generation: Generation | None = None
-        self.is_abandoned = False
-
-    async def list_tools(self) -> list[dict[str, Any]]:
-        if not self.has_begun:
-            raise SandboxLost("it did not start")
-        return [ADD]
-
-    async def call_tool(self, name: str, arguments: Any, timeout: float | None = None) -> Any:
-        del arguments, timeout
-        if self.is_lost:
-            raise SandboxLost("the node is gone")
-        if name != "add":
-            raise ToolNotFound(name)
-        return ToolResult([{"type": "text", "text": "2"}])
-
-    async def finish(self, generation: Generation | None = None) -> Outcome:
-        self.generation = generation
-        is_void = self.is_lost or not self.has_begun
-        return Outcome(
-            Episode(
-                index=0, task_id="t", reward=None if is_void else 0.5,
-                status=EpisodeStatus.INFRA_FAILED if is_void else EpisodeStatus.COMPLETED,
-            )
-        )  # fmt: skip
-
-    async def abandon(self) -> None:
-        self.is_abandoned = True
-
-
-class FakePool:
-    """Begins the given episodes, one after the other."""
-
-    def __init__(self, *episodes: FakeEpisode) -> None:
-        self.left = list(episodes)
-        self.policy_version: int | None = None
-
-    async def begin(self, task: Any) -> FakeEpisode:
-        del task
-        return self.left.pop(0)
-
-
-def model(*texts: str, version: int = 3) -> Callable[[list[int], int], Any]:
-    said = iter(texts)
-
-    async def generate(ids: list[int], left: int) -> Turn:
-        del ids
-        written = [ord(letter) for letter in next(said)][:left]
-        versions = [version] * len(written)
-        return Turn(written, [-0.5] * len(written), versions, is_truncated=len(written) == left)
-
-    return generate
+from aenv_ray.integrations.token_loop import Tokens, hermes_calls, played, task_of_column, turns
+from aenv_ray.trajectories.schema import Generation
+from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer, model
 
 
 def acting(*texts: str, max_tokens: int = 1000) -> Any:
@@ -115,7 +31,7 @@ async def test_the_models_own_tokens_are_kept_and_the_environments_are_masked() 
     pool = FakePool(episode := FakeEpisode())
     outcome, tokens = await played(pool, {}, acting(CALL + END, "done" + END))  # type: ignore[arg-type]
     assert tokens is not None
-    assert (outcome.reward, pool.policy_version) == (0.5, 3)
+    assert (outcome.reward, episode.policy_versions) == (0.5, [3])
     text = LetterTokenizer().decode(tokens.response_ids)
     assert text == f"{CALL}{END}\nt:2{END}\na:done{END}"
     written = [chr(i) for i, mask in zip(tokens.response_ids, tokens.mask, strict=True) if mask]
@@ -218,6 +134,12 @@ async def test_a_template_that_changes_earlier_messages_is_refused() -> None:
             FakeEpisode(), Rewriting(), [{"role": "user", "content": "Go"}], model(CALL + END),  # type: ignore[arg-type]
             max_tokens=500,
         )  # fmt: skip
+
+
+def test_a_field_that_other_rows_have_is_absent() -> None:
+    """A task whose reward is None has none; a dataset puts it there for rows that do not say."""
+    assert task_of_column({"id": "a", "reward": None, "seed": 0}) == {"id": "a", "seed": 0}
+    assert task_of_column(None) == {}
 
 
 # --- SLIME: a double of `Sample` and of the two functions that are called, August 2026 ----------

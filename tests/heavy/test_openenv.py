@@ -1,0 +1,82 @@
+"""OpenEnv's own clients play episodes on a server of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from openenv.core.env_server.mcp_types import CallToolAction
+from openenv.core.generic_client import GenericEnvClient
+from openenv.core.mcp_client import MCPToolClient
+
+import aenv_ray
+from aenv_ray.integrations.openenv import FINISH
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
+CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Yield the address of the example's server."""
+    servers: list[uvicorn.Server] = []
+
+    def run(app: Any, **options: Any) -> None:
+        servers.append(uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)))
+        servers[0].run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn, "run", run)
+        main = runpy.run_path(str(EXAMPLE))["main"]
+        thread = threading.Thread(target=main, args=(str(CORRIDOR), "0"))
+        thread.start()
+        while thread.is_alive() and not (servers and servers[0].started):
+            thread.join(0.05)
+        port = servers[0].servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+        servers[0].should_exit = True
+        thread.join(30)
+
+
+def call(tool: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "call_tool", "tool_name": tool, "arguments": arguments}
+
+
+async def test_a_client_plays_an_episode(url: str) -> None:
+    async with GenericEnvClient(base_url=url) as env:
+        begun = await env.reset(seed=3, task={"id": "go", "instruction": "Walk."})
+        assert begun.observation["instruction"] == "Walk."
+        stepped = await env.step(call("step", action=1))
+        assert stepped.observation["result"]["terminated"] is True
+        failed = await env.step(call("step", action=7))
+        assert "7 is no step" in failed.observation["error"]["message"]
+        assert not failed.done
+        ended = await env.step(call(FINISH))
+        assert (ended.reward, ended.done, ended.observation["void"]) == (1.0, True, False)
+        late = await env.step(call("step", action=1))
+        assert "reset begins one" in late.observation["error"]["message"]
+
+
+async def test_tools_are_found_and_called_by_name(url: str) -> None:
+    async with MCPToolClient(base_url=url) as env:
+        names = [tool.name for tool in await env.list_tools()]
+        assert {"step", "get_observation", FINISH} <= set(names)
+        await env.reset(seed=2)
+        result = await env.step(CallToolAction(tool_name="get_observation"))
+        assert result.observation.result["info"] == {"place": 2}
+
+
+async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> None:
+    async with GenericEnvClient(base_url=url) as env:
+        await env.reset()
+        for info in await asyncio.to_thread(aenv_ray.list_instances):
+            await aenv_ray.get(info.id).release.remote()
+        lost = await env.step(call("step", action=1))
+        assert (lost.reward, lost.done, lost.observation["void"]) == (None, True, True)
+        assert (await env.reset(seed=1)).done is False

@@ -1,0 +1,195 @@
+"""verl's agent loop workers play batches on a real environment, with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+from verl import DataProto
+from verl.experimental.agent_loop import AgentLoopManager
+from verl.experimental.agent_loop.tool_agent_loop import AgentData
+from verl.tools.tool_registry import load_all_tools
+from verl.workers.rollout.replica import TokenOutput
+
+import aenv_ray
+from aenv_ray import trajectories
+from aenv_ray.engines.process.virtual_environment import find_uv
+from aenv_ray.sampling import EpisodeStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+CORRIDOR = str(ROOT / "tests" / "fixtures" / "projects" / "corridor")
+EXAMPLE = ROOT / "examples" / "integrations" / "trainers" / "verl_dataset.py"
+CONFIG = Path(verl.__file__).parent / "trainer" / "config"
+END = "<|im_end|>"
+STEP = '<tool_call>\n{"name": "step", "arguments": {"action": 1}}\n</tool_call>'
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LENGTHS = (3000, 400)
+
+
+class ScriptedServer:
+    """A client of verl's model servers: it walks once, and then answers; "Lose" ends sandboxes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **options: Any) -> Any:
+        del request_id, options
+        tokenizer = AutoTokenizer.from_pretrained(self.path)
+        read = tokenizer.decode(prompt_ids)
+        if "Lose." in read:
+            for info in await asyncio.to_thread(aenv_ray.list_instances):
+                await aenv_ray.get(info.id).release.remote()
+        text = "Done." if "<|im_start|>tool" in read else STEP
+        ids = tokenizer.encode(text + END, add_special_tokens=False)
+        version = {"min_global_steps": 3, "max_global_steps": 3 if text == STEP else 4}
+        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields=version)
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the directory of a tokenizer of bytes, and of a configuration of a model."""
+    path = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(STEP, normalized=False)])
+    made.add_special_tokens(["<|im_start|>", END, "<|endoftext|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=END, pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+    tokenizer.save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id,
+        architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def manager(model: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return verl's manager of workers, to which aenv-ray is installed as users install it."""
+    installed = tmp_path_factory.mktemp("installed")
+    words = ("pip", "install", "--quiet", "--no-deps", "--python", sys.executable)
+    subprocess.run([find_uv(), *words, "--target", str(installed), str(ROOT)], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(installed), str(ROOT)]))
+        aenv_ray.init()
+        with initialize_config_dir(str(CONFIG), version_base=None):
+            config = compose("ppo_trainer", [
+                f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.rollout.name=vllm",
+                f"data.max_prompt_length={LENGTHS[0]}", f"data.max_response_length={LENGTHS[1]}",
+                "actor_rollout_ref.rollout.agent.num_workers=1",
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
+                "actor_rollout_ref.rollout.multi_turn.format=hermes",
+            ])  # fmt: skip
+        return AgentLoopManager.create(config=config, llm_client=ScriptedServer(model))
+
+
+def _batch(*texts: str) -> DataProto:
+    """Return rows as the example writes them, of another environment."""
+    [row] = runpy.run_path(str(EXAMPLE))["rows"]()
+    assert row["extra_info"]["aenv"].keys() == {"environment", "task"}
+    given = [
+        {"aenv": {"environment": CORRIDOR, "task": {"id": f"row{number}", "seed": 3}}}
+        for number in range(len(texts))
+    ]
+    columns = {
+        "raw_prompt": [[{"role": "user", "content": text}] for text in texts],
+        "agent_name": [row["agent_name"]] * len(texts),
+        "extra_info": given,
+        "index": list(range(len(texts))),
+    }
+    arrays = {}
+    for name, values in columns.items():
+        arrays[name] = np.empty(len(values), dtype=object)
+        arrays[name][:] = values
+    return DataProto(non_tensor_batch=arrays)
+
+
+def test_a_batch_is_played_by_the_plug_in(manager: Any, model: str) -> None:
+    played = manager.generate_sequences(_batch("Walk.", "Walk."))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    assert list(played.non_tensor_batch["aenv_void"]) == [False, False]
+    assert played.batch["rm_scores"].sum(dim=-1).tolist() == [1.0, 1.0]
+    written = tokenizer.decode(played.batch["responses"][0][played.batch["response_mask"][0] == 1])
+    assert written == f"{STEP}{END}Done.{END}"
+    shown = tokenizer.decode(played.batch["responses"][0])
+    assert '"terminated"' in shown
+    assert "reset_lamp" not in shown
+    prompt = tokenizer.decode(played.batch["prompts"][0])
+    assert '"lamp": {"additionalProperties": {"type": "integer"}' in prompt  # the whole schema
+    logprobs = played.batch["rollout_log_probs"][0]
+    assert logprobs[played.batch["response_mask"][0] == 1].unique().tolist() == [-0.5]
+    assert list(played.non_tensor_batch["max_global_steps"]) == [4, 4]
+
+
+def test_a_lost_sandbox_is_masked_and_the_batch_goes_on(manager: Any) -> None:
+    played = manager.generate_sequences(_batch("Lose."))
+    assert list(played.non_tensor_batch["aenv_void"]) == [True]
+    assert played.batch["response_mask"].sum() == 0
+    assert played.batch["attention_mask"][0, LENGTHS[0] :].sum() > 0
+
+
+def test_void_trajectories_are_in_no_mean() -> None:
+    from aenv_ray.integrations.verl import grpo_without_void
+
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    rewards = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    index = np.array(["a", "a", "a"], dtype=object)
+    config = {"norm_adv_by_std_in_grpo": False}
+    advantages, _ = grpo_without_void(rewards, mask, index, config)
+    assert advantages.tolist() == [[0.5, 0.5, 0.0], [-0.5, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def _written(path: Path) -> None:
+    while not (path.exists() and path.read_bytes()):
+        threading.Event().wait(0.05)
+
+
+async def test_tools_of_verls_own_loop_share_an_episode(manager: Any, tmp_path: Path) -> None:
+    """It ends with the trajectory, since verl tells no tool when that is."""
+    del manager
+    out = tmp_path / "episodes.jsonl"
+    config = tmp_path / "tools.yaml"
+    config.write_text("tools:\n" + "".join(
+        f"  - {{class_name: aenv_ray.integrations.verl.AenvTool, config: {{type: native, "
+        f"environment: {CORRIDOR}, tool: {name}, options: {{out: {out}}}}}}}\n"
+        for name in ("step", "get_observation")
+    ))  # fmt: skip
+    step, look = await asyncio.to_thread(load_all_tools, str(config), None)
+    trajectory = AgentData([], [], [], None, None, {}, "id", {"aenv": {"task": {"seed": 2}}})
+    for tool, arguments in ((step, {"action": 1}), (look, {})):
+        instance_id, _ = await tool.create(create_kwargs={})
+        response, _, _ = await tool.execute(instance_id, arguments, agent_data=trajectory)
+        await tool.release(instance_id)
+    assert '"place":3' in response.text
+    del trajectory
+    gc.collect()
+    await asyncio.to_thread(_written, out)  # it ends in the background
+    await asyncio.to_thread(step._pool.close)
+    [record] = trajectories.read(out)
+    assert (record.status, len(record.steps)) == (EpisodeStatus.COMPLETED, 2)

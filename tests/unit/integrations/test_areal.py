@@ -1,0 +1,140 @@
+"""AReaL: a double of its engine, requests and base class (1.0.4); tensors need torch, see heavy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pickle
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer
+
+
+class Generation:
+    """As ``GenerationHyperparameters``: `new` returns a changed copy."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update({"max_new_tokens": 400, **fields})
+
+    def new(self, **fields: Any) -> Generation:
+        return Generation(**{**self.__dict__, **fields})
+
+    def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Generation:
+        return self.new(stop_token_ids=[tokenizer.eos_token_id])
+
+
+class Engine:
+    """Answers requests with one text after the other, each by newer weights."""
+
+    def __init__(self, *texts: str) -> None:
+        self.left = list(texts)
+        self.requests: list[Any] = []
+
+    async def agenerate(self, request: Any) -> Any:
+        self.requests.append(request)
+        written = [ord(letter) for letter in self.left.pop(0)]
+        return SimpleNamespace(
+            output_tokens=written, output_logprobs=[-0.5] * len(written), stop_reason="stop",
+            output_versions=[len(self.requests)] * len(written),
+        )  # fmt: skip
+
+
+class Chat:
+    """The part of the OpenAI client that is used."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, **request: Any) -> Any:
+        Chat.asked.append({**request, "messages": list(request["messages"])})
+        calls = None
+        if request["messages"][-1]["role"] != "tool":
+            function = SimpleNamespace(name="add", arguments='{"a": 1}')
+            calls = [SimpleNamespace(id="1", function=function)]
+        message = SimpleNamespace(
+            tool_calls=calls, model_dump=lambda **_: {"role": "assistant", "content": "…"}
+        )
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
+
+
+@pytest.fixture
+def areal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    api, openai = ModuleType("areal.api"), ModuleType("openai")
+    api.RolloutWorkflow = object  # type: ignore[attr-defined]
+    api.ModelRequest = SimpleNamespace  # type: ignore[attr-defined]
+    openai.AsyncOpenAI = Chat  # type: ignore[attr-defined]
+    for module in (ModuleType("areal"), api, openai):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0.4")
+    monkeypatch.delitem(sys.modules, "aenv_ray.integrations.areal", raising=False)
+    return importlib.import_module("aenv_ray.integrations.areal")
+
+
+def plays(areal: Any, monkeypatch: pytest.MonkeyPatch, *episodes: FakeEpisode) -> None:
+    monkeypatch.setattr(areal, "shared_pool", lambda *_, **__: FakePool(*episodes))
+
+
+ROW = {"messages": [{"role": "user", "content": "Go"}], "aenv": {"id": "t"}}
+
+
+async def test_a_workflow_returns_what_the_engine_wrote(
+    areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays(areal, monkeypatch, episode := FakeEpisode())
+    monkeypatch.setattr(areal, "_tensors", lambda tokens, outcome: (tokens, outcome.reward))
+    engine = Engine(CALL + END, "done" + END)
+    workflow = areal.AenvWorkflow("fake", Generation(), LetterTokenizer())
+    tokens, reward = await workflow.arun_episode(engine, ROW)
+    assert reward == 0.5
+    assert episode.policy_versions == [1, 2]
+    assert {version for version in tokens.versions if version > 0} == {1, 2}
+    first, second = engine.requests
+    assert first.rid == second.rid
+    assert second.gconfig.max_new_tokens == 400 - len(second.input_ids) + len(first.input_ids)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_void_trajectory_is_rejected(
+    has_begun: bool, areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    void = FakeEpisode(is_lost=True, has_begun=has_begun)
+    plays(areal, monkeypatch, void)
+    workflow = areal.AenvWorkflow("fake", Generation(), LetterTokenizer(), void_retries=0)
+    assert await workflow.arun_episode(Engine(CALL + END), ROW) is None
+    plays(areal, monkeypatch, FakeEpisode(is_lost=True, has_begun=has_begun))
+    with pytest.raises(areal.VoidEpisode):
+        await areal.AenvAgent("fake").run(ROW, base_url="http://proxy", http_client=object())
+
+
+async def test_an_agent_plays_by_the_client_of_openai(
+    areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays(areal, monkeypatch, FakeEpisode())
+    Chat.asked.clear()
+    agent = areal.AenvAgent("fake", request={"temperature": 0.7})
+    reward = await agent.run(ROW, base_url="http://proxy", api_key="k", http_client=object())
+    assert (type(reward), reward) == (float, 0.5)
+    assert [request["temperature"] for request in Chat.asked] == [0.7, 0.7]
+    assert Chat.asked[1]["messages"][-1]["content"] == "2"
+    assert pickle.loads(pickle.dumps(agent))._environment == "fake"
+
+
+def test_the_example_names_a_workflow(areal: Any) -> None:
+    example = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
+    given: dict[str, Any] = {}
+    trainer = SimpleNamespace(train=lambda **options: given.update(options))
+    config = SimpleNamespace(gconfig=Generation(), tokenizer_path=LetterTokenizer())
+    runpy.run_path(str(example))["train"](trainer, config, "fake")
+    module, _, name = given["workflow"].rpartition(".")
+    assert module == areal.__name__
+    workflow = getattr(areal, name)(**given["workflow_kwargs"])
+    assert workflow._options == {"out": "episodes"}
