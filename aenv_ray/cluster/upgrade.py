@@ -19,7 +19,7 @@ _HEAD_GROUP: Final = "headgroup"
 
 
 @dataclass(frozen=True)
-class Step:
+class UpgradeStep:
     """What to do now.
 
     Attributes:
@@ -51,7 +51,7 @@ class UpgradePlan:
         self._at_once = at_once
         self._old_uids = {pod["metadata"]["uid"] for pod in before.pods} if everything else set()
 
-    def next(self, found: Snapshot) -> Step:
+    def next(self, found: Snapshot) -> UpgradeStep:
         """Return what to do, given the present state of the cluster."""
         workers = [pod for pod in found.pods if label(pod, "ray.io/node-type") == "worker"]
         old = [pod for pod in workers if self._is_old(pod)]
@@ -62,12 +62,14 @@ class UpgradePlan:
             staying.sort(key=lambda pod: (is_ready(pod), pod["metadata"]["name"]))
             broken = sum(not is_ready(pod) for pod in staying)
             chosen = staying[: room + broken]
-            return Step(chosen, [f"{len(old)} workers are to be replaced", *map(_ending, old)])
+            return UpgradeStep(
+                chosen, [f"{len(old)} workers are to be replaced", *map(_ending, old)]
+            )
         head = found.head
         if head is not None and self._is_old(head):
             chosen = [] if _is_ending(head) else [head]
-            return Step(chosen, ["the head is being replaced"])
-        return Step([], found.problems())
+            return UpgradeStep(chosen, ["the head is being replaced"])
+        return UpgradeStep([], found.problems())
 
     def _is_old(self, pod: Document) -> bool:
         if pod["metadata"]["uid"] in self._old_uids:
