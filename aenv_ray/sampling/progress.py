@@ -164,8 +164,10 @@ def histogram(rewards: Counter[float], bars: int = _BARS) -> tuple[RewardBar, ..
     if len(rewards) <= bars:
         return tuple(RewardBar(reward, reward, rewards[reward]) for reward in sorted(rewards))
     low, high = min(rewards), max(rewards)
-    width = high / bars - low / bars  # not (high - low) / bars, which may overflow
-    edges = [low + width * number for number in range(bars)] + [high]
+    shares = [number / bars for number in range(bars + 1)]
+    # A weighted mean cannot overflow, unlike multiples of the width. It is rounded for the least
+    # numbers, hence the bounds and the order.
+    edges = sorted(min(max(low * (1 - share) + high * share, low), high) for share in shares)
     counts = [0] * bars
     for reward, count in rewards.items():
         counts[max(min(bisect_right(edges, reward), bars), 1) - 1] += count

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aenv_ray.sampling import Episode, EpisodeStatus, Step
@@ -71,7 +71,12 @@ def test_episodes_of_an_earlier_run_count_but_do_not_speed_up_this_one() -> None
     assert (view.finished, view.reward_mean, view.episodes_per_s) == (2, 1.0, 0.0)
 
 
+HUGE = [*map(float, range(9)), 1.7974368165136843e308, -1.95e307]
+
+
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=200))
+@example(HUGE)
+@example([n * 5e-324 for n in range(11)])
 def test_every_reward_is_in_one_bar(rewards: list[float]) -> None:
     progress = Progress(None, now=Clock())
     for reward in rewards:
