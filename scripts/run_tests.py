@@ -40,8 +40,8 @@ SILENCE_S = 300.0
 """Between tests: imports, collection, and fixtures of a module or of the session."""
 MARGIN_S = 60.0
 """Beyond the time after which `tests/verdicts.py` ends a process that ignores its timeout."""
-GRACE_S = os.environ.get("AENV_TEST_GRACE", "15")
-"""Time in which what a job started must have ended."""
+GRACE_S = os.environ.get("AENV_TEST_GRACE", "60")
+"""Time in which what a job started must have ended; agents of a Ray that was killed take long."""
 _POLL_S = 0.2
 _REPORT_S = 60.0
 _LAST_LINES = 60
