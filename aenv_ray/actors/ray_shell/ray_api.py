@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -286,7 +287,9 @@ def serialization_context() -> Any:
 
 def was_restarted() -> bool:
     """Whether Ray restarted the current actor after a failure."""
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's property uses what Ray itself deprecates (2.60)
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def alive_nodes() -> dict[str, NodeFacts]:
