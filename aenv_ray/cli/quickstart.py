@@ -58,7 +58,7 @@ def quickstart(
     Example:
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32
     """
-    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.cli.sampling import rollouts as shown
 
     shown.check_replaceable(out)
     shown.check_writable(out)

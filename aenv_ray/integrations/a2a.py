@@ -19,7 +19,7 @@ from aenv_ray import Environment
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError
-from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import ToolResult
 from aenv_ray.runtime.door.agent import CHAT_S
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, at_once
+from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools, at_once
 from aenv_ray.models import ToolResult
 
 

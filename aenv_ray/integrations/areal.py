@@ -24,8 +24,8 @@ from uuid import uuid4
 from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import LiveEpisode, Outcome, shared_pool
 from aenv_ray.integrations.openai import OpenAITools
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.token_loop import (
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.token_loop import (
     MAX_TURNS,
     Parse,
     Tokens,
@@ -34,7 +34,7 @@ from aenv_ray.integrations.token_loop import (
     played,
     task_of_column,
 )
-from aenv_ray.integrations.token_loop import turns as model_turns
+from aenv_ray.integrations.support.token_loop import turns as model_turns
 
 require("areal", "areal", "1.0", "2")
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools
 
 require("autogen-core", "autogen", "0.7", "1")
 

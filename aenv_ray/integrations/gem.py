@@ -4,8 +4,8 @@
                  tasks=[{"id": "count", "instruction": "Count the files in /etc."}])
     env = gem.make("terminal")
 
-Actions are texts, see `aenv_ray.integrations.text_actions`. The last step has the reward of the
-episode; its ``info`` has ``void``, and ``episode_record``. The reward of a void episode is 0.0
+Actions are texts, see `aenv_ray.integrations.support.text_actions`. The last step has the reward of
+the episode; its ``info`` has ``void``, and ``episode_record``. The reward of a void episode is 0.0
 because GEM has no other: leave steps with ``void`` out of the batch.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import shared_pool
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.text_actions import MAX_TURNS, TextEpisode
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.text_actions import MAX_TURNS, TextEpisode
 
 require("gem-llm", "gem", "0.1", "1")
 

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, FrameworkTool, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import (
+    AnyEnvironment,
+    EnvironmentTools,
+    FrameworkTool,
+    model_text,
+)
 
 require("google-adk", "google-adk", "2.0", "3")
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import at_once
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import at_once
 from aenv_ray.models import ToolResult
 
 require("gymnasium", "gymnasium", "1.0", "2")

@@ -33,9 +33,9 @@ from aenv_ray.errors import (
     SandboxExhausted,
     ToolTimeout,
 )
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.schemas import check_keywords
-from aenv_ray.integrations.tools import EnvironmentTools, FrameworkTool, images, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.schemas import check_keywords
+from aenv_ray.integrations.support.tools import EnvironmentTools, FrameworkTool, images, model_text
 from aenv_ray.models import ExecResult as OurResult
 from aenv_ray.trajectories.schema import Call, Task, reward_number
 

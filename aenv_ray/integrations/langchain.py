@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools, model_text
 from aenv_ray.models import ToolResult
 
 require("langchain-core", "langchain", "1.0", "2")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.tools import (
     AnyEnvironment,
     EnvironmentTools,
     at_once,

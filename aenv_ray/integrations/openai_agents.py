@@ -14,8 +14,8 @@ from typing import Any
 
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult, Tool
 
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools
 from aenv_ray.models import ToolResult
 
 require("openai-agents", "openai-agents", "0.20", "1")

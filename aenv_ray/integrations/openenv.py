@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import EnvironmentTools, framework_tools, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
 from aenv_ray.models import ToolResult
 
 require("openenv-core", "openenv", "0.3", "1")

@@ -24,9 +24,16 @@ from typing import Any
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import shared_pool
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.token_loop import MAX_TURNS, Parse, Tokens, Turn, hermes_calls, played
-from aenv_ray.integrations.token_loop import turns as model_turns
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.token_loop import (
+    MAX_TURNS,
+    Parse,
+    Tokens,
+    Turn,
+    hermes_calls,
+    played,
+)
+from aenv_ray.integrations.support.token_loop import turns as model_turns
 from aenv_ray.trajectories.schema import Task
 
 require("openrlhf", "openrlhf", "0.11", "1")

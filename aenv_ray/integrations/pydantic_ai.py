@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic_core import SchemaValidator, core_schema
 
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import AnyEnvironment, EnvironmentTools, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools, model_text
 
 require("pydantic-ai-slim", "pydantic-ai", "2.0", "3")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aenv_ray.integrations.episodes import shared_pool
 from aenv_ray.integrations.gymnasium import ToolEnv, ToolGame
-from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.support.requirement import require
 
 require("ray", "rllib", "2.52", "3")
 

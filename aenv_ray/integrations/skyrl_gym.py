@@ -4,7 +4,7 @@
                        kwargs={"environment": "mini-terminal"})
 
 A row of the dataset names it with ``env_class: terminal``, and has the episode's task under
-``task``. Actions are texts, see `aenv_ray.integrations.text_actions`.
+``task``. Actions are texts, see `aenv_ray.integrations.support.text_actions`.
 
 SkyRL needs a number for each trajectory: that of a void episode is 0.0, and its metrics have
 ``void``. `mask_void` takes such a trajectory out of the loss; call it in the generator's
@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from aenv_ray.integrations.episodes import Outcome, shared_pool
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.text_actions import MAX_TURNS, TextEpisode
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.text_actions import MAX_TURNS, TextEpisode
 
 require("skyrl-gym", "skyrl-gym", "0.4", "1")
 

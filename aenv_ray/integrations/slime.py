@@ -25,8 +25,15 @@ from typing import Any, Final, Self
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import FileAccessError
 from aenv_ray.integrations.episodes import EpisodePool, Outcome
-from aenv_ray.integrations.token_loop import MAX_TURNS, Parse, Tokens, Turn, hermes_calls, played
-from aenv_ray.integrations.token_loop import turns as model_turns
+from aenv_ray.integrations.support.token_loop import (
+    MAX_TURNS,
+    Parse,
+    Tokens,
+    Turn,
+    hermes_calls,
+    played,
+)
+from aenv_ray.integrations.support.token_loop import turns as model_turns
 
 VOID: Final = "aenv_void"
 """Key in the metadata of a sample that nothing can be learned from."""

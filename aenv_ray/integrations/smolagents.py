@@ -13,9 +13,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.schemas import simple_type
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.schemas import simple_type
+from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
     identifier,

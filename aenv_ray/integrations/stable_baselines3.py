@@ -14,8 +14,8 @@ from typing import Any
 
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.gymnasium import Step, ToolEnv, ToolGame
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import at_once
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import at_once
 
 require("stable-baselines3", "stable-baselines3", "2.7", "3")
 

@@ -31,9 +31,9 @@ from typing import Any, Final, Literal
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, Outcome, SyncEpisode
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.schemas import JsonSchema
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.schemas import JsonSchema
+from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
     framework_tools,

@@ -31,10 +31,10 @@ from typing import Any, Final
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome, shared_pool
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.schemas import flat_parameters
-from aenv_ray.integrations.token_loop import task_of_column
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.schemas import flat_parameters
+from aenv_ray.integrations.support.token_loop import task_of_column
+from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
     framework_tools,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.integrations.episodes import Outcome
-from aenv_ray.integrations.token_loop import Tokens
+from aenv_ray.integrations.support.token_loop import Tokens
 from aenv_ray.sampling import EpisodeStatus
 from aenv_ray.trajectories.schema import Episode
 

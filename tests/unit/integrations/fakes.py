@@ -7,7 +7,7 @@ from typing import Any
 
 from aenv_ray.errors import SandboxLost, ToolNotFound
 from aenv_ray.integrations.episodes import Outcome
-from aenv_ray.integrations.token_loop import Turn
+from aenv_ray.integrations.support.token_loop import Turn
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import EpisodeStatus
 from aenv_ray.trajectories.schema import Episode, Generation

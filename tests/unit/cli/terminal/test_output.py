@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aenv_ray.cli.terminal import console, output, rollouts
+from aenv_ray.cli.sampling import rollouts
+from aenv_ray.cli.terminal import console, output
 from aenv_ray.cli.terminal.output import Format
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode

@@ -71,7 +71,7 @@ def synthesize(
       aenv synthesize ./todo -g proposed.jsonl --known tasks.jsonl --out new.jsonl
     """
     from aenv_ray.actors.fabric import driver_api
-    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.cli.sampling import rollouts as shown
     from aenv_ray.sampling import load_tasks
     from aenv_ray.sampling.synthesis import Synthesizer
 

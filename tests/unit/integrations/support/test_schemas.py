@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.integrations.schemas import check_keywords, flat_parameters
+from aenv_ray.integrations.support.schemas import check_keywords, flat_parameters
 
 KEPT = ("type", "properties", "items", "anyOf")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aenv_ray.cli.sampling import model_options as model
+from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal import model_options as model
-from aenv_ray.cli.terminal import sampling_options as given
 from aenv_ray.cli.terminal.options import Engine, Output
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show_rows
 from aenv_ray.errors import AenvError, ConfigError
@@ -68,7 +68,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
       aenv eval suite.toml --policy my_agent:act --json
     """
     from aenv_ray.actors.fabric import driver_api
-    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.cli.sampling import rollouts as shown
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.sampling.suites import read_suite
 
@@ -142,7 +142,7 @@ class _Evaluation:
             KeyboardInterrupt: It was stopped with a second Ctrl-C; its result is added.
         """
         from aenv_ray import sampling
-        from aenv_ray.cli.terminal import rollouts as shown
+        from aenv_ray.cli.sampling import rollouts as shown
 
         console.say(f"{benchmark.label}: {len(tasks)} tasks")
         file = None if self._out is None else self._out / f"{_file_name(benchmark.label)}.jsonl"

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
-from aenv_ray.integrations.tools import EnvironmentTools, model_text
+from aenv_ray.integrations.support.tools import EnvironmentTools, model_text
 from aenv_ray.models import ToolResult
 from aenv_ray.trajectories.schema import Generation, Task
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import Outcome, SyncEpisode
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
     model_text,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aenv_ray.cli.terminal import live_view
+from aenv_ray.cli.sampling import live_view
 from aenv_ray.sampling import Episode, EpisodeStatus
 from aenv_ray.sampling.progress import Progress
 

@@ -19,7 +19,7 @@ from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import openai_arguments, openai_name
 from aenv_ray.client.sync import SyncEnvironment
 from aenv_ray.errors import ConfigError, ToolInputInvalid, ToolNotFound, ToolTimeout
-from aenv_ray.integrations.schemas import JsonSchema, inlined
+from aenv_ray.integrations.support.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
 if TYPE_CHECKING:  # episodes need Ray, which a client of a server does not have

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from aenv_ray.cli.terminal import console, live_view
+from aenv_ray.cli.sampling import live_view
+from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.output import pairs, printable
 from aenv_ray.errors import ConfigError
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aenv_ray.cli.sampling import model_options as model
+from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal import model_options as model
-from aenv_ray.cli.terminal import sampling_options as given
 from aenv_ray.cli.terminal.options import Engine, Output, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
@@ -136,7 +136,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     """
     from aenv_ray import sampling
     from aenv_ray.actors.fabric import driver_api
-    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.cli.sampling import rollouts as shown
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.trajectories.shards import has_episodes
 

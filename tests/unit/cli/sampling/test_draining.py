@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from aenv_ray.cli.terminal.rollouts import draining
+from aenv_ray.cli.sampling.rollouts import draining
 from aenv_ray.sampling import Sampling
 
 

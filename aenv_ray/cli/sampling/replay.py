@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aenv_ray.cli.sampling.trajectories import Source, show_comparison
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Engine, Output
 from aenv_ray.cli.terminal.output import Format, chosen, show
-from aenv_ray.cli.trajectories import Source, show_comparison
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _play(
         ConfigError: The output could not be written.
     """
     from aenv_ray.actors.fabric import driver_api
-    from aenv_ray.cli.terminal import rollouts as shown
+    from aenv_ray.cli.sampling import rollouts as shown
     from aenv_ray.sampling.replay import replay as prepared
     from aenv_ray.trajectories import read
 

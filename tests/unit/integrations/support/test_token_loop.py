@@ -15,7 +15,13 @@ import pytest
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.integrations import slime
-from aenv_ray.integrations.token_loop import Tokens, hermes_calls, played, task_of_column, turns
+from aenv_ray.integrations.support.token_loop import (
+    Tokens,
+    hermes_calls,
+    played,
+    task_of_column,
+    turns,
+)
 from aenv_ray.trajectories.schema import Generation
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer, model
 

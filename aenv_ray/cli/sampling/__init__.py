@@ -1,0 +1,1 @@
+"""Sampling, evaluation and trajectories: their commands, and what these share and print."""

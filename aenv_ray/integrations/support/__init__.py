@@ -1,0 +1,1 @@
+"""What several adapters need: tools as frameworks call them, schemas, token loops, versions."""
