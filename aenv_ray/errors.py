@@ -70,6 +70,8 @@ class AenvError(Exception):
     code: ClassVar[str] = "aenv_error"
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    way_out: ClassVar[str | None] = None
+    """What a reader can do about any error of the class: the `hint` of one that has no own."""
 
     def __init_subclass__(
         cls, *, code: str | None = None, http_status: int | None = None, **kwargs: Any
@@ -83,7 +85,7 @@ class AenvError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint = self.way_out if hint is None else hint
 
     @property
     def message(self) -> str:
@@ -328,6 +330,7 @@ class FabricUnavailable(AenvError, code="fabric_unavailable", http_status=503):
     """Ray, the controller, a node's launcher, the hub or the artifact store does not answer."""
 
     retryable: ClassVar[bool] = True
+    way_out: ClassVar[str | None] = "try again; if it fails again, see `aenv status`"
 
 
 class EndpointUnavailable(AenvError, code="endpoint_unavailable", http_status=502):
@@ -345,6 +348,8 @@ class DeadlineExceeded(AenvError, TimeoutError, code="deadline_exceeded", http_s
 
 class InternalError(AenvError, code="internal_error"):
     """A bug in aenv-ray; please report it with the message."""
+
+    way_out: ClassVar[str | None] = "this is a bug: report it with the message and the log"
 
 
 ERRORS: tuple[type[AenvError], ...] = (

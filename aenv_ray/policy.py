@@ -55,9 +55,9 @@ class Policy(BaseModel):
     """Cores; None: no limit."""
     max_memory_bytes: int | None = None
     max_disk_bytes: int | None = None
-    """Of the work directory and a container's writable layer."""
+    """The most disk space of the work directory and a container's writable layer."""
     max_ttl_s: float | None = None
-    """Of a create, and of each renewal."""
+    """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
     """Fields among ``cpu``, ``memory`` and ``ephemeral_storage`` that get their maximum if a
     project names none: those whose maximum the operator set."""
@@ -69,7 +69,7 @@ class Policy(BaseModel):
 
         Args:
             config: With the changes that its caller makes.
-            engine: Of the instances; None: the project's.
+            engine: The engine of the instances; None: the project's.
 
         Raises:
             PolicyRefused: The policy does not allow it; the hint names the setting.

@@ -57,6 +57,7 @@ Context = Annotated[
     str | None,
     typer.Option("--context", help="Context of the kube config. Default: the current one."),
 ]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")]
 Force = Annotated[bool, typer.Option("--force", help="Take over fields that other managers own.")]
 
 
@@ -107,9 +108,7 @@ def apply(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until everything is ready.")
     ] = True,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
-    ] = _UP_S,
+    timeout: Timeout = _UP_S,
     output: Output = None,
 ) -> None:
     """Create a cluster, or change it, by server-side apply.
@@ -151,9 +150,7 @@ def upgrade(
     everything: Annotated[
         bool, typer.Option("--all", help="Replace every pod, not only those with another image.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
-    ] = _UPGRADE_S,
+    timeout: Timeout = _UPGRADE_S,
     output: Output = None,
 ) -> None:
     """Apply a new version, and replace the pods of the old one.
@@ -248,9 +245,7 @@ def delete(
         bool,
         typer.Option("--delete-storage", help="Also delete all volumes and Secrets, irrevocably."),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")
-    ] = _DOWN_S,
+    timeout: Timeout = _DOWN_S,
     yes: Yes = False,
     output: Output = None,
 ) -> None:

@@ -485,7 +485,7 @@ def retry_after_s(headers: Mapping[str, str], default: float = 1.0) -> float:
     """Return the seconds that a ``Retry-After`` header asks for, as a number or a date.
 
     Args:
-        headers: Of a response. A date is compared with its ``Date``.
+        headers: The headers of a response. A date is compared with its ``Date``.
         default: If it asks for none.
     """
     asked = headers.get("Retry-After", "")

@@ -453,7 +453,7 @@ def read_envelope(response: httpx.Response, name: str) -> Any:
     """Return the ``data`` of a response.
 
     Args:
-        response: Of an environment server, or of a proxy in front of it.
+        response: The response of an environment server, or of a proxy in front of it.
         name: The function or reward that was called.
 
     Raises:

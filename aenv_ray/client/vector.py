@@ -37,7 +37,7 @@ class Ready:
     """The outcome of one call."""
 
     index: int
-    """Of the instance in the vector."""
+    """The index of the instance in the vector."""
     outcome: Outcome
 
 

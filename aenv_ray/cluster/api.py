@@ -211,7 +211,7 @@ class ClusterApi:
             path: From the root.
             query: Query parameters.
             body: JSON data, or a text.
-            content_type: Of `body`.
+            content_type: The content type of `body`.
             missing: Return None if the object does not exist.
             existing: Return None if the object exists.
 

@@ -48,7 +48,7 @@ def alerts(namespace: str) -> list[Alert]:
     """Return the alerts of ``monitoring/pod-monitor.yaml``.
 
     Args:
-        namespace: Of the cluster; the commands name it.
+        namespace: The namespace of the cluster; the commands name it.
     """
     documents = yaml_files.read(bundled() / "monitoring" / "pod-monitor.yaml")
     return [

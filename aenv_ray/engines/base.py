@@ -298,7 +298,7 @@ class Engine(ABC):
         """Yield the output of a sandbox: standard output and error of all its processes.
 
         Args:
-            instance_id: Of a sandbox that this engine object started or attached to.
+            instance_id: The id of a sandbox that this engine object started or attached to.
             tail_lines: Begin with this many of the last lines, at least 0. None: with the whole
                 log, which is limited to its end; a mark says how much was cut, if that is known.
             follow: Continue with new output until the sandbox ends.

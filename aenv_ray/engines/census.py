@@ -63,10 +63,10 @@ def live_containers(runtime_dir: Path, scope: str, address: str) -> list[str]:
     """Return the ids of the containers of a node's instances, in any state.
 
     Args:
-        runtime_dir: Of the node. If the docker engine was never used there, the daemon is not
-            asked.
+        runtime_dir: The runtime directory of the node. If the docker engine was never used there,
+            the daemon is not asked.
         scope: The node's, as given to engines.
-        address: Of the daemon: ``unix:///path``.
+        address: The address of the daemon: ``unix:///path``.
 
     Raises:
         FabricUnavailable: The daemon does not answer.
@@ -97,7 +97,7 @@ def live_pods(scope: str, settings: Settings) -> list[str]:
     Args:
         scope: The node's, as given to engines. If the kubernetes engine was never used there, the
             API is not asked.
-        settings: Of the node.
+        settings: The settings of the node.
 
     Raises:
         FabricUnavailable: The API does not answer.

@@ -84,7 +84,7 @@ class DoorSandbox(Sandbox):
     where it is read, several turns of the event loop earlier than with an asyncio transport.
 
     Args:
-        instance_id: Of the sandbox.
+        instance_id: The id of the sandbox.
         isolation: What separates the sandbox from the node.
         start_mode: As for `Sandbox`.
         find_cause: Waits for the cause of a broken connection.

@@ -57,11 +57,11 @@ class AenvWorkflow(RolloutWorkflow):
         environment: ``name@version``, ``name``, or the path of a project.
         gconfig: ``GenerationHyperparameters``; its ``max_new_tokens`` limits all that follows the
             prompt.
-        tokenizer: Of the model, or its path.
-        max_turns: Of the model.
+        tokenizer: The tokenizer of the model, or its path.
+        max_turns: The most turns of the model.
         parse: Finds tool calls in its text.
         void_retries: How often a void episode is played again before it is rejected.
-        options: Of the `EpisodePool`.
+        options: The options of the `EpisodePool`.
     """
 
     def __init__(
@@ -157,7 +157,8 @@ class AenvAgent:
         environment: ``name@version``, ``name``, or the path of a project.
         max_turns: Answers of the model in an episode.
         request: Further fields of each request, for example ``{"temperature": 0.7}``.
-        options: Of the `EpisodePool`. It can be sent to another process, where it has a pool.
+        options: The options of the `EpisodePool`. It can be sent to another process, where it has a
+            pool.
     """
 
     def __init__(

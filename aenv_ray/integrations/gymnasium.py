@@ -54,8 +54,8 @@ class ToolGame:
     """How actions become tool calls, and their results transitions.
 
     Args:
-        task: Of the episodes, as in `aenv_ray.sample`; or a function that is given the seed and the
-            options of a reset and returns it.
+        task: The task of the episodes, as in `aenv_ray.sample`; or a function that is given the
+            seed and the options of a reset and returns it.
         step: The tool of a step.
         observe: The tool that returns the first observation.
         timeout_s: Timeout of a call. None: 60.
@@ -190,7 +190,7 @@ class Seat:
 
     @property
     def instance_id(self) -> str | None:
-        """Of the instance of the episode that runs; None if none does."""
+        """The id of the instance of the episode that runs; None if none does."""
         return None if self._episode is None else self._episode.instance_id
 
     async def close(self) -> None:

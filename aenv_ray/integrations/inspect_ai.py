@@ -85,7 +85,7 @@ class AenvSandboxConfig(BaseModel):
     actor: Literal["dedicated", "shared"] = "shared"
     owner: str | None = None
     exec_timeout_s: float = 3600.0
-    """Of a command for which Inspect gives no timeout."""
+    """The timeout of a command for which Inspect gives no timeout."""
 
 
 @sandboxenv(name="aenv")

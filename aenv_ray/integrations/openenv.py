@@ -198,7 +198,7 @@ def application(
         only: Names of the tools to offer. None: all.
         timeout_s: Timeout of a call. None: 60.
         sessions: Most clients at a time.
-        options: Of the `EpisodePool`, which is closed when the process exits.
+        options: The options of the `EpisodePool`, which is closed when the process exits.
     """
     pool = EpisodePool(environment, **options)
     return create_fastapi_app(

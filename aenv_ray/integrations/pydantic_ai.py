@@ -33,7 +33,7 @@ class EnvironmentToolset(AbstractToolset[Any]):
         environment: The agent acts on it; it is not released with the agent.
         only: Names of the tools to offer. None: all.
         timeout_s: Timeout of a call. None: the environment's.
-        id: Of the toolset. None: the environment's name.
+        id: The id of the toolset. None: the environment's name.
     """
 
     def __init__(

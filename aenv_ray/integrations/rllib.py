@@ -33,7 +33,7 @@ def creator(
         game: A `ToolGame`, or the task of one.
         observation_space: What observations are.
         action_space: What actions are.
-        options: Of the `EpisodePool`; RLlib's ``env_config`` is added to them.
+        options: The options of the `EpisodePool`; RLlib's ``env_config`` is added to them.
     """
 
     def create(env_config: Mapping[str, Any]) -> ToolEnv:

@@ -33,11 +33,11 @@ class SkyRLEnv(BaseTextEnv):
     """One episode; environments with the same `environment` and options share a pool.
 
     Args:
-        env_config: Of SkyRL; not used.
+        env_config: What SkyRL passes; not used.
         extras: The columns of the row: ``task``, and ``max_turns``, which SkyRL sets.
         environment: ``name@version``, ``name``, or the path of a project.
         only: Names of the tools to offer. None: all.
-        options: Of the `EpisodePool`.
+        options: The options of the `EpisodePool`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SkyRLEnv(BaseTextEnv):
         self._only = only
         self._playing: TextEpisode | None = None
         self.outcome: Outcome | None = None
-        """Of the episode, once it has ended."""
+        """The outcome of the episode, once it has ended."""
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
         """Begin the episode; return the prompt with how to call the tools as system message."""
@@ -89,7 +89,7 @@ class SkyRLEnv(BaseTextEnv):
 
     @property
     def instance_id(self) -> str | None:
-        """Of the instance of the episode that runs; None if none does."""
+        """The id of the instance of the episode that runs; None if none does."""
         return None if self._playing is None else self._playing.instance_id
 
     @property

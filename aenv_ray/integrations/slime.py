@@ -54,7 +54,7 @@ def rollouts(
 
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
-        max_turns: Of the model.
+        max_turns: The most turns of the model.
         parse: Finds tool calls in its text.
         void_retries: How often a void episode is played again.
         pool: Options of `EpisodePool`.
@@ -187,7 +187,7 @@ class AenvSandbox:
 
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
-        options: Of `Environment`.
+        options: The options of `Environment`.
     """
 
     def __init__(self, environment: str, **options: Any) -> None:

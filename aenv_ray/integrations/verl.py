@@ -77,12 +77,12 @@ class AenvAgentLoop(ToolAgentLoop):
     Environments with the same name and options share a pool in each worker.
 
     Args:
-        args: Of verl.
+        args: What verl passes.
         environment: ``name@version``, ``name``, or the path of a project. None: that of the row.
         only: Names of the tools to offer. None: all.
         void_retries: How often a void episode is played again.
-        options: Of the `EpisodePool`.
-        kwargs: Of verl.
+        options: The options of the `EpisodePool`.
+        kwargs: What verl passes.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Benchmark(BaseModel):
         """Return the tasks to play.
 
         Args:
-            limit: Of tasks, if the benchmark has none.
+            limit: The most tasks of each benchmark that sets no limit.
 
         Raises:
             ConfigError: There are none, or they are malformed.

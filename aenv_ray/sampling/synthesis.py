@@ -43,7 +43,7 @@ class DroppedTask(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     number: int
-    """Of the proposal, from 0."""
+    """The number of the proposal, from 0."""
     task_id: str | None
     """Its id; None if it has none."""
     reason: DropReason
@@ -304,7 +304,7 @@ def synthesize(
     Args:
         environment: As in `sample`.
         proposals: Tasks with reference solutions.
-        options: Of `Synthesizer`, and further ones of `sample`.
+        options: The options of `Synthesizer`, and further ones of `sample`.
 
     Raises:
         ConfigError: An option is invalid, or the iterable raised.

@@ -20,8 +20,8 @@ class Trajectories:
     """Recorded episodes, in order of their index.
 
     Args:
-        episodes: Of several records of one index, the last that the infrastructure did not fail is
-            kept: a resumed run plays failed episodes again.
+        episodes: The episodes. Of several records of one index, the last that the infrastructure
+            did not fail is kept: a resumed run plays failed episodes again.
         torn: Files whose last line was cut, as when their writer died.
         attachments: Where the attachments are; None if there are none.
     """

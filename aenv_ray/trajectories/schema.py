@@ -100,7 +100,7 @@ class Task(BaseModel):
     reward: Call | None = Field(default_factory=Call)
     """Called after the policy; None: no reward is computed."""
     datasource: str = ""
-    """Of the instances of its episodes, such as the image of their sidecar; empty: that of the
+    """For the instances of its episodes, such as the image of their sidecar; empty: that of the
     run."""
     submission: Call | None = None
     """A function that is called after the policy, and returns what the agent hands in. The reward

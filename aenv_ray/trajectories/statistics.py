@@ -145,7 +145,7 @@ class Summary(BaseModel):
     call_p99_ms: float | None
     wall_s: float
     pass_at_k: tuple[PassAtK, ...] = ()
-    """Of samplings with several samples of each task."""
+    """pass@k of samplings with several samples of each task."""
     causes: dict[str, int] = {}
     """Numbers of episodes by the code of their error, the most frequent first."""
     phases_mean_ms: dict[str, float] = {}

@@ -48,7 +48,7 @@ def test_the_wire_keeps_everything(cls: type[AenvError]) -> None:
     assert again.message == error.message
     bare = from_wire(to_wire(cls("only a message")))
     assert type(bare) is cls
-    assert bare.hint is None
+    assert bare.hint == cls.way_out
 
 
 @EVERY

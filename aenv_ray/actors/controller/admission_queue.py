@@ -27,7 +27,7 @@ class Ticket:
     """A waiting create."""
 
     ids: tuple[InstanceId, ...]
-    """Of the instances to create."""
+    """The ids of the instances to create."""
     owner: str
     job_id: str | None
     """The Ray job that the instances end with; None: they outlive it."""

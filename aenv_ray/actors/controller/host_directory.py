@@ -137,7 +137,7 @@ class HostDirectory:
         An incompatible host that another controller started may have instances, which go on.
 
         Args:
-            name: Of the host.
+            name: The name of the host.
             node: Its node.
             actor: The host actor.
             is_new: Whether it was started just now, so that it may be killed.

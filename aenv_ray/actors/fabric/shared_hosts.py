@@ -37,7 +37,7 @@ class Share(NamedTuple):
     """The part of a group that one host gets."""
 
     name: str
-    """Of the host."""
+    """The name of the host."""
     host: RemoteHost
     """The host actor."""
     specs: list[InstanceSpec]

@@ -121,7 +121,7 @@ class EnvironmentRelay:
 
     Args:
         connect: Returns what creates inner instances; called once, at the first request.
-        store: Of the host's records.
+        store: The store of the host's records.
         clock: The host's.
     """
 

@@ -32,7 +32,7 @@ def found_engines(given: Settings, token: Path = _TOKEN) -> tuple[str, ...]:
 
     Args:
         given: The settings of the host.
-        token: Of a pod's service account.
+        token: The token of a pod's service account.
     """
     found = ["process"]
     if _listens(given.docker_host):

@@ -24,7 +24,7 @@ class HeadContact:
     """Decides when the head is lost and when it is back.
 
     Args:
-        address: Of the head, for the lines.
+        address: The address of the head, for the lines.
     """
 
     def __init__(self, address: str) -> None:

@@ -49,7 +49,7 @@ def findings(
     """Return the findings for this machine and configuration; blocks.
 
     Args:
-        settings: Of this process; hosts read those of their Ray node.
+        settings: The settings of this process; hosts read those of their Ray node.
         fabric: What ``aenv up`` started. None: nothing.
         behind_gateway: Whether a gateway runs, or is to be judged as if it did.
     """

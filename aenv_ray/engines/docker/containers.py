@@ -176,7 +176,7 @@ class Containers:
         """Return why a container ended.
 
         Args:
-            name: Of the container.
+            name: The name of the container.
             details: From the daemon.
             out_of_memory: Names of containers for which the daemon reported an out-of-memory kill
                 when it happened; later it does not always know.
@@ -230,7 +230,7 @@ class Containers:
         """Yield a container's output.
 
         Args:
-            name: Of the container.
+            name: The name of the container.
             lines: How many of the last lines to begin with. None: all that the daemon keeps.
             ended: Follow the log until this is done. None: only what there is now.
         """

@@ -68,7 +68,7 @@ class DockerEngine(Engine):
         data_dir: For kits; the same path for the daemon.
         scope: The Ray node; each scope has one janitor.
         owner_pid: Process with which everything ends: the raylet.
-        address: Of the daemon: ``unix:///path``.
+        address: The address of the daemon: ``unix:///path``.
         image: For projects that name none.
         runtime: OCI runtime for projects that name none; None for the daemon's default.
         docker_config: Directory of Docker's ``config.json``, with the logins for registries.

@@ -43,7 +43,7 @@ class DockerInstance:
 
     id: InstanceId
     name: str
-    """Of the main container."""
+    """The name of the main container."""
     ended: asyncio.Future[EndCause]
     """Done when it ended, with the cause."""
     ids: dict[str, str] = field(default_factory=dict)

@@ -154,11 +154,11 @@ class ExecLink(Link):
     """Streams of programs that the daemon executes in the container.
 
     Args:
-        client: Of the daemon.
-        key: Of the node's hosts; the container's key is derived from it, so that a restarted host
-            has it too.
-        entrypoint: Of the container; the programs use its Python.
-        container_id: Of a container that already runs.
+        client: The client of the daemon.
+        key: The key of the node's hosts; the container's key is derived from it, so that a
+            restarted host has it too.
+        entrypoint: The entrypoint of the container; the programs use its Python.
+        container_id: The id of a container that already runs.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ContainerLog:
     """The log of one container, and how far it has been read.
 
     Args:
-        client: Of the daemon.
+        client: The client of the daemon.
         container: Its name or id.
         lines: How many of the last lines to begin with. None: all that the daemon keeps.
 

@@ -99,7 +99,7 @@ class FakeEngine(Engine):
         """End a sandbox as a crash would; ignores unknown ids.
 
         Args:
-            instance_id: Of the sandbox.
+            instance_id: The id of the sandbox.
             inside: What in the sandbox ended it. None: it was killed from outside.
         """
         _end([instance_id], EndCause("it was killed", inside))
@@ -284,7 +284,7 @@ class _Idle:
     """Watches one connection while it is idle; an `IdleConnections`.
 
     Args:
-        runtime: Of its sandbox.
+        runtime: The runtime of its sandbox.
         polled: What watches it.
     """
 

@@ -58,7 +58,7 @@ async def find(client: DockerClient, path: str) -> BuildKit:
     """Return the ``docker`` command to build with.
 
     Args:
-        client: Of the daemon.
+        client: The client of the daemon.
         path: Directories to search, in the form of ``PATH``.
 
     Raises:

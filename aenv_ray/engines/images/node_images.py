@@ -62,7 +62,7 @@ _TOOL_LIMITS: Final = {
     "Ulimits": [{"Name": "fsize", "Soft": 16 << 20, "Hard": 16 << 20}],
     "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "compress": "false"}},
 }  # fmt: skip
-"""Of containers that inspect an image: its programs are not to be trusted."""
+"""Options of containers that inspect an image: its programs are not to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class DockerImages:
     """The images that one host uses.
 
     Args:
-        client: Of the node's daemon.
+        client: The client of the node's daemon.
         credentials: For registries.
-        own_labels: Of containers that inspect an image; the janitor finds them by these.
+        own_labels: Labels of containers that inspect an image; the janitor finds them by these.
         cache_dir: For kits and facts about images; shared by all hosts of the node.
         clock: Wall clock.
     """

@@ -27,7 +27,7 @@ def compose(registry: str, namespace: str, name: str, tag: str) -> str:
         registry: ``HOST[:PORT]``; "" for `HUB`.
         namespace: In the registry; "" for none.
         name: May contain slashes.
-        tag: Of the image.
+        tag: The tag of the image.
 
     Raises:
         ConfigError: A part is invalid; the message says which, the hint what is valid.

@@ -139,7 +139,7 @@ async def push(
     """Push one tag of an image.
 
     Args:
-        client: Of the daemon that has the image.
+        client: The client of the daemon that has the image.
         credentials: With the login for the registry.
         reference: ``REGISTRY/NAME:TAG``.
         on_progress: Called with the progress.

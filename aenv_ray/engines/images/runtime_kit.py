@@ -83,10 +83,10 @@ async def ensure(
     is not to be trusted, so that it serves this image alone.
 
     Args:
-        python: Of the image.
+        python: The interpreter of the image.
         cache_dir: Directory of all kits.
         compile_in: Has the image compile a finished kit (`add_compiled`). None: nothing does.
-        image_id: Of the image that compiles.
+        image_id: The id of the image that compiles.
 
     Raises:
         SandboxStartFailed: The libraries cannot be installed for this Python.

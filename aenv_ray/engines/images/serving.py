@@ -143,8 +143,9 @@ def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
     """Return the image of a sidecar.
 
     Args:
-        reference: Of the project, for messages.
-        deploy: Of the project; without ``imagePrefix``, `datasource` is a full image reference.
+        reference: The reference of the project, for messages.
+        deploy: The ``deployConfig`` of the project; without ``imagePrefix``, `datasource` is a full
+            image reference.
         datasource: A tag if the prefix is a repository; else what completes the prefix.
 
     Raises:

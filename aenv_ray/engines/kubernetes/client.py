@@ -52,7 +52,8 @@ class KubernetesClient:
     """One host's connection to the API.
 
     Args:
-        namespace: Of all requests. None: this pod's, or that of the kube config's context.
+        namespace: The namespace of all requests. None: this pod's, or that of the kube config's
+            context.
         configuration: For ``kubernetes.aio``. None: this pod's service account, or a kube config.
     """
 

@@ -71,7 +71,7 @@ class KubernetesEngine(Engine):
         data_dir: Cache directory for runtime kits.
         scope: Distinguishes the hosts of one Ray node from those of others.
         settings: The operator's.
-        client: Of the API. None: with this pod's service account.
+        client: The client of the API. None: with this pod's service account.
         schedule_s: How long a pod may wait for a node.
         policy: Returns what projects may request of images.
     """

@@ -157,7 +157,7 @@ class Pods:
         """Return pods from the API.
 
         Args:
-            selector: Of labels. None: this host's pods.
+            selector: A selector of labels. None: this host's pods.
         """
         return list((await self._list(selector or self._selector))["items"])
 

@@ -62,7 +62,7 @@ def collect(
 
     Args:
         cache: Its directory.
-        max_bytes: Of all entries.
+        max_bytes: The most bytes of all entries.
         max_age_s: Since the last use of each entry.
         in_use: Returns the names of entries that are used without a lock; called if something
             would be deleted.

@@ -73,7 +73,7 @@ class DockerClient:
     def __init__(self, address: str) -> None:
         self._address = address
         self.path = socket_path(address)
-        """Of the daemon's socket."""
+        """The path of the daemon's socket."""
         self._client: httpx.AsyncClient | None = None
 
     @property
@@ -104,7 +104,7 @@ class DockerClient:
 
         Args:
             method: HTTP method.
-            path: Of the request.
+            path: The path of the request.
             params: Query; mappings in it are sent as JSON, the format of the daemon's filters.
             body: Sent as JSON.
             within_s: Deadline of the whole request.
@@ -130,7 +130,7 @@ class DockerClient:
 
         Args:
             method: HTTP method.
-            path: Of the request.
+            path: The path of the request.
             params: Query, as for `request`.
             headers: Additional headers.
             opens_in_s: Deadline for the first byte of the answer. None: no deadline, because the

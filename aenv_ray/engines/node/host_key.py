@@ -59,7 +59,7 @@ async def authenticate(sock: socket.socket, key: bytes, purpose: Mapping[str, An
 
     Args:
         sock: Connected, non-blocking; it is left open in any case.
-        key: Of the instance.
+        key: The key of the instance.
         purpose: A JSON object for process 1.
 
     Raises:

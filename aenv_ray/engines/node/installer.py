@@ -171,7 +171,7 @@ class PackageSources:
     paths: list[str]
     """Files and directories that uv reads."""
     addresses: list[str]
-    """Of the indexes, without users and passwords."""
+    """The addresses of the indexes, without users and passwords."""
     has_password: bool
 
 

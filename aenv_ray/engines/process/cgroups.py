@@ -28,7 +28,7 @@ class SandboxGroups:
 
     Args:
         delegated: A cgroup v2 directory without processes, which this user may change.
-        name: Of the launcher; its groups are in a subdirectory of this name.
+        name: The name of the launcher; its groups are in a subdirectory of this name.
 
     Raises:
         CgroupUnavailable: The kernel does not limit memory there, or this user may not change it.
@@ -54,9 +54,9 @@ class SandboxGroups:
         """Create a group, and move a process without children into it.
 
         Args:
-            name: Of the group.
-            pid: Of the process.
-            memory_bytes: Of all its processes and files in memory, without swap.
+            name: The name of the group.
+            pid: The pid of the process.
+            memory_bytes: The memory of all its processes and files in memory, without swap.
             processes: And threads; without effect where the kernel does not count them.
 
         Raises:

@@ -42,7 +42,7 @@ class Interpreter:
     """A Python of this machine."""
 
     path: str
-    """Of its executable."""
+    """The path of its executable."""
     version: str
     """``"3.12.1"``."""
     prefix: str

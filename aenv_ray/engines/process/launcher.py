@@ -397,7 +397,7 @@ class Launcher:
         """End an instance; the first cause counts.
 
         Args:
-            instance_id: Of the instance.
+            instance_id: The id of the instance.
             cause: Why, in words.
             stopper: Who asked for it, with the request's number.
             inside: The limit that it exceeded, if it is ended for that.

@@ -60,7 +60,7 @@ class _Log:
     path: Path
     mark: bytes = b""
     size: int = 0
-    """Of the file, including the mark at its beginning."""
+    """The size of the file, including the mark at its beginning."""
     cut_bytes: int = 0
 
     def add(self, data: bytes) -> None:

@@ -41,7 +41,7 @@ LOOK_AGAIN_S: Final = 10.0
 MOST_CPU: Final = 0.05
 """Share of one core that thorough looks may take."""
 DEFAULT_SHARE: Final = 0.5
-"""Of the node's memory: the limit of a sandbox whose project sets none."""
+"""The share of the node's memory that limits a sandbox whose project sets none."""
 LOW_MEMORY: Final = 0.08
 """The largest sandbox is ended when less of the node's memory is available than this share: Ray
 begins to end its own processes at 0.05."""
@@ -56,7 +56,8 @@ _CLOSE_S: Final = 0.05
 _PIDFD_GETFD: Final = 438
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
-"""Of a socket: received, its limit, being sent, its limit, reserved, queued to be sent."""
+"""SO_MEMINFO of a socket: received, its limit, being sent, its limit, reserved, queued to be
+sent."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -217,7 +218,7 @@ class ResourceWatch:
 # --- the node -------------------------------------------------------------------------------------
 
 _NOT_KERNEL: Final = (b"MemFree", b"Buffers", b"Cached", b"AnonPages", b"SReclaimable")
-"""Of ``/proc/meminfo``: what is free, or belongs to processes and files."""
+"""Rows of ``/proc/meminfo`` for what is free, or belongs to processes and files."""
 
 
 def read_node() -> Node | None:
@@ -369,7 +370,7 @@ class _Queues:
     pipes: int = 0
     received: int = 0
     sent: int = 0
-    """Of Unix sockets, what the other end has not read yet."""
+    """In Unix sockets, what the other end has not read yet."""
     unread: int = 0
     """The same by the receiving ends: a sender may be closed."""
     _seen: set[str] = field(default_factory=set)

@@ -15,7 +15,7 @@ def inlined(schema: Mapping[str, Any], tool: str) -> JsonSchema:
     """Return a schema without ``$ref`` and ``$defs``: each reference becomes what it names.
 
     Args:
-        schema: Of a tool's arguments.
+        schema: The schema of a tool's arguments.
         tool: Named in the error.
 
     Raises:
@@ -62,7 +62,7 @@ def check_keywords(schema: Mapping[str, Any], tool: str, *, allowed: Collection[
     """Check that a framework keeps the structure of a schema.
 
     Args:
-        schema: Of a tool's arguments, or a part of it.
+        schema: The schema of a tool's arguments, or a part of it.
         tool: Named in the error.
         allowed: Keywords that the framework keeps; it drops the others.
 

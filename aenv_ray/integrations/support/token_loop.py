@@ -33,9 +33,9 @@ class Turn:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Of each token, under the policy that wrote it."""
+    """The logprobs of each token, under the policy that wrote it."""
     versions: Sequence[int] = ()
-    """Of the weights that wrote each token; empty if the trainer does not say."""
+    """The versions of the weights that wrote each token; empty if the trainer does not say."""
     is_truncated: bool = False
     """Whether it reached its limit of tokens."""
 
@@ -148,13 +148,13 @@ async def turns(
 
     Args:
         episode: Whose tools it calls.
-        tokenizer: Of the model, with a chat template.
+        tokenizer: The tokenizer of the model, with a chat template.
         messages: The prompt.
         generate: Asks the model.
-        max_tokens: Of all that follows the prompt.
-        max_turns: Of the model.
-        max_length: Of the prompt and all that follows it, in tokens. None: only `max_tokens`
-            applies.
+        max_tokens: The most tokens of all that follows the prompt.
+        max_turns: The most turns of the model.
+        max_length: The greatest length of the prompt and all that follows it, in tokens. None: only
+            `max_tokens` applies.
         parse: Finds tool calls in its text.
 
     Raises:

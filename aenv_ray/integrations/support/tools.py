@@ -66,7 +66,7 @@ def framework_tools(
 
     Args:
         listed: As `Environment.list_tools` returns them.
-        env_name: Of the environment.
+        env_name: The name of the environment.
         only: Names of the tools to offer. None: all.
         naming: Makes a name legal for the framework, different from those it has made.
 

@@ -41,19 +41,19 @@ class Registered:
     """Path at the public door; unused for tools."""
     method: str = "POST"
     keeps_processes: bool = False
-    """Of a reward: the processes that tools have started go on while it runs."""
+    """For a reward: the processes that tools have started go on while it runs."""
     state: tuple[str, ...] = ()
-    """Of a reset: variables of modules that must have their first values afterwards."""
+    """For a reset: variables of modules that must have their first values afterwards."""
     kept_files: tuple[str, ...] = ()
-    """Of a reset: paths in the work directory that it restores itself."""
+    """For a reset: paths in the work directory that it restores itself."""
     schema: Mapping[str, Any] | None = None
-    """Of a tool: the JSON Schema to show in place of the one of its signature."""
+    """For a tool: the JSON Schema to show in place of the one of its signature."""
     uri: str = ""
-    """Of a resource: its URI, or a template such as ``note://{name}``."""
+    """For a resource: its URI, or a template such as ``note://{name}``."""
     mime_type: str = ""
-    """Of a resource; "" chooses by what the function returns."""
+    """For a resource: its MIME type; "" chooses by what the function returns."""
     uri_arguments: Mapping[str, str] | None = None
-    """Of a resource that is read: the arguments that its URI contains."""
+    """For a resource that is read: the arguments that its URI contains."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -90,7 +90,7 @@ class Registered:
 
     @property
     def is_template(self) -> bool:
-        """Of a resource: whether its URI has parameters."""
+        """For a resource: whether its URI has parameters."""
         return "{" in self.uri
 
     def mcp_resource(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class AuthenticatedDoor:
     """Accepts connections of peers that know the key; a `HostDoor` of `process_one`.
 
     Args:
-        name: Of the socket.
-        key: Of the instance.
+        name: The name of the socket.
+        key: The key of the instance.
     """
 
     def __init__(self, name: str, key: bytes) -> None:

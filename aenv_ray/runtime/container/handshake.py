@@ -45,7 +45,7 @@ def accept_host(sock: socket.socket, key: bytes) -> dict[str, Any] | None:
 
     Args:
         sock: Connected; its timeout bounds each step.
-        key: Of the instance.
+        key: The key of the instance.
 
     Returns:
         The purpose of the connection; None if the peer does not know the key.

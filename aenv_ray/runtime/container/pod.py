@@ -108,9 +108,9 @@ class Supervisor:
 
     Args:
         listener: On the pod's address.
-        key: Of the instance.
+        key: The key of the instance.
         grace_s: How long the instance runs without a host.
-        termination_log: Of the container.
+        termination_log: The termination log of the container.
         link: To the instance's process.
     """
 

@@ -38,7 +38,7 @@ class CommandResult:
     """A command that ran in the sidecar to its end, successfully or not."""
 
     exit_code: int
-    """Of the command; 127 if it does not exist, 128 + N if signal N ended it."""
+    """The exit code of the command; 127 if it does not exist, 128 + N if signal N ended it."""
     stdout: bytes
     stderr: bytes
     truncated: bool

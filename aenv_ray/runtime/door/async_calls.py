@@ -38,7 +38,7 @@ class Workers:
 
     Args:
         max_threads: Largest number of jobs that run at once.
-        name: Of the threads.
+        name: The name of the threads.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:

@@ -53,12 +53,12 @@ class RunningCall:
     """One call, from its arrival to its outcome.
 
     Args:
-        key: Of the call, see `outcomes.key_of`.
+        key: The key of the call, see `outcomes.key_of`.
         name: The tool, reward or function.
         deadline: When the call is stopped; seconds on `time.monotonic`.
         on_progress: Called with ``(progress, total, message)``. None: reports are dropped.
         waiting: The call waits for a thread until `begin`.
-        seed: Of the episode; None if it has none.
+        seed: The seed of the episode; None if it has none.
         caller: Receives log messages and requests. None: the caller takes neither.
     """
 

@@ -131,7 +131,7 @@ class Dispatcher:
                 a reward runs, those of tools are ended.
             directory: The work directory of one of several sandboxes in this process. None: this
                 process has only one, which may change the process.
-            variables: Of the instance.
+            variables: The variables of the instance.
         """
         self._pid = os.getpid()
         entry, state = self.registry.reset, self.registry.reset_state
@@ -572,7 +572,7 @@ class _Batch:
     """Several tool calls that are one call.
 
     Args:
-        key: Of the batch.
+        key: The key of the batch.
         params: ``calls``, each with ``name`` and ``arguments``, and ``parallel``.
         timeout_s: For all of them together.
         on_outcome: Called with the key and the outcome, by every `finish`.

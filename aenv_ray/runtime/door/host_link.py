@@ -16,7 +16,7 @@ from aenv_ray.runtime.api.results import to_json
 SIDECAR_METHOD: Final = "aenv/second"
 ENVIRONMENT_METHOD: Final = "aenv/environment"
 END_PROCESSES_METHOD: Final = "aenv/end_processes"
-"""Of a sidecar: ends the processes that tools have started there."""
+"""For a sidecar: ends the processes that tools have started there."""
 AFTER_TOOLS: Final = "aenv/after_tools"
 """In ``_meta`` of a request for the sidecar: what it starts may be the agent's."""
 OnAnswer = Callable[[dict[str, Any]], object]

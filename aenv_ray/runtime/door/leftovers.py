@@ -21,7 +21,7 @@ from typing import Final
 MAX_FILES: Final = 50_000
 """Files of an instance that are looked at; with more it is not clean."""
 MAX_DEPTH: Final = 100
-"""Of directories."""
+"""The greatest depth of directories."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")
 _IPC: Final = ("shm", "sem", "msg")
 _WITHOUT_FILES: Final = frozenset({"proc", "sysfs", "devpts", "cgroup", "cgroup2"})

@@ -40,9 +40,9 @@ class Reset:
     Args:
         entry: The environment's function.
         state: The first values of what it declares.
-        episode: Of the dispatcher.
+        episode: The episode of the dispatcher.
         gate: Lets no other call run meanwhile.
-        processes: Of the agent. None: they cannot be ended here.
+        processes: The processes of the agent. None: they cannot be ended here.
         directory: The work directory of one of several sandboxes in this process, see
             `Leftovers`. None: this process has only one.
     """

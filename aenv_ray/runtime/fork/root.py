@@ -112,7 +112,7 @@ class _Mount:
 
     place: str
     kind: str
-    """Of its file system."""
+    """The kind of its file system."""
 
 
 @cache

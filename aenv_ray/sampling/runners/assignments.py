@@ -80,7 +80,8 @@ class Assignments:
     """The tasks that are being played: each is reported once, whatever happens to its runners.
 
     Args:
-        most_attempts: Of one task; a task that was lost that often is not handed out again.
+        most_attempts: How often to try one task; a task that was lost that often is not handed out
+            again.
     """
 
     def __init__(self, most_attempts: int) -> None:
@@ -118,7 +119,7 @@ class Assignments:
 
         Args:
             runner: Its name. Tasks that were taken from it meanwhile are ignored.
-            indices: Of all tasks of each group.
+            indices: The indices of all tasks of each group.
         """
         given = self._given.get(runner, {})
         groups = {id(self._groups[n]): self._groups[n] for n in indices if n in given}

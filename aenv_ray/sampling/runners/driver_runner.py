@@ -29,8 +29,8 @@ class LocalRunner:
 
     Args:
         fabric: The connection.
-        project: Of the instances.
-        options: Of the instances.
+        project: The project of the instances.
+        options: The options of the instances.
         policy: As made for this runner; see `open`.
         rules: How episodes are played.
         labels: Added to those of the instances.

@@ -49,7 +49,7 @@ class EpisodeLog:
     began: float = field(default_factory=time.perf_counter)
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
-    """Of the attachments of steps, by digest."""
+    """The contents of the attachments of steps, by digest."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `Episode`."""

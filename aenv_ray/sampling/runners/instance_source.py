@@ -434,7 +434,7 @@ class GroupStart:
         """Return the instance of one episode.
 
         Args:
-            source: Of the instances.
+            source: The source of the instances.
             restarts: How often the episode was restarted. Until the group has begun, its episodes
                 fail and are restarted together; afterwards each is restarted alone.
             own: Options of their task.

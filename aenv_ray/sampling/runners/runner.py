@@ -77,7 +77,7 @@ class Runner:
 
     Args:
         policy: Acts in each episode.
-        source: Of the instances.
+        source: The source of the instances.
         rules: How episodes are played.
         images: Those that tasks bring.
         may_restart: Whether the episode of the current context may be restarted; None: always.
@@ -103,7 +103,7 @@ class Runner:
 
         Args:
             assignment: Its task.
-            start: Of the group to which it belongs.
+            start: That of the group to which it belongs.
         """
         attempt = assignment.attempt
         if assignment.task.unsupported is not None:

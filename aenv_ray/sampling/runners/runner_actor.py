@@ -60,9 +60,10 @@ class RunnerSetup:
     rules: EpisodeRules
     options: CreateOptions
     digest: str
-    """Of the project."""
+    """The digest of the project."""
     variables: Mapping[str, str] = field(repr=False)
-    """Of the driver; a runner takes those that it does not have, such as keys of endpoints."""
+    """The variables of the driver; a runner takes those that it does not have, such as keys of
+    endpoints."""
 
 
 def variables_for_runners() -> dict[str, str]:
@@ -74,8 +75,8 @@ class RunnerShell:
     """The Ray actor: a `LocalRunner` in a process of its own.
 
     Args:
-        name: Of this runner.
-        setup: Of the run.
+        name: The name of this runner.
+        setup: The setup of the run.
         archive: The project's files.
     """
 
@@ -150,10 +151,11 @@ class RemoteRunner:
     """A runner on a node; see `RunnerLink`.
 
     Args:
-        name: Of the runner.
+        name: The name of the runner.
         node: Where it runs.
         actor: The actor.
-        gate: Of the connection: after its end nothing may be sent, which would start another Ray.
+        gate: The gate of the connection: after its end nothing may be sent, which would start
+            another Ray.
     """
 
     is_remote = True
@@ -259,7 +261,7 @@ class NodeRunners:
     Args:
         fabric: The connection.
         project: Sent to the nodes.
-        setup: Of the run.
+        setup: The setup of the run.
     """
 
     def __init__(self, fabric: Fabric, project: Project, setup: RunnerSetup) -> None:

@@ -121,7 +121,7 @@ class RunnerPool:
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
         concurrency: Most episodes at once, divided among the runners.
-        most_attempts: Of a task whose runners are lost.
+        most_attempts: How often to try a task whose runners are lost.
         group_size: Most tasks of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
     """

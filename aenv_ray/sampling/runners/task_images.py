@@ -24,7 +24,7 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.trajectories.schema import ImageBuild, InstanceNeeds, Task
 
 REPOSITORY: Final = "localhost/aenv-task"
-"""Of the images that are built; the tag is made from their content."""
+"""The repository of the images that are built; the tag is made from their content."""
 _BUILDS_AT_ONCE: Final = 2
 
 

@@ -161,7 +161,7 @@ class Row(BaseModel):
     """The reference solution; without `test_patch`, what introduces the bug, as in SWE-smith."""
     test_patch: str = ""
     fail_to_pass: Names = Field(alias="FAIL_TO_PASS", min_length=1)
-    """Of a row of R2E-Gym, the tests that are expected to pass, without their files."""
+    """Or, in a row of R2E-Gym, the tests that are expected to pass, without their files."""
     pass_to_pass: Names = Field(alias="PASS_TO_PASS", default=())
     image: str = Field(
         default="", validation_alias=AliasChoices("image", "image_name", "docker_image")
@@ -174,7 +174,7 @@ class Row(BaseModel):
     eval_type: str = "pass_and_fail"
     directory: str = "/testbed"
     expected: dict[str, str] = Field(default_factory=dict)
-    """Of a row of R2E-Gym: the status of each test, by its name without the file."""
+    """For a row of R2E-Gym: the status of each test, by its name without the file."""
 
     @model_validator(mode="before")
     @classmethod

@@ -28,7 +28,7 @@ class Principal:
     role: Role
     owner: str
     instance_id: str | None
-    """Of an agent: the one instance whose tools it may use."""
+    """For an agent: the one instance whose tools it may use."""
     token_id: str
 
     @property

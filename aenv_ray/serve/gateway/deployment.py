@@ -128,7 +128,7 @@ class GatewayReplica:
 
     Args:
         settings: `GatewaySettings` as JSON data.
-        artifacts_url: Of the artifact store; None: as the settings of its node say.
+        artifacts_url: The URL of the artifact store; None: as the settings of its node say.
     """
 
     def __init__(self, settings: dict[str, Any], artifacts_url: str | None = None) -> None:

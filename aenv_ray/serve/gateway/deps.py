@@ -32,4 +32,4 @@ class Deps:
     policy: Callable[[], Policy]
     """Returns what environments may request."""
     artifact_quota_bytes: int | None
-    """Of all artifacts of one owner; None: no limit."""
+    """The most bytes of all artifacts of one owner; None: no limit."""

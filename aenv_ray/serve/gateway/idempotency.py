@@ -47,8 +47,8 @@ class Claim:
     """The first create under a key.
 
     Attributes:
-        fingerprint: Of what is created.
-        ids: Of the instances.
+        fingerprint: The fingerprint of what is created.
+        ids: The ids of the instances.
         replica: The replica that creates them.
         claimed_at: Seconds since the epoch.
     """

@@ -30,13 +30,13 @@ _FLUSH_S: Final = 0.1
 _MAX_LINES: Final = 200
 """Lines that are written together."""
 _MAX_CHARACTERS: Final = 200
-"""Of the path in a log line."""
+"""The most characters of the path in a log line."""
 _DATA_KINDS: Final = ("/mcp", "/ports/", "/files", "/functions", "/task/reward", "/health")
 """Kinds of data routes by a part of their path; the path of a function may be anything else."""
 
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _ID_PREFIX = secrets.token_hex(6)
-"""Of the request ids that this process generates."""
+"""The prefix of the request ids that this process generates."""
 _NUMBERS = itertools.count(1)
 _STARTS: Final = frozenset(
     {"http.response.start", "websocket.http.response.start", "websocket.accept"}

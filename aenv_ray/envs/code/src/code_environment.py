@@ -123,7 +123,7 @@ def grade(tests: list[Test], preamble: str = "", limits: Limits = Limits()) -> d
     Args:
         tests: The tests.
         preamble: Code that the solution begins with.
-        limits: Of each test.
+        limits: The limits of each test.
 
     Returns:
         ``score`` 1.0 if all tests pass, else 0.0; ``passed``, ``total``, and ``tests``: the

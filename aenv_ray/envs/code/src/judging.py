@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 _MODULES: Final = (
     *("plain", "process", "solution", "starter", "link", "script", "program", "main"),
 )
-"""Of the judge, each after those that it imports."""
+"""The modules of the judge, each after those that it imports."""
 _START: Final = """
 import marshal, os, sys
 size, data = int(sys.argv.pop()), b""
@@ -75,21 +75,21 @@ class Test(BaseModel):
 
     kind: Kind
     setup: str = ""
-    """Of a script: code that runs before it, such as imports."""
+    """For a script: code that runs before it, such as imports."""
     source: str = ""
-    """Of a script: its code."""
+    """For a script: its code."""
     names: tuple[str, ...] = ()
-    """Of a script: the functions and classes of the solution that it uses."""
+    """For a script: the functions and classes of the solution that it uses."""
     function: str = ""
-    """Of a call: the function's name."""
+    """For a call: the function's name."""
     is_method: bool = False
-    """Of a call: whether it is a method of the class ``Solution``."""
+    """For a call: whether it is a method of the class ``Solution``."""
     arguments: tuple[Any, ...] = ()
-    """Of a call."""
+    """The arguments of a call."""
     input: str = ""
-    """Of a program: its standard input."""
+    """For a program: its standard input."""
     expected: Any = None
-    """Of a call: the result, as JSON. Of a program: what it prints."""
+    """For a call: the result, as JSON; for a program: what it prints."""
 
 
 class Limits(BaseModel):
@@ -134,7 +134,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
     Args:
         source: The solution's code.
         tests: At least one.
-        limits: Of each test.
+        limits: The limits of each test.
         available_s: Seconds until the judge is ended.
 
     Raises:

@@ -30,9 +30,9 @@ class GameSpec(BaseModel):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the environment."""
     seed: int | None = Field(default=None, ge=0)
-    """Of the reset; None: random."""
+    """The seed of the reset; None: random."""
     options: dict[str, Any] | None = None
-    """Of the reset."""
+    """The options of the reset."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """None: as registered."""
     num_envs: int | None = Field(default=None, ge=1, le=4096)

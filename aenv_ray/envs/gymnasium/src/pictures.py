@@ -9,14 +9,14 @@ from typing import Any
 import numpy
 
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
-"""Of PNG, by the number of channels: grey, RGB, RGB with transparency."""
+"""For PNG, by the number of channels: grey, RGB, RGB with transparency."""
 
 
 def png(pixels: Any) -> bytes:
     """Return an array of bytes as a PNG image.
 
     Args:
-        pixels: Of type uint8 and shape (height, width) or (height, width, 1, 3 or 4).
+        pixels: The pixels of type uint8 and shape (height, width) or (height, width, 1, 3 or 4).
 
     Raises:
         ValueError: The array has another type or shape.

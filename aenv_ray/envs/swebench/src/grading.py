@@ -51,7 +51,8 @@ PYTEST: Final = re.compile(
 UNITTEST: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+\s+)*\S*python[\d.]*\s+-m\s+unittest\b")
 R2E_TESTS: Final = "r2e_tests"
 R2E_SCRIPT: Final = "run_tests.sh"
-"""Of a repository in an image of R2E-Gym: the directory of the hidden tests, and what runs them."""
+"""For a repository in an image of R2E-Gym: the directory of the hidden tests, and what runs
+them."""
 SUMMARY: Final = "short test summary info"
 ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|\r")
 PLACES: Final = ("cd ", "source ", ". ", "conda ", "export ", "if [ -f /opt/miniconda3")
@@ -89,7 +90,8 @@ class Grade:
     left_out: tuple[str, ...] = ()
     """Paths whose changes were not graded."""
     report: dict[str, Any] = field(default_factory=dict)
-    """Of the official grading: ``tests_status``, ``patch_successfully_applied`` and more."""
+    """The report of the official grading: ``tests_status``, ``patch_successfully_applied`` and
+    more."""
     log_tail: str = ""
     """End of the tests' output."""
 

@@ -113,8 +113,8 @@ def expect_known(repo: str, version: str, log_parser: str) -> None:
 
     Args:
         repo: Empty if an instance brings its own script.
-        version: Of the repository.
-        log_parser: Of an instance that brings its own script.
+        version: The version of the repository.
+        log_parser: The log parser of an instance that brings its own script.
 
     Raises:
         UnknownError: It does not know it.

@@ -77,7 +77,7 @@ class Episode:
 
     Args:
         case: What to solve, and with whom.
-        seed: Of the simulated user.
+        seed: The seed of the simulated user.
 
     Raises:
         Fault: The simulated user cannot be asked.

@@ -57,7 +57,7 @@ def start_task(
 
     Args:
         command: Runs in the background of the container.
-        variables: Of the task's container.
+        variables: The variables of the task's container.
         directory: Working directory; "": that of the image.
     """
     global _task
@@ -188,7 +188,7 @@ def run_tests(
         script: The file in it that runs the tests.
         verdict_by: ``pytest`` or ``file``, see `verdict`.
         timeout_s: Seconds for the tests.
-        variables: Of the tests.
+        variables: The variables of the tests.
 
     Returns:
         ``score``, ``reason``, the verdict of each of the ``tests`` that pytest ran, and the end of

@@ -305,7 +305,7 @@ class ExecObject(_Reply):
     stdout: str
     stderr: str
     encoding: Literal["utf-8", "base64"]
-    """Of both outputs; base64 if one is not UTF-8."""
+    """The encoding of both outputs; base64 if one is not UTF-8."""
     truncated: bool
     duration_s: float
 

@@ -83,7 +83,7 @@ class Judge:
     Args:
         job: ``source`` of the solution, ``tests``, ``path`` for the directories of tests,
             ``cpu_s``, ``wall_s`` and ``memory_bytes`` of a test, and ``total_s`` of all tests.
-        starter: Of the processes.
+        starter: The starter of the processes.
         pipes: To the processes.
     """
 
