@@ -603,8 +603,8 @@ class _Core:
         self._lives.update(lives)
         self._resize()
         for sample, live in enumerate(lives):
-            place = sample if group is not None else None
-            assignment = Assignment(self._count, task, group=group, sample=place)
+            index = sample if group is not None else None
+            assignment = Assignment(self._count, task, group=group, sample=index)
             self._count += 1
             live.play(self._play(live, assignment, start))
         try:

@@ -304,13 +304,13 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
             AenvError: One cannot begin.
         """
         if isinstance(seed, int):
-            seed = [seed + place for place in range(self.num_envs)]
+            seed = [seed + index for index in range(self.num_envs)]
         seeds = [None] * self.num_envs if seed is None else list(seed)
         found = self._pool.run(self._reset(seeds, options or {}))
         self._has_ended = [False] * self.num_envs
         infos: dict[str, Any] = {}
-        for place, (_, info) in enumerate(found):
-            infos = self._add_info(infos, info, place)
+        for index, (_, info) in enumerate(found):
+            infos = self._add_info(infos, info, index)
         return self._batched([observation for observation, _ in found]), infos
 
     async def _reset(
@@ -330,18 +330,18 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         observations, rewards, terminated, truncated, one_by_one = zip(*found, strict=True)
         self._has_ended = [a or b for a, b in zip(terminated, truncated, strict=True)]
         infos: dict[str, Any] = {}
-        for place, info in enumerate(one_by_one):
-            infos = self._add_info(infos, info, place)
+        for index, info in enumerate(one_by_one):
+            infos = self._add_info(infos, info, index)
         flags = np.array(terminated, dtype=np.bool_), np.array(truncated, dtype=np.bool_)
         return self._batched(observations), np.array(rewards, dtype=np.float64), *flags, infos
 
     async def _step(self, actions: Sequence[Any]) -> list[Step]:
-        return await at_once(self._step_one(place, action) for place, action in enumerate(actions))
+        return await at_once(self._step_one(index, action) for index, action in enumerate(actions))
 
-    async def _step_one(self, place: int, action: Any) -> Step:
-        if not self._has_ended[place]:
-            return await self.seats[place].step(action)
-        observation, info = await self.seats[place].reset(None, {})
+    async def _step_one(self, index: int, action: Any) -> Step:
+        if not self._has_ended[index]:
+            return await self.seats[index].step(action)
+        observation, info = await self.seats[index].reset(None, {})
         return observation, 0.0, False, False, info
 
     def _batched(self, observations: Sequence[Any]) -> Any:

@@ -145,12 +145,12 @@ def _turn(output: Any, *, has_logprobs: bool) -> Turn:
 
 
 def _actions(tokens: Tokens) -> list[tuple[int, int]]:
-    """Return where the model wrote, as ranges of places in the sequence."""
+    """Return where the model wrote, as ranges of positions in the sequence."""
     ranges = []
-    place = len(tokens.prompt_ids)
+    position = len(tokens.prompt_ids)
     for mask, run in itertools.groupby(tokens.mask):
-        end = place + len(list(run))
+        end = position + len(list(run))
         if mask:
-            ranges.append((place, end))
-        place = end
+            ranges.append((position, end))
+        position = end
     return ranges

@@ -163,19 +163,19 @@ def post_process_rewards(args: Any, samples: list[Any]) -> tuple[list[float], li
     if args.advantage_estimator not in _NORMALIZED or not args.rewards_normalization:
         return raw, [0.0 if void else reward for reward, void in zip(given, is_void, strict=True)]
     groups: dict[Any, list[int]] = {}
-    for place, sample in enumerate(samples):
-        groups.setdefault(sample.group_index, []).append(place)
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group_index, []).append(index)
     is_standardized = args.advantage_estimator in _STANDARDIZED and args.grpo_std_normalization
     normalized = [0.0] * len(samples)
-    for places in groups.values():
-        scored = [place for place in places if not is_void[place]]
-        rewards = [given[place] for place in scored]
+    for indices in groups.values():
+        scored = [index for index in indices if not is_void[index]]
+        rewards = [given[index] for index in scored]
         center = fmean(rewards) if rewards else 0.0
         scale = 1.0
         if is_standardized:
             scale = (stdev(rewards) if len(rewards) > 1 else 0.0) + _EPSILON
-        for place in scored:
-            normalized[place] = (given[place] - center) / scale
+        for index in scored:
+            normalized[index] = (given[index] - center) / scale
     return raw, normalized
 
 

@@ -51,15 +51,15 @@ class ToolVecEnv(DummyVecEnv):
         Raises:
             AenvError: One cannot begin.
         """
-        for place, (step, begun) in enumerate(self._pool.run(self._steps())):
+        for index, (step, begun) in enumerate(self._pool.run(self._steps())):
             observation, reward, terminated, truncated, info = step
-            self.buf_infos[place] = {**info, "TimeLimit.truncated": truncated and not terminated}
+            self.buf_infos[index] = {**info, "TimeLimit.truncated": truncated and not terminated}
             if begun is not None:
-                self.buf_infos[place]["terminal_observation"] = observation
-                observation, self.reset_infos[place] = begun
-            self.buf_rews[place] = reward
-            self.buf_dones[place] = begun is not None
-            self._save_obs(place, observation)
+                self.buf_infos[index]["terminal_observation"] = observation
+                observation, self.reset_infos[index] = begun
+            self.buf_rews[index] = reward
+            self.buf_dones[index] = begun is not None
+            self._save_obs(index, observation)
         infos = [dict(info) for info in self.buf_infos]
         return self._obs_from_buf(), self.buf_rews.copy(), self.buf_dones.copy(), infos
 

@@ -48,17 +48,17 @@ class LocalStorage:
             FabricUnavailable: It is not new and is missing here, it cannot be created, or the disk
                 is too small.
         """
-        place = self._root / storage.name
-        data, lock = place / f"data-{storage.uid}", place / "lock"
+        directory = self._root / storage.name
+        data, lock = directory / f"data-{storage.uid}", directory / "lock"
         if storage.is_made and not _is_directory(data):
             raise FabricUnavailable(
                 f"storage {storage.name} is not in {self._root} of this machine",
                 hint="it was created on another machine, or its directory was deleted",
             )
         try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_directory(place):
-                raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(place))
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_directory(directory):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(directory))
             is_new = not _is_directory(data)
             self._check_room(storage, is_new=is_new)
             if is_new:
@@ -93,12 +93,12 @@ class LocalStorage:
         Raises:
             FabricUnavailable: A sandbox still uses it, or its files cannot be deleted.
         """
-        place = self._root / storage.name
-        data = place / f"data-{storage.uid}"
-        if not _is_directory(place) or not _is_directory(data):
+        directory = self._root / storage.name
+        data = directory / f"data-{storage.uid}"
+        if not _is_directory(directory) or not _is_directory(data):
             return
         try:
-            lock = FileLock.acquire(place / "lock", within_s)
+            lock = FileLock.acquire(directory / "lock", within_s)
         except TimeoutError:
             raise FabricUnavailable(
                 f"storage {storage.name} is not deleted: a sandbox still uses it",

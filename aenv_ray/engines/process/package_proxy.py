@@ -49,7 +49,9 @@ class PackageProxy:
 
     def __init__(self, hosts: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._say = say
-        self._upstreams = {place: urlsplit(url) if url else None for place, url in hosts.items()}
+        self._upstreams = {
+            address: urlsplit(url) if url else None for address, url in hosts.items()
+        }
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until the task is cancelled."""
@@ -79,9 +81,9 @@ class PackageProxy:
         """
         method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
         is_tunnel = method == "CONNECT"
-        place = host_and_port(f"https://{target}" if is_tunnel else target)
-        if place not in self._upstreams:
-            shown = ascii(place)[1:-1][:_SHOWN]
+        address = host_and_port(f"https://{target}" if is_tunnel else target)
+        if address not in self._upstreams:
+            shown = ascii(address)[1:-1][:_SHOWN]
             self._say(
                 f"refused a connection to {shown}: it is not a package source; the operator can "
                 "add it to AENV_PACKAGE_HOSTS"
@@ -89,11 +91,11 @@ class PackageProxy:
             writer.write(_answer("403 Forbidden"))
             return
         try:
-            upstream = self._upstreams[place]
+            upstream = self._upstreams[address]
             async with asyncio.timeout(_CONNECT_S):
-                there, back = await _connect(place, upstream)
+                there, back = await _connect(address, upstream)
         except (OSError, TimeoutError) as exc:
-            self._say(f"no connection to {place}: {str(exc) or 'no answer in time'}")
+            self._say(f"no connection to {address}: {str(exc) or 'no answer in time'}")
             writer.write(_answer("502 Bad Gateway"))
             return
         with contextlib.closing(back):
@@ -112,9 +114,9 @@ class PackageProxy:
 
 
 async def _connect(
-    place: str, upstream: SplitResult | None
+    address: str, upstream: SplitResult | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = place.rpartition(":")
+    host, _, port = address.rpartition(":")
     if upstream is not None:
         host, port = upstream.hostname or "", str(upstream.port or PORTS["http"])
     return await asyncio.open_connection(host, int(port))

@@ -22,9 +22,9 @@ def inlined(schema: Mapping[str, Any], tool: str) -> JsonSchema:
         ConfigError: A definition contains itself, or a reference leads nowhere.
     """
     definitions = {
-        f"#/{place}/{name}": definition
-        for place in ("$defs", "definitions")
-        for name, definition in schema.get(place, {}).items()
+        f"#/{keyword}/{name}": definition
+        for keyword in ("$defs", "definitions")
+        for name, definition in schema.get(keyword, {}).items()
     }
 
     def expanded(part: Any, inside: tuple[str, ...]) -> Any:

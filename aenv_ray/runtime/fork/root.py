@@ -110,7 +110,7 @@ def hide(target: str) -> None:
 class _Mount:
     """A mount of the node."""
 
-    place: str
+    target: str
     kind: str
     """The kind of its file system."""
 
@@ -121,8 +121,8 @@ def _mounts() -> tuple[_Mount, ...]:
     found = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         words = line.split(" ")
-        place = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), words[4])
-        found.append(_Mount(place, words[words.index("-", 6) + 1]))
+        target = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), words[4])
+        found.append(_Mount(target, words[words.index("-", 6) + 1]))
     return tuple(found)
 
 
@@ -142,10 +142,10 @@ def _is_private(mount: _Mount) -> bool:
     its container can read. Kubernetes and Docker keep secrets in memory. Other mounts may be
     programs (``/usr/local``, ``/opt/conda``, drivers), except in ``/etc``.
     """
-    if mount.place in _NEEDED_MOUNTS:
+    if mount.target in _NEEDED_MOUNTS:
         return False
-    if mount.place.startswith("/etc/"):
-        is_certificates = any(f"{mount.place}/".startswith(path) for path in _CERTIFICATES)
+    if mount.target.startswith("/etc/"):
+        is_certificates = any(f"{mount.target}/".startswith(path) for path in _CERTIFICATES)
         return mount.kind in _MEMORY or not is_certificates
     return mount.kind in _MEMORY
 
@@ -206,13 +206,13 @@ def _python_paths(python: str) -> list[str]:
     return found
 
 
-def _show(root: str, path: str, place: str | None = None) -> None:
-    """Bind-mount `path` at `place` below `root` (default: the same path); follows symlinks.
+def _show(root: str, path: str, shown_at: str | None = None) -> None:
+    """Bind-mount `path` at `shown_at` below `root` (default: the same path); follows symlinks.
 
     Mounts below `path` that `_is_private` are covered. So are sockets, since a read-only mount does
     not keep anybody from connecting. Devices cannot be opened.
     """
-    target = f"{root}{place or path}"
+    target = f"{root}{shown_at or path}"
     real = os.path.realpath(path)
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
@@ -221,11 +221,11 @@ def _show(root: str, path: str, place: str | None = None) -> None:
         Path(target).touch()
     linux.mount(real, target, None, linux.MS_BIND | linux.MS_REC)
     linux.deny_devices(target)
-    private = [mount.place for mount in _mounts() if _is_private(mount)]
+    private = [mount.target for mount in _mounts() if _is_private(mount)]
     for covered in (*private, *_sockets(), _NIX_STATE):
         if covered.startswith(f"{real}/"):
             _cover(root, f"{target}{covered.removeprefix(real)}")
-    if place is None and real != path and not os.path.exists(f"{root}{real}"):
+    if shown_at is None and real != path and not os.path.exists(f"{root}{real}"):
         _show(root, real)
 
 
