@@ -95,6 +95,8 @@ class RunnerShell:
         """
         raise_file_limit()
         logs.configure("runner")
+        # Ray warns of every `ray.get` in an async actor, also in threads, where ours are.
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")
         setup = self._setup
         for key, value in setup.variables.items():
             os.environ.setdefault(key, value)
