@@ -472,7 +472,7 @@ class Launcher:
                 self._stop(instance.id, HOST_GONE)
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
-        for offence in self._resources.look():
+        for offence in self._resources.check():
             self._stop(offence.id, offence.cause, inside=offence.inside)
         with_instances = {instance.host for instance in self._instances.values()}
         self._away = {host: at for host, at in self._away.items() if host in with_instances}

@@ -1,16 +1,28 @@
-"""Finds sandboxes that take more of the node than they may: memory as a whole, and process ids.
+"""Ends sandboxes that take too much of their node: too much memory, or too many process ids.
 
-The limits that the kernel enforces for a process (`aenv_ray.runtime.fork.jail.set_limits`) do not
-cover shared memory, memfds, or what many processes use together. A control group for each sandbox
-does (`aenv_ray.engines.process.cgroups`), but it needs a delegated hierarchy, and does not protect
-the node as a whole. So the launcher looks, and ends offenders:
+The problem: the kernel's resource limits (`aenv_ray.runtime.fork.jail.set_limits`) apply to one
+process at a time. A sandbox can exceed its memory limit with many processes, or with memory that
+belongs to no process: memory files (memfd), shared memory, files in its tmpfs, and unread data in
+pipes and sockets. A control group for each sandbox covers all of this
+(`aenv_ray.engines.process.cgroups`), but it needs a delegated hierarchy, and it does not keep
+enough memory and process ids free for Ray. So the launcher watches its sandboxes.
 
-- A look costs two short reads while the node's memory hardly changes. Otherwise, and now and then,
-  it reads one line for each process of the node, for at most `MOST_CPU` of one core.
-- A sandbox is measured exactly only if its processes may exceed its limit, and only if they ran
-  since the last time: what it stores in memory files, pipes and sockets appears in no process.
+Measuring a sandbox is expensive, and a node may run thousands of them. `ResourceWatch.check`, which
+the launcher calls about twice a second, therefore works in three steps. Each one runs only if the
+step before it gives a reason:
 
-The standard library, `aenv_ray.errors` and `aenv_ray.files` alone, because the launcher imports it.
+1. Read the state of the node (`read_node`), a few short files. Stop here if its memory has hardly
+   changed, unless the node runs short of something or the last scan was `SCAN_EVERY_S` ago.
+2. Scan the process table: one line for each process of the node. This gives the resident memory and
+   the process ids of each sandbox. Scans use at most `MAX_CPU_SHARE` of one core.
+3. Measure exactly (`measure`) the sandboxes that could be over their limit: those whose resident
+   memory, plus all memory of the node that belongs to no process, exceeds it. A sandbox whose
+   processes have not run since the last measurement keeps its result.
+
+`offences` then decides which sandboxes must end.
+
+This module imports only the standard library, `aenv_ray.errors` and `aenv_ray.files`, because the
+launcher imports it.
 """
 
 from __future__ import annotations
@@ -34,58 +46,58 @@ from typing import Final, NamedTuple
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
 
-STEP_BYTES: Final = 32 << 20
-"""A look is thorough once the node's used or shared memory has grown by this."""
-LOOK_AGAIN_S: Final = 10.0
-"""A look is thorough after this long in any case."""
-MOST_CPU: Final = 0.05
-"""Share of one core that thorough looks may take."""
-DEFAULT_SHARE: Final = 0.5
-"""The share of the node's memory that limits a sandbox whose project sets none."""
-LOW_MEMORY: Final = 0.08
-"""The largest sandbox is ended when less of the node's memory is available than this share: Ray
-begins to end its own processes at 0.05."""
-MOST_IDS: Final = 0.75
-"""The sandbox with most processes is ended when the node has used this share of its ids."""
+GROWTH_BYTES: Final = 32 << 20
+"""Scan the processes once the node's used or shared memory has grown by this much."""
+SCAN_EVERY_S: Final = 10.0
+"""Scan the processes after this long even if the node's memory has not grown."""
+MAX_CPU_SHARE: Final = 0.05
+"""Share of one core that scans and measurements may use."""
+DEFAULT_LIMIT_SHARE: Final = 0.5
+"""Memory limit of a sandbox whose project sets none, as a share of the node's memory."""
+LOW_MEMORY_SHARE: Final = 0.08
+"""End the largest sandbox when less than this share of the node's memory is available. Ray begins
+to end its own workers at 0.05."""
+MAX_ID_SHARE: Final = 0.75
+"""End the sandbox with the most processes when this share of the node's process ids is in use."""
 FAIR_PROCESSES: Final = 256
-"""A sandbox with fewer processes and threads is not ended for the node's want of ids."""
-_HIDDEN: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
-"""Names of shared memory that is not a file of the sandbox's own tmpfs."""
+"""A sandbox with fewer processes and threads than this is not ended when process ids run short."""
+_MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
+"""How /proc names memory files: shared memory that is not a file in the sandbox's tmpfs."""
 _CLOSE_S: Final = 0.05
-"""Longest close of a sandbox's socket."""
+"""Longest time for closing our copy of a sandbox's socket."""
 _PIDFD_GETFD: Final = 438
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
-"""SO_MEMINFO of a socket: received, its limit, being sent, its limit, reserved, queued to be
-sent."""
+"""SO_MEMINFO of a socket, in bytes: received, receive limit, in transit, send limit, reserved,
+queued for sending."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Watched(NamedTuple):
-    """A sandbox to look after."""
+    """A sandbox to watch."""
 
     id: str
     pid: int
-    """Its first process, on the node."""
+    """The pid of its first process, as the node sees it."""
     limit_bytes: int | None
-    """What its project asks for."""
+    """The memory limit that its project sets; None: it sets none."""
     is_isolated: bool
-    """Whether it has a tmpfs of its own."""
+    """Whether it has its own tmpfs."""
 
 
 class Offence(NamedTuple):
-    """A sandbox that must end."""
+    """A sandbox that must end, and why."""
 
     id: str
     cause: str
     inside: InsideCause | None
-    """The limit that it exceeded; None if the node had too little memory for all."""
+    """The limit that it exceeded. None: it exceeded no limit, but the node ran out of memory."""
 
 
 @dataclass(frozen=True)
 class SandboxUsage:
-    """What a sandbox uses."""
+    """What a sandbox uses: bytes of memory, and processes and threads."""
 
     id: str
     bytes: int
@@ -94,34 +106,35 @@ class SandboxUsage:
 
 
 class Node(NamedTuple):
-    """The state of the node, or of the container that it is."""
+    """The state of the node; if the node is a container, of that container."""
 
     total_bytes: int
     available_bytes: int
     shared_bytes: int
     """Shared memory, memory files and tmpfs."""
-    ids: int
-    """Processes and threads."""
-    most_ids: int
+    process_ids: int
+    """Process ids in use: one for each process and each thread."""
+    max_process_ids: int
     kernel_bytes: int = 0
-    """What belongs to no process and no file: buffers of pipes and sockets, among others."""
+    """Memory of the kernel that belongs to no process and no file, such as buffers of pipes."""
 
     @property
     def is_short_of_ids(self) -> bool:
-        """Whether new processes may soon fail, those of Ray included."""
-        return self.ids > MOST_IDS * self.most_ids
+        """Whether it may soon be impossible to start processes, for Ray too."""
+        return self.process_ids > MAX_ID_SHARE * self.max_process_ids
 
     @property
     def is_short_of_memory(self) -> bool:
         """Whether Ray or the kernel will soon end processes."""
-        return self.available_bytes < LOW_MEMORY * self.total_bytes
+        return self.available_bytes < LOW_MEMORY_SHARE * self.total_bytes
 
 
 def offences(usages: Sequence[SandboxUsage], node: Node) -> list[Offence]:
     """Return which sandboxes must end.
 
-    If the node is short of something, one sandbox is ended at a time, so that there is time to see
-    whether that helps.
+    Every sandbox over its own memory limit must end. If there is none and the node runs short of
+    something, only the sandbox that uses most of it must end: the next check shows whether that
+    was enough.
     """
     found = [_memory_offence(usage) for usage in usages if usage.bytes > usage.limit_bytes]
     if found:
@@ -131,8 +144,8 @@ def offences(usages: Sequence[SandboxUsage], node: Node) -> list[Offence]:
     if node.is_short_of_ids and busiest is not None and busiest.processes >= FAIR_PROCESSES:
         cause = (
             f"it had {busiest.processes} processes and threads, the most of all sandboxes, when "
-            f"{node.ids} of the node's {node.most_ids} process ids were in use (kernel.pid_max, "
-            "kernel.threads-max, or the container's pids.max)"
+            f"{node.process_ids} of the node's {node.max_process_ids} process ids were in use "
+            "(kernel.pid_max, kernel.threads-max, or the container's pids.max)"
         )
         return [Offence(busiest.id, cause, InsideCause.PROCESSES)]
     if node.is_short_of_memory and largest is not None and largest.bytes >= node.available_bytes:
@@ -153,10 +166,10 @@ def _memory_offence(usage: SandboxUsage) -> Offence:
 
 
 class ResourceWatch:
-    """Looks after the sandboxes of one launcher.
+    """Watches the sandboxes of one launcher.
 
     Args:
-        watched: Returns the sandboxes.
+        watched: Returns the running sandboxes.
     """
 
     def __init__(self, watched: Callable[[], Sequence[Watched]]) -> None:
@@ -165,11 +178,12 @@ class ResourceWatch:
         self._next_at = 0.0
         self._due_at = 0.0
         self._measured: dict[str, tuple[int, int]] = {}
-        """Processor time of a sandbox when it was last measured exactly, and its bytes."""
+        """By sandbox id: its processor time when it was last measured exactly, and the result."""
         self._least_kernel_bytes: int | None = None
+        """The lowest `Node.kernel_bytes` so far. What exceeds it may belong to a sandbox."""
 
-    def look(self) -> list[Offence]:
-        """Return which sandboxes must end; call it a few times a second."""
+    def check(self) -> list[Offence]:
+        """Return which sandboxes must end; call it about twice a second."""
         started = time.monotonic()
         node = read_node()
         if node is None or started < self._next_at or not self._is_due(node, started):
@@ -178,8 +192,8 @@ class ResourceWatch:
         found = offences(self._usages(watched, node), node) if watched else []
         self._last = node
         ended = time.monotonic()
-        self._next_at = ended + (ended - started) / MOST_CPU
-        self._due_at = ended + LOOK_AGAIN_S
+        self._next_at = ended + (ended - started) / MAX_CPU_SHARE
+        self._due_at = ended + SCAN_EVERY_S
         return found
 
     def _is_due(self, node: Node, now: float) -> bool:
@@ -187,30 +201,31 @@ class ResourceWatch:
         if last is None or now >= self._due_at or node.is_short_of_ids or node.is_short_of_memory:
             return True
         return (
-            last.available_bytes - node.available_bytes > STEP_BYTES
-            or node.shared_bytes - last.shared_bytes > STEP_BYTES
+            last.available_bytes - node.available_bytes > GROWTH_BYTES
+            or node.shared_bytes - last.shared_bytes > GROWTH_BYTES
         )
 
     def _usages(self, watched: Sequence[Watched], node: Node) -> list[SandboxUsage]:
-        table = _Table()
+        table = _ProcessTable()
         least = min(node.kernel_bytes, self._least_kernel_bytes or node.kernel_bytes)
         self._least_kernel_bytes = least
-        in_no_process = node.shared_bytes + node.kernel_bytes - least
+        # Any one sandbox could own all of it, until it is measured.
+        unattributed = node.shared_bytes + node.kernel_bytes - least
         measured: dict[str, tuple[int, int]] = {}
         usages = []
         for one in watched:
-            rows = table.below(one.pid)
-            limit = one.limit_bytes or int(DEFAULT_SHARE * node.total_bytes)
-            used = sum(row.resident_bytes for row in rows)
-            if used + in_no_process > min(limit, node.available_bytes):
-                ticks = sum(row.ticks for row in rows)
-                before = self._measured.get(one.id)
-                if before is None or before[0] != ticks:
-                    before = ticks, measure([row.pid for row in rows], one)
-                measured[one.id] = before
-                used = before[1]
-            processes = sum(row.threads for row in rows)
-            usages.append(SandboxUsage(one.id, used, limit, processes))
+            processes = table.tree(one.pid)
+            limit = one.limit_bytes or int(DEFAULT_LIMIT_SHARE * node.total_bytes)
+            used = sum(process.resident_bytes for process in processes)
+            if used + unattributed > min(limit, node.available_bytes):
+                ticks = sum(process.ticks for process in processes)
+                latest = self._measured.get(one.id)
+                if latest is None or latest[0] != ticks:  # a process has run since
+                    latest = ticks, measure([process.pid for process in processes], one)
+                measured[one.id] = latest
+                used = latest[1]
+            threads = sum(process.threads for process in processes)
+            usages.append(SandboxUsage(one.id, used, limit, threads))
         self._measured = measured
         return usages
 
@@ -218,7 +233,7 @@ class ResourceWatch:
 # --- the node -------------------------------------------------------------------------------------
 
 _NOT_KERNEL: Final = (b"MemFree", b"Buffers", b"Cached", b"AnonPages", b"SReclaimable")
-"""Rows of ``/proc/meminfo`` for what is free, or belongs to processes and files."""
+"""Rows of ``/proc/meminfo`` for memory that is free, or belongs to a process or a file."""
 
 
 def read_node() -> Node | None:
@@ -241,8 +256,8 @@ def read_node() -> Node | None:
 
 
 def _of_container(node: Node) -> Node:
-    """Apply the limits of the control group that this node's container is, if it is one."""
-    most_bytes, most_ids = _number(_CGROUP / "memory.max"), _number(_CGROUP / "pids.max")
+    """If this node is a container, apply the limits of the container's control group."""
+    most_bytes, max_process_ids = _number(_CGROUP / "memory.max"), _number(_CGROUP / "pids.max")
     if most_bytes is not None and most_bytes < node.total_bytes:
         rows = (line.split() for line in _text(str(_CGROUP / "memory.stat")).splitlines())
         stat = {name: int(value) for name, value in rows}
@@ -252,8 +267,10 @@ def _of_container(node: Node) -> Node:
             available_bytes=min(node.available_bytes, most_bytes - used),
             shared_bytes=min(node.shared_bytes, stat.get("shmem", node.shared_bytes)),
         )
-    if most_ids is not None and most_ids < node.most_ids:
-        node = node._replace(ids=_number(_CGROUP / "pids.current") or 0, most_ids=most_ids)
+    if max_process_ids is not None and max_process_ids < node.max_process_ids:
+        node = node._replace(
+            process_ids=_number(_CGROUP / "pids.current") or 0, max_process_ids=max_process_ids
+        )
     return node
 
 
@@ -271,18 +288,18 @@ def _text(path: str) -> str:
 # --- processes ------------------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class _Process(NamedTuple):
     pid: int
     ticks: int
     threads: int
     resident_bytes: int
 
 
-class _Table:
-    """The processes of the node, by parent."""
+class _ProcessTable:
+    """All processes of the node, with their children."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
+        self._processes: dict[int, _Process] = {}
         self._children: defaultdict[int, list[int]] = defaultdict(list)
         for name in os.listdir("/proc"):
             if name.isdigit():
@@ -293,18 +310,18 @@ class _Table:
         fields = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
         if fields:
             ticks, threads, pages = int(fields[11]) + int(fields[12]), fields[17], fields[21]
-            self._rows[pid] = _Row(pid, ticks, int(threads), int(pages) * _PAGE_BYTES)
+            self._processes[pid] = _Process(pid, ticks, int(threads), int(pages) * _PAGE_BYTES)
             self._children[int(fields[1])].append(pid)
 
-    def below(self, root: int) -> list[_Row]:
+    def tree(self, root: int) -> list[_Process]:
         """Return a process and its descendants."""
-        found: list[_Row] = []
+        found: list[_Process] = []
         pending = [root]
         while pending:
             pid = pending.pop()
             pending += self._children[pid]
-            if pid in self._rows:
-                found.append(self._rows[pid])
+            if pid in self._processes:
+                found.append(self._processes[pid])
         return found
 
 
@@ -314,13 +331,13 @@ class _Table:
 def measure(pids: Sequence[int], watched: Watched) -> int:
     """Return the bytes that a sandbox uses: memory, swap, memory files, tmpfs, pipes, sockets.
 
-    Pages that several processes share count for each of them in part. Processes that this user may
-    not look into (process 1 of a sandbox, if the launcher is not root) count with what they do not
-    share with their template.
+    A page that several processes share is divided among them (proportional share). This user may
+    not inspect process 1 of a sandbox, unless the launcher runs as root; such a process counts with
+    the memory that it does not share with its template.
     """
     total = 0
-    hidden: dict[tuple[int, int], int] = {}
-    queues = _Queues()
+    memory_files: dict[tuple[int, int], int] = {}
+    buffers = _KernelBuffers()
     for pid in pids:
         _raise_oom_score(pid)
         rollup = _sizes(f"/proc/{pid}/smaps_rollup")
@@ -329,18 +346,22 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
             continue
         total += rollup["Pss_Anon"] + rollup["SwapPss"]
         with _short_closes():
-            files = _open_memory_files(pid, queues)
-        hidden |= files
+            files = _open_memory_files(pid, buffers)
+        memory_files |= files
         if rollup["Pss_Shmem"]:
             for key, size in _mapped_memory_files(pid).items():
                 if key not in files:
-                    hidden[key] = hidden.get(key, 0) + size
-    total += sum(hidden.values()) + queues.bytes
+                    memory_files[key] = memory_files.get(key, 0) + size
+    total += sum(memory_files.values()) + buffers.bytes
     return total + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
 
 
 def _raise_oom_score(pid: int) -> None:
-    """Undo what a process without CAP_SYS_RESOURCE in its history can do: lower its score."""
+    """Make a process the kernel's first choice when memory runs out.
+
+    This is repeated, because a process may lower its own score again, down to the last one that
+    was set with CAP_SYS_RESOURCE (proc(5)).
+    """
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
@@ -356,6 +377,7 @@ def _sizes(path: str) -> dict[str, int]:
 
 
 def _private_bytes(pid: int) -> int:
+    """Return the memory of a process that its parent, the template, does not share."""
     own = _sizes(f"/proc/{pid}/status")
     stat = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
     parent = _sizes(f"/proc/{int(stat[1])}/status") if stat else own
@@ -364,27 +386,27 @@ def _private_bytes(pid: int) -> int:
 
 
 @dataclass
-class _Queues:
-    """What the kernel holds in the pipes and sockets of a sandbox."""
+class _KernelBuffers:
+    """Data that the kernel holds in the pipes and sockets of a sandbox."""
 
     pipes: int = 0
     received: int = 0
     sent: int = 0
-    """In Unix sockets, what the other end has not read yet."""
+    """Sent through Unix sockets and not read yet, counted at the sending ends."""
     unread: int = 0
-    """The same by the receiving ends: a sender may be closed."""
+    """The same data, counted at the receiving ends, since a sender may be closed."""
     _seen: set[str] = field(default_factory=set)
 
     @property
     def bytes(self) -> int:
-        """All of it; up to half of what closed Unix sockets have sent may be missing."""
+        """The total. Up to half of the data that closed Unix sockets have sent may be missing."""
         return self.pipes + self.received + max(self.sent, self.unread)
 
     def add(self, pid: int, fd: int, name: str) -> None:
         """Add a descriptor's pipe or socket, unless it was added before.
 
         Raises:
-            OSError: This user may not look into the process, or it has ended.
+            OSError: This user may not inspect the process, or it has ended.
         """
         if name in self._seen:
             return
@@ -419,11 +441,11 @@ class _Queues:
 
 @contextlib.contextmanager
 def _short_closes() -> Iterator[None]:
-    """Interrupt every close within the block that takes `_CLOSE_S`; call it in the main thread.
+    """Interrupt every close in the block that takes `_CLOSE_S`; use it in the main thread only.
 
-    The last close of a TCP socket waits until its data has been received, for at most the time that
-    its SO_LINGER sets. A sandbox could otherwise stop the launcher by closing such a socket first
-    while it is measured.
+    The last close of a TCP socket can block until the peer has received the data, for as long as
+    the socket's SO_LINGER says. Measuring copies the sockets of a sandbox. If the sandbox closes
+    its own copy meanwhile, ours is the last one, and closing it would block the launcher.
     """
     handler = signal.signal(signal.SIGALRM, lambda *_: None)
     timer = signal.setitimer(signal.ITIMER_REAL, _CLOSE_S, _CLOSE_S)
@@ -440,10 +462,10 @@ def _unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _open_memory_files(pid: int, queues: _Queues) -> dict[tuple[int, int], int]:
+def _open_memory_files(pid: int, buffers: _KernelBuffers) -> dict[tuple[int, int], int]:
     """Return the memory files that a process has open, with their allocated bytes.
 
-    Its pipes and sockets are added to `queues`.
+    Its pipes and sockets are added to `buffers`.
     """
     found: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
@@ -451,11 +473,11 @@ def _open_memory_files(pid: int, queues: _Queues) -> dict[tuple[int, int], int]:
             path = f"/proc/{pid}/fd/{fd}"
             with contextlib.suppress(OSError):
                 name = os.readlink(path)
-                if name.startswith(_HIDDEN):
+                if name.startswith(_MEMORY_FILES):
                     status = os.stat(path)
                     found[status.st_dev, status.st_ino] = status.st_blocks * 512
                 elif name.startswith(("pipe:", "socket:")):
-                    queues.add(pid, int(fd), name)
+                    buffers.add(pid, int(fd), name)
     return found
 
 
@@ -475,7 +497,7 @@ def _mapped_memory_files(pid: int) -> dict[tuple[int, int], int]:
             # proc(5): addresses permissions offset device inode name
             fields = line.split(None, 5)
             key = None
-            if len(fields) == 6 and fields[5].startswith(_HIDDEN):
+            if len(fields) == 6 and fields[5].startswith(_MEMORY_FILES):
                 major, minor = (int(part, 16) for part in fields[3].split(":"))
                 key = os.makedev(major, minor), int(fields[4])
     return found

@@ -1,4 +1,4 @@
-"""Which sandboxes end because of what they use of the node: decisions, and when a look is due."""
+"""Which sandboxes end because they use too much of the node, and when processes are scanned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aenv_ray.engines.process.resource_watch import (
     ResourceWatch,
     SandboxUsage,
     Watched,
-    _Queues,
+    _KernelBuffers,
     measure,
     offences,
     read_node,
@@ -47,7 +47,7 @@ def test_a_node_that_others_filled_ends_no_small_sandbox() -> None:
 
 
 def test_a_node_without_process_ids_ends_the_sandbox_with_most() -> None:
-    short = CALM._replace(ids=30_000)
+    short = CALM._replace(process_ids=30_000)
     (offence,) = offences([usage("a", 1, processes=900), usage("b", 1, processes=1000)], short)
     assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
     assert "kernel.pid_max" in offence.cause
@@ -58,15 +58,15 @@ def test_a_node_without_process_ids_ends_the_sandbox_with_most() -> None:
 def test_processes_are_read_only_when_the_nodes_memory_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Invariant 7 at no cost: a thousand idle sandboxes cost a look two reads."""
+    """Invariant 7 at no cost: a thousand idle sandboxes cost a check two reads."""
     asked = []
     nodes = [CALM, CALM, CALM._replace(available_bytes=CALM.available_bytes - GIB)]
     monkeypatch.setattr(resource_watch, "read_node", lambda: nodes.pop(0))
-    monkeypatch.setattr(resource_watch, "MOST_CPU", 1e9)
+    monkeypatch.setattr(resource_watch, "MAX_CPU_SHARE", 1e9)
     watch = ResourceWatch(lambda: asked.append(1) or [])  # type: ignore[func-returns-value]
     counts = []
     while nodes:
-        watch.look()
+        watch.check()
         counts.append(len(asked))
     assert counts == [1, 1, 2]
 
@@ -125,7 +125,7 @@ def test_a_descriptor_that_changed_meanwhile_is_closed(tmp_path: Path) -> None:
     """Invariant 7: a sandbox that races with the launcher does not use up its descriptors."""
     before = len(os.listdir("/proc/self/fd"))
     with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="non-socket"):
-        _Queues().add(os.getpid(), file.fileno(), "socket:[1]")
+        _KernelBuffers().add(os.getpid(), file.fileno(), "socket:[1]")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -139,14 +139,14 @@ def test_a_socket_that_lingers_does_not_stop_the_launcher(monkeypatch: pytest.Mo
     while _sends(sender):
         pass
     name = os.readlink(f"/proc/self/fd/{sender.fileno()}")
-    add_socket = _Queues._add_socket
+    add_socket = _KernelBuffers._add_socket
 
-    def closed_meanwhile(queues: _Queues, descriptor: int) -> None:
-        add_socket(queues, descriptor)
+    def closed_meanwhile(buffers: _KernelBuffers, descriptor: int) -> None:
+        add_socket(buffers, descriptor)
         if os.readlink(f"/proc/self/fd/{descriptor}") == name:
             sender.close()
 
-    monkeypatch.setattr(_Queues, "_add_socket", closed_meanwhile)
+    monkeypatch.setattr(_KernelBuffers, "_add_socket", closed_meanwhile)
     with receiver:
         measure([os.getpid()], Watched("a", os.getpid(), None, is_isolated=False))
     assert sender.fileno() == -1
@@ -158,10 +158,10 @@ def test_memory_in_no_process_has_sandboxes_measured(monkeypatch: pytest.MonkeyP
     watched = [Watched("a", os.getpid(), limit, is_isolated=False)]
     nodes = [CALM._replace(kernel_bytes=GIB), CALM._replace(kernel_bytes=10 * GIB)]
     monkeypatch.setattr(resource_watch, "read_node", lambda: nodes[0])
-    monkeypatch.setattr(resource_watch, "LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(resource_watch, "MOST_CPU", 1e9)
+    monkeypatch.setattr(resource_watch, "SCAN_EVERY_S", 0.0)
+    monkeypatch.setattr(resource_watch, "MAX_CPU_SHARE", 1e9)
     monkeypatch.setattr(resource_watch, "measure", lambda pids, one: 2 * limit)
     watch = ResourceWatch(lambda: watched)
-    assert watch.look() == []
+    assert watch.check() == []
     nodes.pop(0)
-    assert [offence.id for offence in watch.look()] == ["a"]
+    assert [offence.id for offence in watch.check()] == ["a"]
