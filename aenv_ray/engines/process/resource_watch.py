@@ -15,9 +15,9 @@ step before it gives a reason:
    changed, unless the node runs short of something or the last scan was `SCAN_EVERY_S` ago.
 2. Scan the process table: one line for each process of the node. This gives the resident memory and
    the process ids of each sandbox. Scans use at most `MAX_CPU_SHARE` of one core.
-3. Measure exactly (`measure`) the sandboxes that could be over their limit: those whose resident
-   memory, plus all memory of the node that belongs to no process, exceeds it. A sandbox whose
-   processes have not run since the last measurement keeps its result.
+3. Measure exactly (`measure`) the sandboxes that could be too large: those whose resident memory,
+   plus all memory of the node that belongs to no process, exceeds their limit or what the node has
+   left. A sandbox whose processes have not run since its last measurement keeps the result.
 
 `offences` then decides which sandboxes must end.
 

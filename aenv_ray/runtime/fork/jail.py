@@ -1,10 +1,23 @@
 """Isolates the instances of a template with Linux namespaces, without root and without a container.
 
-The jailer (`aenv_ray.runtime.fork.jailer`) has created what all instances of a template share: a
-root directory with a read-only view of the node's programs and nothing else, a user namespace, and
-a pid namespace, whose end kills every process in it. For each instance, `build` in the template and
-`enter` in the forked process create what is not shared: mounts for work, temporary files and /proc;
-pid, ipc, uts and network namespaces; and limits. Then the process gives up its privileges.
+The problem: the instances of an environment are forks of one template, a process that has imported
+the project. Neither the project's code nor the agent's is trusted, and each instance must be
+isolated from the node and from all other instances. A create takes only milliseconds, so no more
+than necessary may be done for each instance. The work is therefore divided by how often it is
+needed, and each step gives up what the steps after it do not need:
+
+1. Once per template, before any code of the project runs (`aenv_ray.runtime.fork.jailer`):
+   `limit_all_sandboxes` bounds what all sandboxes use together. `enter_root` moves the process to a
+   root directory with a read-only view of the node's programs, and to a user namespace, in which
+   the kernel locks these mounts. `lock_template` leaves only the rights to isolate forks.
+2. Once per instance, in the template, before the fork: `build` creates mounts for the work
+   directory and temporary files, and ipc, network and pid namespaces. The template does this
+   because it is cheaper there: a new fork must copy each memory page that it changes.
+3. Once per instance, in the fork (a *spare*, until the launcher makes it an instance): `enter`
+   mounts /proc and creates the user and uts namespaces. Then `lock` sets the limits and gives up
+   all privileges for good, before the fork accepts calls.
+
+The fork is process 1 of its pid namespace: when it ends, the kernel kills all processes in it.
 """
 
 from __future__ import annotations
@@ -48,18 +61,19 @@ from aenv_ray.runtime.system import linux
 def enter_root(scratch: Path, spec: JailSpec, python: str, hostname: str) -> JailSpec:
     """Move this process to a new root directory and to the namespaces of a template.
 
-    It forks: the caller goes on in the child, process 1 of a pid namespace; the parent waits and
-    exits with the child's code. As root, the directory is built as root, since an interpreter may
-    be below /root or in a private home directory; then the child is nobody permanently.
+    This function forks, and returns only in the child, which is process 1 of a new pid namespace.
+    The parent waits for the child and exits with its code. If this process runs as root, it builds
+    the root directory as root, because the interpreter may be below /root or in a private home
+    directory; then the child becomes the user nobody for good.
 
     Args:
         scratch: An empty directory.
-        spec: What to show.
-        python: Interpreter of the template.
-        hostname: Host name in the sandbox, which cannot change it or see the node's.
+        spec: What the root directory shows, and the network mode.
+        python: Path of the template's interpreter.
+        hostname: Host name inside; sandboxes can neither change it nor see that of the node.
 
     Returns:
-        `spec` with what its instances must mount again.
+        `spec`, with the mounts that each instance must repeat in `views`.
 
     Raises:
         JailUnavailable: The kernel refused a step. The process must end, as its state is undefined.
@@ -78,7 +92,7 @@ def enter_root(scratch: Path, spec: JailSpec, python: str, hostname: str) -> Jai
         views = build_root(scratch, spec, python)
         if is_root:
             _become_nobody()
-        # In its own user namespace, the kernel locks all mounts of the root directory.
+        # A user namespace locks all mounts that it inherits: none can be removed or made writable.
         linux.unshare(linux.CLONE_NEWUSER | _namespaces(spec))
         map_ids(*((NOBODY, NOBODY) if is_root else (SANDBOX_ID, SANDBOX_ID)))
         linux.set_hostname(hostname)
@@ -89,7 +103,7 @@ def enter_root(scratch: Path, spec: JailSpec, python: str, hostname: str) -> Jai
 
 
 def exit_like(pid: int) -> NoReturn:
-    """Wait for a child and exit with its code, holding no descriptor."""
+    """Close all descriptors, wait for a child and exit with its code."""
     os.closerange(0, _LAST_FD)
     while True:
         with contextlib.suppress(InterruptedError):
@@ -102,7 +116,7 @@ def _become_nobody() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    # setuid made the process undumpable, so that root owns its files in /proc.
+    # setuid made the process undumpable, so root owns its files in /proc: undo that.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
@@ -115,10 +129,10 @@ def _namespaces(spec: JailSpec) -> int:
 
 
 def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
-    """Create the namespaces and mounts of the next instance in this template process.
+    """Create the namespaces and mounts of the next instance, in the template.
 
-    The template does this because a forked process copies every page that it writes to, which costs
-    more than the work. `TemplateNamespaces.rejoin` undoes it after the fork.
+    The module's docstring says why the template does this. After the fork,
+    `TemplateNamespaces.rejoin` moves the template back to its own namespaces.
 
     Returns:
         The descriptor for `NetworkNamespaces.leave`; -1 without a network namespace.
@@ -140,7 +154,7 @@ def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
         os.makedirs(path, exist_ok=True)
         linux.mount(view, path, None, linux.MS_BIND | linux.MS_REC)
     if spec.storage:
-        os.makedirs(spec.storage_path, exist_ok=True)  # in the mounts of the instance
+        os.makedirs(spec.storage_path, exist_ok=True)  # below the mounts of this instance
         linux.mount(f"{STORAGE}/data", spec.storage_path, None, linux.MS_BIND | linux.MS_REC)
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, _DEVPTS)
     if spec.hide_source:
@@ -150,7 +164,7 @@ def build(spec: JailSpec, networks: NetworkNamespaces) -> int:
 
 
 def map_ids(uid: int, gid: int) -> None:
-    """Map `SANDBOX_ID` of this process's new user namespace to a user and group outside it."""
+    """Map `SANDBOX_ID` in this process's new user namespace to a user and group outside of it."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{SANDBOX_ID} {uid} 1"),
@@ -162,19 +176,19 @@ def map_ids(uid: int, gid: int) -> None:
 
 
 def mount_proc() -> None:
-    """Mount /proc of this process's pid namespace over the one that it was forked with."""
+    """Mount the /proc of this process's pid namespace over the inherited one."""
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", "/proc", "proc", flags)
 
 
 def enter(spec: JailSpec) -> None:
-    """Finish the isolation of this process, pid 1 of the namespaces that `build` created.
+    """Finish the isolation of this fork, which is process 1 of the namespaces from `build`.
 
     Raises:
         OSError: The kernel refused a step; the process must end.
     """
     mount_proc()
-    # In its own user namespace, the kernel counts the processes of this sandbox separately.
+    # The kernel counts processes by user namespace: with its own, a sandbox has its own limit.
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWUTS)
     map_ids(SANDBOX_ID, SANDBOX_ID)
     _limit_inotify()
@@ -183,11 +197,13 @@ def enter(spec: JailSpec) -> None:
 
 
 def _limit_inotify() -> None:
-    """Limit what the kernel counts for each user, and all sandboxes of a node are the same user.
+    """Limit the inotify instances of this sandbox.
 
-    The limit is that of the user namespace of this process, see user_namespaces(7).
+    The kernel counts inotify instances per user, and all sandboxes of a node run as the same user:
+    one sandbox could take them all. The limit applies to the user namespace of this process, see
+    user_namespaces(7).
     """
-    with contextlib.suppress(OSError):  # a kernel without inotify, or with a read-only /proc/sys
+    with contextlib.suppress(OSError):  # the kernel has no inotify, or /proc/sys is read-only
         fd = os.open("/proc/sys/user/max_inotify_instances", os.O_WRONLY)
         try:
             os.write(fd, str(MAX_INOTIFY).encode())
@@ -196,10 +212,12 @@ def _limit_inotify() -> None:
 
 
 class SourceCover:
-    """Hides the project of an instance that loads it after `enter`, when it may no longer mount.
+    """Hides the project's files in an instance that loads the project itself (``hideSource``).
 
-    Create it before `enter`: it forks a helper process that still may mount, and only waits to do
-    so. Processes that the project starts while it is loaded are isolated like the instance.
+    Such an instance needs the files until it has loaded them, but that happens after `enter`, when
+    it may no longer mount anything over them. Create this object before `enter`: it forks a helper
+    process that keeps the right to mount, and waits for `hide`. Processes that the project starts
+    while it is loaded are isolated like the instance.
     """
 
     def __init__(self) -> None:
@@ -221,7 +239,7 @@ class SourceCover:
             channel.sendall(b"?")
             if not channel.recv(1):
                 raise OSError(errno.EPERM, f"{PROJECT} could not be hidden")
-        with contextlib.suppress(ChildProcessError):  # the SIGCHLD handler has reaped it
+        with contextlib.suppress(ChildProcessError):  # the SIGCHLD handler may have reaped it
             os.waitpid(self._pid, 0)
 
 
@@ -232,7 +250,7 @@ def _hide_when_told(channel: socket.socket) -> NoReturn:
             hide(PROJECT)
             channel.sendall(b"!")
     finally:
-        os._exit(0)  # after a failure the channel closes without an answer
+        os._exit(0)  # if hiding failed, the channel closes without an answer
 
 
 _LAST_FD: Final = 1 << 20
@@ -245,22 +263,23 @@ def lock(spec: JailSpec, *, jailed: bool, is_fork: bool = False) -> None:
 
     Args:
         spec: The limits.
-        jailed: Whether this process is in a user namespace that the sandbox has for itself.
-        is_fork: Whether `lock_template` has restricted the process that it was forked from.
+        jailed: Whether this process has entered a user namespace of its sandbox alone.
+        is_fork: Whether it was forked from a process that `lock_template` has restricted, so that a
+            short filter is enough.
     """
     set_limits(spec, jailed=jailed)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.drop_capabilities()
-    # Children cannot trace the runtime or read its memory, which contains the graders.
+    # The agent's processes must not trace the runtime or read its memory: it contains the graders.
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     _install(_filter(is_fork=is_fork))
 
 
 def lock_template() -> None:
-    """Give up what a template does not need to isolate its forks, before it runs a project's code.
+    """Give up all rights that a template does not need in order to isolate its forks.
 
-    It can still enter namespaces, create those of an instance, and mount in them, all below its own
-    user namespace.
+    Call it before any code of a project runs. The process can still enter namespaces, create those
+    of an instance, and mount in them, but only within its own user namespace.
     """
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.keep_capabilities(linux.CAP_SYS_ADMIN, linux.CAP_SYS_CHROOT)  # `setns` needs both
@@ -281,22 +300,23 @@ def _install(seccomp_filter: linux.SeccompFilter | None) -> None:
 
 
 def warm_up(*, jailed: bool) -> None:
-    """Compute in the template what all its instances need."""
+    """Compute in the template what is the same for all its instances, so that no fork has to."""
     _filter(is_fork=jailed)
     limits_processes(jailed=jailed)
 
 
 def limit_all_sandboxes() -> None:
-    """Limit the process ids of all sandboxes together, so that the node keeps some.
+    """Limit the process ids of all sandboxes together, so that some are left for the node.
 
-    To be called before this process creates user namespaces: the kernel counts the processes in
-    them for the creator of each, too, up to the limit that the creator had (Linux 5.14).
+    Call it before this process creates a user namespace. Since Linux 5.14, the kernel counts the
+    processes in a user namespace for its creator, too, and applies the limit that the creator had
+    when it created the namespace.
     """
     if not limits_processes(jailed=True):
         return
     _limit(resource.RLIMIT_NPROC, int(SANDBOXES_SHARE * node_process_ids()))
     for kind in (resource.RLIMIT_SIGPENDING, resource.RLIMIT_MEMLOCK):
-        # What all sandboxes together get; without CAP_SYS_RESOURCE, what this process has.
+        # All sandboxes share these two. Without CAP_SYS_RESOURCE, the inherited limit stays.
         with contextlib.suppress(ValueError):
             resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -310,18 +330,18 @@ def node_process_ids() -> int:
 def set_limits(spec: JailSpec, *, jailed: bool) -> None:
     """Set the resource limits of this process and its children."""
     if spec.memory_bytes:
-        # Data rather than address space: node, java and go reserve much more than they use.
+        # RLIMIT_DATA, not RLIMIT_AS: node, java and go reserve far more addresses than they use.
         _limit(resource.RLIMIT_DATA, spec.memory_bytes)
     if spec.cpu_cores and hasattr(os, "sched_setaffinity"):
         available = sorted(os.sched_getaffinity(0))
         count = max(1, min(len(available), -int(-spec.cpu_cores // 1)))
-        # Random, since every sandbox has the same pid in its namespace.
+        # Chosen at random: the pid, which is the same in each sandbox, would not spread the load.
         first = os.urandom(1)[0] % len(available)
         chosen = [available[(first + i) % len(available)] for i in range(count)]
         os.sched_setaffinity(0, chosen)
     if limits_processes(jailed=jailed):
         _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
-        # Counted for the user on the node, too: one sandbox could leave nothing to the others.
+        # The kernel counts these for the node's user, too: one sandbox could take them all.
         _limit(resource.RLIMIT_SIGPENDING, MAX_SIGNALS)
         _limit(resource.RLIMIT_MEMLOCK, MAX_LOCKED_BYTES)
     _limit(resource.RLIMIT_NOFILE, MAX_FILES)

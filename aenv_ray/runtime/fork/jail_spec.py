@@ -25,8 +25,8 @@ DEFAULT_STORAGE_BYTES: Final = 1024**3
 MAX_PROCESSES: Final = 1024
 """Processes and threads of one sandbox; see `limits_processes`."""
 SANDBOXES_SHARE: Final = 0.75
-"""The share of the node's process ids (kernel.pid_max, kernel.threads-max): what all sandboxes may
-use."""
+"""The share of the node's process ids (kernel.pid_max, kernel.threads-max) that all sandboxes
+together may use."""
 MAX_FILES: Final = 4096
 MAX_SIGNALS: Final = 1024
 """Timers and queued signals of one sandbox."""
@@ -35,7 +35,7 @@ MAX_LOCKED_BYTES: Final = 64 << 10
 MAX_INOTIFY: Final = 8
 """Inotify instances of one sandbox."""
 BYTES_PER_INODE: Final = 16_384
-"""Bytes for each inode of a tmpfs, as of a usual file system on a disk."""
+"""Bytes per inode of a tmpfs: the usual ratio of file systems on disks."""
 LEAST_INODES: Final = 1024
 
 

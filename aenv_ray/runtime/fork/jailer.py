@@ -6,11 +6,15 @@ interpreter and fixed variables. It reads the setup from the socket FD
 and executes the template in it, with the interpreter and the variables of the project: from there
 on nothing is trusted.
 
-Two processes stay outside and run no code of the project. The first only waits. The second is
-process 1 of a pid namespace: it builds the root directory and enters another user namespace, so
-that the kernel locks all mounts. Then it forks the template into a second pid namespace, which does
-not contain it, and creates network namespaces for the template. The template keeps the two
-capabilities that it needs to isolate its forks, and has the filter of system calls.
+Three processes result. The first two stay outside of the jail and run no code of the project:
+
+1. The first only waits for the second.
+2. The second is process 1 of a pid namespace. It builds the root directory and enters another user
+   namespace, so that the kernel locks all mounts. Then it forks the third, and creates network
+   namespaces for it.
+3. The third becomes the template. It is in another pid namespace, in which it cannot see the
+   second. It keeps only the two capabilities that it needs to isolate its forks, and its system
+   calls are filtered.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from aenv_ray.runtime.fork.namespaces import serve_networks
 from aenv_ray.runtime.system import linux
 
 _OOM_SCORE: Final = 900
-"""Of a template: its end is the end of all its instances, so the kernel ends those first."""
+"""Score of a template. Instances have a higher one, so the kernel kills them first: the end of a
+template ends all its instances."""
 _PACKET_BYTES: Final = 1 << 20
 
 
@@ -42,8 +47,8 @@ class Jailer:
     """Isolates one template and becomes it.
 
     Args:
-        control: To the launcher.
-        setup: From the launcher.
+        control: The socket to the launcher.
+        setup: The first message of the launcher.
     """
 
     def __init__(self, control: socket.socket, setup: dict[str, Any]) -> None:
@@ -85,7 +90,7 @@ class Jailer:
             raise JailUnavailable(str(exc)) from exc
 
     def _enter(self) -> None:
-        """Fork the template, which goes on; this process serves it."""
+        """Fork the template. Return in the fork only; the parent serves it until it ends."""
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # before the template covers it
         outside, inside = socket.socketpair()
         linux.unshare(linux.CLONE_NEWPID)

@@ -1,17 +1,17 @@
 """Seccomp filters: the system calls that environments need are allowed, all others are refused.
 
-The list is what Docker's default profile permits to a process without capabilities, without calls
-that have other uses than an environment's (clocks, file handles, io_uring). A refused call returns
-EPERM. ``clone3`` returns ENOSYS, so that libc falls back to ``clone``, whose flags the filter can
-see; so does a call that is newer than the list, for which libc has a fallback too.
+The list is what Docker's default profile allows a process without capabilities, except calls that
+no environment needs (setting clocks, file handles, io_uring). A refused call returns EPERM. Two
+kinds return ENOSYS, so that libc uses an older call instead: ``clone3``, because the filter can see
+the flags of ``clone`` only, and calls that are newer than the list.
 
-Sockets are those of Unix, IPv4, IPv6, and netlink for routes, from which libc lists the network
+Allowed sockets are Unix, IPv4, IPv6, and netlink for routes, with which libc lists the network
 interfaces. All others bypass network namespaces (vsock) or reach kernel code that no environment
 needs.
 
-A template has what its spares need in addition: to enter namespaces and to mount in them. A spare
-gives that up with a second, short filter: installing a filter costs time for each instruction, and
-each instance installs one.
+A template may also enter namespaces and mount in them, because it isolates its forks. A fork gives
+that up with a second filter. That one is short, because the kernel takes time for each instruction
+of a filter, and every instance installs one.
 """
 
 from __future__ import annotations
