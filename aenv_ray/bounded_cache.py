@@ -25,8 +25,8 @@ class BoundedCache(Generic[K, V]):
         max_entries: At least 1.
         ttl_s: How long a value is kept after `put`, in seconds; None keeps it until it is evicted.
         clock: For `ttl_s` and `expires_at`.
-        max_bytes: The most for all values together, as `put` is told; a larger value is not kept.
-            None: no limit.
+        max_bytes: Limit for the total size of the values, as given to `put`; a larger value is not
+            kept. None: no limit.
 
     Not thread-safe: use it on one event loop, or under a lock.
     """
@@ -68,7 +68,7 @@ class BoundedCache(Generic[K, V]):
         Args:
             key: An earlier value of it is replaced.
             value: None cannot be told apart from a missing value.
-            expires_at: In seconds since the epoch; it can only shorten `ttl_s`.
+            expires_at: When it expires, in seconds since the epoch; can only shorten `ttl_s`.
             size_bytes: The size of the value, for `max_bytes`.
         """
         limits = [] if expires_at is None else [expires_at]

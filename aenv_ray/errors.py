@@ -4,7 +4,7 @@
     ├─ ConfigError                   wrong settings, arguments or project files                400
     │  ├─ ArtifactTooLarge           a file exceeds the limit of the artifact store            413
     │  ├─ ArtifactQuotaExceeded      an owner's artifacts exceed their quota                   413
-    │  ├─ BackupInvalid              a file is no backup, is damaged, or of another version    400
+    │  ├─ BackupInvalid              not a backup, damaged, or of another version              400
     │  └─ PolicyRefused              the operator's policy does not allow it                   403
     ├─ EnvironmentNotFound           no such environment                                       404
     ├─ ServiceNotFound               no such service                                           404
@@ -106,7 +106,7 @@ class ArtifactQuotaExceeded(ConfigError, code="artifact_quota_exceeded", http_st
 
 
 class BackupInvalid(ConfigError, code="backup_invalid"):
-    """A file is no backup of a hub, is damaged or truncated, or another version wrote it."""
+    """A file is not a backup of a hub, is damaged or truncated, or another version wrote it."""
 
 
 class PolicyRefused(ConfigError, code="policy_refused", http_status=403):

@@ -83,7 +83,7 @@ class InstanceSpec(_Frozen):
     near_node: str = ""
     """Ray node that a shared host is chosen on, if it has room there; empty: none."""
     outer: tuple[str, ...] = ()
-    """For an inner instance: the environments of those around it, from the outermost one."""
+    """For an inner instance: the environments of the instances around it, outermost first."""
 
     @property
     def possible_engines(self) -> tuple[str, ...]:

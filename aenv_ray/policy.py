@@ -55,7 +55,7 @@ class Policy(BaseModel):
     """Cores; None: no limit."""
     max_memory_bytes: int | None = None
     max_disk_bytes: int | None = None
-    """The most disk space of the work directory and a container's writable layer."""
+    """Limit for the work directory, and for a container's writable layer."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Policy(BaseModel):
         """Check a project's configuration.
 
         Args:
-            config: With the changes that its caller makes.
+            config: The project's config, with the caller's changes applied.
             engine: The engine of the instances; None: the project's.
 
         Raises:

@@ -209,7 +209,7 @@ def clear(venv: Path) -> None:
     if venv.is_symlink() or not venv.is_dir():
         raise Failure(f"{venv} is not a virtual environment and is in the way", "move it away")
     if any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists() and not read_stamp(venv):
-        raise Failure(f"{venv} is in the way: it is no virtual environment", "move it away")
+        raise Failure(f"{venv} is in the way: it is not a virtual environment", "move it away")
     shutil.rmtree(venv)
 
 

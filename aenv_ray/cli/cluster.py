@@ -288,7 +288,7 @@ def doctor(
 
     Uses your own permissions and changes nothing. Exits with 1 if a check fails.
     With --alerts, lists the alerts in clusters/kuberay/monitoring with their first
-    steps; docs/operations.md says how to go on.
+    steps; docs/operations.md has the further steps.
 
     Example:
       aenv cluster doctor production

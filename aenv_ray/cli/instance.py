@@ -51,7 +51,7 @@ instance = typer.Typer(
 InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
 
 _PAUSE_S: Final = 2.0
-"""Before a gateway that did not answer is asked again."""
+"""Pause before a gateway that did not answer is asked again."""
 _HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],

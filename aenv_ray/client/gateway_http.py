@@ -48,7 +48,7 @@ ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _SAID_AT: Final = 3
-"""After so many attempts, a request that goes on trying is logged."""
+"""After so many attempts, a request that is still retried is logged."""
 _SHOWN_CHARACTERS: Final = 200
 """Limit for quoting a response body that is not a gateway's."""
 _REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})

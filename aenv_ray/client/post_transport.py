@@ -1,9 +1,10 @@
 """An httpx transport that sends POST requests with aiohttp.
 
 httpx's own transport scans its whole connection pool for each request. Measured with an echo tool
-on one server: 5.3 instead of 3.4 ms per call; with 200 concurrent callers 64 instead of 229
-calls/s, and 8.2 instead of 0.7 ms of CPU per call. Other methods stay with httpx, because aiohttp
-resends requests with idempotent methods by itself, and a PUT may call a function of an environment.
+on one server, httpx takes 5.3 ms per call, and aiohttp 3.4 ms. With 200 concurrent callers, httpx
+makes 64 calls/s with 8.2 ms of CPU time per call, and aiohttp 229 calls/s with 0.7 ms. Other
+methods stay with httpx, because aiohttp resends requests with idempotent methods by itself, and a
+PUT may call a function of an environment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import httpx
 import yarl
 
 _LOOKS: Final = 2
-"""Turns of the event loop in which aiohttp notices idle connections that the server closed."""
+"""Turns of the event loop that aiohttp needs to notice idle connections that the server closed."""
 
 
 class PostTransport(httpx.AsyncBaseTransport):
@@ -46,7 +47,7 @@ class PostTransport(httpx.AsyncBaseTransport):
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the body of the response is still to be read."""
+        """Send a request, and return its response before the body has been read."""
         if request.method != "POST":
             return await self._others.handle_async_request(request)
         response = await self._send(
@@ -60,7 +61,7 @@ class PostTransport(httpx.AsyncBaseTransport):
     async def stream(
         self, url: str, headers: Mapping[str, str], content: bytes
     ) -> AsyncIterator[PostResponse]:
-        """Send a request without httpx's client around it, which costs more than the request.
+        """Send a request without httpx's client, whose overhead exceeds the cost of the request.
 
         Args:
             url: Absolute and quoted.

@@ -207,7 +207,7 @@ class VectorEnvironment:
 
         Args:
             min_ready: How many to wait for; fewer if fewer calls are under way.
-            timeout_s: Longest wait. The calls go on after it.
+            timeout_s: Longest wait. The calls continue after that.
 
         Returns:
             The outcomes, in the order of the instances; each is returned once.
@@ -237,7 +237,7 @@ class VectorEnvironment:
             if left_s <= 0:
                 raise DeadlineExceeded(
                     f"{ready} of {wanted} instances were ready within {timeout_s:g} s",
-                    hint="call recv() again: their calls go on",
+                    hint="call recv() again: their calls continue",
                 )
             waiting = [task for task in self._pending if not task.done()]
             await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

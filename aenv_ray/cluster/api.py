@@ -158,7 +158,7 @@ class ClusterApi:
     def delete(
         self, kind: Kind, namespace: str | None, name: str, *, grace_s: int | None = None
     ) -> None:
-        """Delete an object, and then what it owns; an object that does not exist is no error.
+        """Delete an object, and then what it owns; an object that does not exist is not an error.
 
         `grace_s` replaces the grace period of a pod, also of one that is ending, if it is shorter.
 

@@ -361,7 +361,7 @@ def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:
             message,
             died_of=cause.inside,
             instance_id=instance_id,
-            hint="this is an outcome of what ran in it; create a new instance to go on",
+            hint="this is an outcome of what ran in it; create a new instance to continue",
         )
     return SandboxLost(
         message,

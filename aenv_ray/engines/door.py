@@ -72,7 +72,7 @@ class _Waiting:
     future: asyncio.Future[bytes]
     method: str
     deadline: float
-    """On the loop's clock."""
+    """A time of the loop's clock."""
     on_progress: OnProgress | None
     token: str = ""
 

@@ -276,7 +276,7 @@ class Hub(ABC):
 
         Args:
             role: What it may do.
-            owner: Whose token it is.
+            owner: The owner of the token.
             instance_id: For role agent, and only for it: the instance.
             ttl_s: None: it does not expire.
             note: For people.

@@ -461,7 +461,7 @@ class UrlFiles(ArtifactFiles):
     """Files under a URL that fsspec supports, such as ``s3://bucket/path``.
 
     Args:
-        url: Its credentials appear in no message.
+        url: URL of the store; its credentials appear in no message.
 
     Raises:
         ConfigError: The protocol is unknown, or its package is missing.

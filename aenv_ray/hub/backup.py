@@ -315,7 +315,8 @@ async def restore(
         replace: Delete what the hub has and the backup lacks, except for tokens and leases.
 
     Raises:
-        BackupInvalid: The file is no backup, is damaged or truncated, or a newer version wrote it.
+        BackupInvalid: The file is not a backup, is damaged or truncated, or was written by a newer
+            version.
         CatalogConflict: The hub is not empty.
         FabricUnavailable: Redis or the artifact store does not answer; try again.
     """
@@ -339,7 +340,8 @@ def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
     """Return the lines of `hub.jsonl` and the summary after checking each byte of a backup.
 
     Raises:
-        BackupInvalid: The file is no backup, is damaged or truncated, or a newer version wrote it.
+        BackupInvalid: The file is not a backup, is damaged or truncated, or was written by a newer
+            version.
     """
     members: dict[str, bytes] = {}
     file.seek(0)
@@ -394,7 +396,7 @@ def _check_artifact(info: tarfile.TarInfo, content: IO[bytes]) -> None:
 
 def _foreign() -> BackupInvalid:
     return BackupInvalid(
-        "the file is no backup of a hub", hint="pass a file that aenv hub backup has written"
+        "the file is not a backup of a hub", hint="pass a file that aenv hub backup has written"
     )
 
 

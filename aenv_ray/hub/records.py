@@ -160,7 +160,7 @@ class AuditRecord(_Frozen):
     ``grant.revoke``, ``quota.set``, ``quota.delete``, ``pool.set``, ``hub.restore``
     or ``policy``."""
     subject: str = ""
-    """What it was done to: a version, a name, the id of a token …"""
+    """The object of the action: a version, a name, the id of a token …"""
     outcome: str = "ok"
     """``ok``, or the code of the error."""
     detail: dict[str, str] = Field(default_factory=dict)

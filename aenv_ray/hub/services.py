@@ -67,7 +67,7 @@ class ServiceRecord(BaseModel):
     """Digest of the project."""
     owner: str
     replicas: int = Field(ge=0, le=MAX_REPLICAS)
-    """0 if the service is parked."""
+    """0 if the service is paused."""
     autoscale: Autoscale | None = None
     """None: the number of replicas is `replicas`."""
     environment_variables: dict[str, str] = Field(default_factory=dict, repr=False)

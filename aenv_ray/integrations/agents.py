@@ -66,7 +66,7 @@ def agent_env(
             data directory, named by the content.
 
     Raises:
-        ConfigError: It is no agent, or is not at the top of a file.
+        ConfigError: It is not an agent, or is not at the top of a file.
     """
     ids.split_reference(f"{name}@{version}")
     try:

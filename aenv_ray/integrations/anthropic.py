@@ -20,7 +20,7 @@ class AnthropicTools:
     """The tools of one environment for a loop over Anthropic's API.
 
     Args:
-        environment: Whose tools the model may call.
+        environment: The environment whose tools the model may call.
         only: Names of the tools to offer. None: all.
         timeout_s: Timeout of a call. None: the environment's.
     """

@@ -58,7 +58,7 @@ class AenvWorkflow(RolloutWorkflow):
         gconfig: ``GenerationHyperparameters``; its ``max_new_tokens`` limits all that follows the
             prompt.
         tokenizer: The tokenizer of the model, or its path.
-        max_turns: The most turns of the model.
+        max_turns: Maximum number of turns of the model.
         parse: Finds tool calls in its text.
         void_retries: How often a void episode is played again before it is rejected.
         options: The options of the `EpisodePool`.

@@ -160,7 +160,7 @@ class LiveEpisode:
         if generation is not None and self._env is not None:
             self._env.record_generation(generation)
         self._finished.set()
-        await asyncio.wait([self._playing])  # which goes on if this is cancelled
+        await asyncio.wait([self._playing])  # which continues if this is cancelled
         self._check_not_abandoned()
         return Outcome(self._playing.result())
 

@@ -95,7 +95,7 @@ class GemEnv(Env):
 
     @property
     def instance_id(self) -> str | None:
-        """The id of the instance of the episode that runs; None if none does."""
+        """The id of the running episode's instance; None if no episode runs."""
         return None if self._playing is None else self._playing.instance_id
 
     def spawn(self, same_state: bool = False, **kwargs: Any) -> GemEnv:

@@ -88,7 +88,7 @@ class ToolGame:
         """Take a step.
 
         Args:
-            episode: That is played.
+            episode: The episode that is being played.
             action: JSON data.
         """
         given = {"action": action}
@@ -190,7 +190,7 @@ class Seat:
 
     @property
     def instance_id(self) -> str | None:
-        """The id of the instance of the episode that runs; None if none does."""
+        """The id of the running episode's instance; None if no episode runs."""
         return None if self._episode is None else self._episode.instance_id
 
     async def close(self) -> None:
@@ -209,7 +209,7 @@ class ToolEnv(gymnasium.Env):
         action_space: What actions are.
 
     Attributes:
-        seat: Its episodes, on the event loop of the pool.
+        seat: Its episodes; runs on the event loop of the pool.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}

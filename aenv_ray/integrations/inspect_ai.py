@@ -8,10 +8,10 @@
     )
 
 The entry point ``inspect_ai`` registers ``aenv``, so no import is needed for the sandbox itself.
-An infrastructure failure ends the sample with an error: Inspect does not score it, and with
-``fail_on_error=False`` and ``retry_on_error`` goes on with the others or tries it again. A sandbox
-that was ended from inside is an outcome: its commands fail, its files are missing, and the sample
-is scored.
+An infrastructure failure ends the sample with an error, and Inspect does not score it. With
+``fail_on_error=False`` Inspect continues with the other samples, and with ``retry_on_error`` it
+tries the sample again. A sandbox that was ended from inside is an outcome: its commands fail, its
+files are missing, and the sample is scored.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def application(
         environment: ``name@version``, ``name``, or the path of a project.
         only: Names of the tools to offer. None: all.
         timeout_s: Timeout of a call. None: 60.
-        sessions: Most clients at a time.
+        sessions: Maximum number of clients at a time.
         options: The options of the `EpisodePool`, which is closed when the process exits.
     """
     pool = EpisodePool(environment, **options)

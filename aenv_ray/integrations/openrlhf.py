@@ -76,7 +76,7 @@ def agent_executor(
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
         task: Makes the task of a prompt and its label.
-        max_turns: The most turns of the model.
+        max_turns: Maximum number of turns of the model.
         parse: Finds tool calls in its text.
         void_retries: How often a void episode is played again.
         options: The options of the `EpisodePool`.

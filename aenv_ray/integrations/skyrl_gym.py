@@ -89,7 +89,7 @@ class SkyRLEnv(BaseTextEnv):
 
     @property
     def instance_id(self) -> str | None:
-        """The id of the instance of the episode that runs; None if none does."""
+        """The id of the running episode's instance; None if no episode runs."""
         return None if self._playing is None else self._playing.instance_id
 
     @property
@@ -111,7 +111,7 @@ def mask_void(env: SkyRLEnv, agent_loop_state: Any, agent_loop_output: Any) -> N
     """Set the loss mask of a void trajectory to zeros.
 
     Args:
-        env: That was played.
+        env: The environment that was played.
         agent_loop_state: As ``_finalize_episode`` of SkyRL's generator gets it.
         agent_loop_output: Likewise; None unless trajectories are trained step by step.
     """

@@ -54,7 +54,7 @@ def rollouts(
 
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
-        max_turns: The most turns of the model.
+        max_turns: Maximum number of turns of the model.
         parse: Finds tool calls in its text.
         void_retries: How often a void episode is played again.
         pool: Options of `EpisodePool`.

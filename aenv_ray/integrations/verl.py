@@ -261,7 +261,7 @@ def grpo_without_void(
 _episodes: weakref.WeakKeyDictionary[AgentData, dict[EpisodePool, asyncio.Task[LiveEpisode]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Those of `AenvTool`, by the trajectory that they belong to."""
+"""The episodes of `AenvTool`, by trajectory."""
 
 
 class AenvTool(BaseTool):

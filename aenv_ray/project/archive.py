@@ -162,7 +162,7 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
     """Write members into an empty directory, readable for all users, as sandboxes need.
 
     Args:
-        members: In any order.
+        members: The members, in any order.
         directory: An existing, empty directory.
         what: For messages.
 

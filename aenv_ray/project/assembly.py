@@ -1,8 +1,10 @@
-"""Completes a built-in environment with files of another project that the user has a copy of.
+"""Completes a built-in environment with files of another project, of which the user has a copy.
 
-The ``assembly.json`` of a built-in names what to copy. The result is an ordinary project in the
-data directory, so that its digest covers all files, and it runs on every node and engine. Projects
-of users are not assembled: a publisher could otherwise take files of those who run the project.
+The file ``assembly.json`` of the built-in names the files to copy. The result is an ordinary
+project
+in the data directory. Its digest thus covers all files, and it runs on every node and engine. Only
+built-in environments are assembled: otherwise a publisher could copy files of the users who run a
+project.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ class Assembly(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     setting: str
-    """Setting with the path of the other project: ``tau2`` for ``AENV_TAU2``."""
+    """Name of the setting with the other project's path: ``tau2`` for ``AENV_TAU2``."""
     what: str
-    """Its name, for messages."""
+    """The other project's name, for messages."""
     hint: str
-    """How to get it, for messages."""
+    """How to get the other project, for messages."""
     target: str
     """Directory of the built-in that the files are copied to."""
     copies: tuple[str, ...]
@@ -46,9 +48,9 @@ class Assembly(BaseModel):
     optional: tuple[str, ...] = ()
     """Files and directories that are copied if they exist."""
     python: str = ""
-    """Versions of Python that the part in use runs in, of those that the other project allows."""
+    """Versions of Python in which the copied part runs, among those that its project allows."""
     without: tuple[str, ...] = ()
-    """Packages that the other project depends on, but not the part that is used."""
+    """Dependencies of the other project that the copied part does not need."""
 
 
 def assembled(builtin: Path) -> Path:
@@ -58,7 +60,7 @@ def assembled(builtin: Path) -> Path:
         builtin: Its directory in this package.
 
     Raises:
-        ConfigError: The setting is missing, or what it names lacks files or is malformed.
+        ConfigError: The setting is missing, or its project lacks files or is malformed.
         OSError: The files cannot be copied.
     """
     spec = builtin / ASSEMBLY_NAME
@@ -84,14 +86,14 @@ def _source(assembly: Assembly) -> Path:
     missing = [name for name in assembly.copies if not (path / name).exists()]
     if missing:
         raise ConfigError(
-            f"{variable}: {path} is no copy of {assembly.what}: it has no {', '.join(missing)}",
+            f"{variable}: {path} is not a copy of {assembly.what}: it has no {', '.join(missing)}",
             hint=assembly.hint,
         )
     return path.resolve()
 
 
 def _make(assembly: Assembly, builtin: Path, source: Path, names: list[str], target: Path) -> None:
-    """Create the directory; the first process wins, and the others use the same content."""
+    """Create the directory. If several processes do this at once, the first one wins."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as scratch:
         made = Path(scratch) / "project"
@@ -134,7 +136,7 @@ def _name(requirement: str) -> str:
 
 
 def _key(builtin: Path, source: Path, names: list[str]) -> str:
-    """Return a name that changes whenever one of the files does."""
+    """Return a name that changes whenever one of the files changes."""
     digest = hashlib.sha256(str(source).encode())
     for top in (builtin, source / "pyproject.toml", *(source / name for name in names)):
         for path in sorted(_files(top)):

@@ -57,7 +57,7 @@ class ContainerConfig(_ProjectSection):
     cap_add: tuple[str, ...] = Field(default=(), alias="capAdd")
     """Linux capabilities; none by default."""
     sidecar_cap_add: tuple[str, ...] = Field(default=(), alias="sidecarCapAdd")
-    """Those of the sidecar, which does not get the ones of `cap_add`."""
+    """Linux capabilities of the sidecar; `cap_add` does not apply to it."""
     pids: int = Field(default=1024, ge=16)
     """Maximum number of processes and threads."""
     read_only_root: bool = Field(default=False, alias="readOnlyRoot")

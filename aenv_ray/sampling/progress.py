@@ -1,4 +1,4 @@
-"""Statistics of a run while it goes on: counts, rates, latencies and rewards so far."""
+"""Statistics of a run while it continues: counts, rates, latencies and rewards so far."""
 
 from __future__ import annotations
 

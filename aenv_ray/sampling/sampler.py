@@ -58,9 +58,9 @@ class Where(StrEnum):
     """Where episodes are played."""
 
     AUTO = "auto"
-    """On the nodes if the policy can be sent there and the run is long; else in the driver."""
+    """Play on the nodes if the policy can be sent there and the run is long; else in the driver."""
     NODES = "nodes"
-    """On the nodes, next to the sandboxes."""
+    """Play on the nodes, next to the sandboxes."""
     DRIVER = "driver"
     """In the process that samples."""
 

@@ -40,7 +40,7 @@ class Benchmark(BaseModel):
     shuffle: int | None = None
     """Seed of the order of tasks."""
     limit: int | None = Field(default=None, ge=1)
-    """The most tasks, after shuffling."""
+    """Maximum number of tasks, after shuffling."""
     samples_per_task: int | None = Field(default=None, ge=1)
     """Episodes of each task."""
     concurrency: int | None = Field(default=None, ge=1)
@@ -59,7 +59,7 @@ class Benchmark(BaseModel):
         """Return the tasks to play.
 
         Args:
-            limit: The most tasks of each benchmark that sets no limit.
+            limit: Maximum number of tasks of each benchmark that sets no limit.
 
         Raises:
             ConfigError: There are none, or they are malformed.

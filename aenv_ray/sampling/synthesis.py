@@ -24,7 +24,7 @@ class DropReason(StrEnum):
     """Why a proposed task was not kept."""
 
     INVALID = "invalid"
-    """It is no task, or lacks a reference solution or a reward."""
+    """It is not a task, or lacks a reference solution or a reward."""
     DUPLICATE = "duplicate"
     """Another task has its id, or asks for the same in the same situation."""
     REFERENCE_FAILED = "reference_failed"

@@ -38,7 +38,7 @@ async def _exists(sandbox: Sandbox, path: str) -> bool:
 
 
 _LIMIT_BYTES = 10 * 1024 * 1024
-"""The limit of a result."""
+"""Size limit of a result."""
 
 
 class CallTests:

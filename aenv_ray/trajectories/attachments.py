@@ -18,7 +18,7 @@ from aenv_ray.trajectories.storable import storable_text
 DIRECTORY: Final = "attachments"
 """Beside the records."""
 TEXT_LIMIT: Final = 20_000
-"""Most characters of a step's text in a record. A longer one is attached."""
+"""Maximum number of characters of a step's text in a record. A longer text is attached."""
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64}")
 _UNKNOWN: Final = "application/octet-stream"

@@ -20,9 +20,9 @@ class Trajectories:
     """Recorded episodes, in order of their index.
 
     Args:
-        episodes: The episodes. Of several records of one index, the last that the infrastructure
-            did not fail is kept: a resumed run plays failed episodes again.
-        torn: Files whose last line was cut, as when their writer died.
+        episodes: The recorded episodes. If several have the same index, the last one that is not an
+            infrastructure failure is kept, because a resumed run plays failed episodes again.
+        torn: Files whose last line is incomplete, for example because their writer was killed.
         attachments: Where the attachments are; None if there are none.
     """
 
@@ -39,7 +39,7 @@ class Trajectories:
                 kept[episode.index] = episode
         self._episodes = [kept[index] for index in sorted(kept)]
         self.torn = tuple(torn)
-        """Files whose last line was cut; the episode of that line is missing."""
+        """Files whose last line is incomplete; the episode of that line is missing."""
 
     def __iter__(self) -> Iterator[Episode]:
         return iter(self._episodes)
@@ -51,7 +51,7 @@ class Trajectories:
         return self._episodes[position]
 
     def attachment(self, attachment: Attachment | str) -> bytes:
-        """Return the content of an attachment of a step, or of its digest.
+        """Return the content of an attachment of a step, given the attachment or its digest.
 
         Raises:
             ConfigError: It is missing, or has changed.

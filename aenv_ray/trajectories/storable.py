@@ -1,4 +1,4 @@
-"""Values as files can store them: agents and their tools may write text that UTF-8 cannot carry."""
+"""Makes values storable in files: text of agents and tools may not be encodable as UTF-8."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pydantic_core import to_json
 
 _TOO_DEEP: Final = "[nested too deeply to be recorded]"
 _MOST_NESTED: Final = 150
-"""Pydantic reads no JSON that is nested more than 200 times, and a record adds some."""
+"""Pydantic reads no JSON with more than 200 levels of nesting, and a record adds some levels."""
 
 
 def storable_text(text: str) -> str:
-    """Return text with a replacement character for each lone surrogate, which JSON can escape."""
+    """Return text with a replacement character for each lone surrogate.
+
+    JSON can contain lone surrogates as escapes; UTF-8 cannot.
+    """
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -22,8 +25,8 @@ def storable_text(text: str) -> str:
 def storable(value: Any) -> Any:
     """Return JSON data that can be written as UTF-8.
 
-    Text is changed as by `storable_text`. Data that is nested too deeply is replaced by a note, at
-    its top level or in the object there.
+    Text is changed as by `storable_text`. If data is nested too deeply, a note replaces all of it;
+    in place of an object, the note is its only value.
     """
     try:
         written = to_json(value)

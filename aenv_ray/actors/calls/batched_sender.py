@@ -21,7 +21,7 @@ class BatchedSender:
     """Sends calls in batches. Use it on one event loop."""
 
     def __init__(self) -> None:
-        # Calls of an evicted client still end as usual.
+        # A client may be evicted while it has calls: these still end as usual.
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
     def to(self, handle: EnvHandle) -> Send:

@@ -295,7 +295,7 @@ class BatchClient:
             self._schedule()
 
     def forget(self, call: BatchedCall) -> None:
-        """Ignore a call's outcome from now on; the call itself goes on."""
+        """Ignore a call's outcome from now on; the call itself continues."""
         self._calls.pop(call.key, None)
 
     def _schedule(self) -> None:

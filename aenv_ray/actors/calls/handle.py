@@ -51,7 +51,8 @@ TASKS_PER_PAGE: Final = 1000
 PIPELINED_WITHIN_S: Final = 0.0002
 """Calls this close together are pipelined: a caller that awaits each result cannot be as fast."""
 LOG_PIECES_AHEAD: Final = 16
-"""Log pieces of up to about 10 kB that Ray holds for a slow reader before it pauses the host."""
+"""Number of log pieces, of up to about 10 kB each, that Ray buffers for a slow reader before it
+pauses the host."""
 
 
 class RemoteMethod(Generic[P, R_co]):
@@ -407,10 +408,10 @@ class EnvHandle:
         timeout_s: float | None = None,
         call_id: str | None = None,
     ) -> ObjectRef[ResetResult]:
-        """Prepare the instance for its next episode, and check that nothing of the last is left.
+        """Prepare the instance for another episode, and check that nothing of the last is left.
 
-        All other calls are cancelled, and processes and files of the episode are removed. TTL and
-        idle timeout go on. Results of earlier calls can no longer be had by their ids.
+        All other calls are cancelled, and the processes and files of the last episode are removed.
+        TTL and idle timeout are not extended. A call with the id of an earlier call is refused.
 
         Args:
             task: JSON data for the environment's function.
@@ -419,7 +420,7 @@ class EnvHandle:
             call_id: As for `call_tool`.
 
         Returns:
-            Whether the instance is clean. One that is not can only be reset again or released.
+            Whether the instance is clean. If it is not, it can only be reset again or released.
 
         Raises:
             ToolNotFound: The environment registers no reset.
@@ -436,7 +437,7 @@ class EnvHandle:
 
         Args:
             offset: Number of the first task, from 0.
-            limit: Most tasks, from 1 to 10,000; a page of large tasks has fewer.
+            limit: Maximum number of tasks, from 1 to 10,000; if tasks are large, a page has fewer.
 
         Returns:
             The tasks, and where the next page begins.

@@ -221,7 +221,7 @@ class _HostLink:
     """Reports the calls of a local door to the host, which ends instances that are idle.
 
     Args:
-        sock: From `present`.
+        sock: The socket from `present`.
         idle_timeout_s: The instance's, if it has one.
         on_end: Called when the host disconnects, as it does when it dies.
     """

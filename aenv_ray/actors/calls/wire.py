@@ -1,7 +1,8 @@
 """The messages between a handle and its host: one bytes object per call, one result back.
 
-The caller encodes a call's parameters and decodes its result; the host forwards the bytes. Ray
-serializes each argument of a task separately, and does not pickle a bytes object.
+The caller encodes a call's parameters and decodes its result; the host only forwards the bytes. A
+call is a single bytes object because this is cheapest in Ray: it serializes each argument of a
+task separately, and does not pickle bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
 """Maximum file bytes in one call, which sends them as base64; the rest is for the path."""
 CALL_GRACE_S: Final = 5.0
-"""A sandbox that does not answer this long after the call's deadline counts as lost."""
+"""If a sandbox has not answered this long after the call's deadline, it counts as lost."""
 
 
 def exec_result(data: Mapping[str, Any]) -> ExecResult:
@@ -170,7 +171,7 @@ def call_message(
 class WireResult:
     """A result in JSON that unpickles to the decoded value.
 
-    The caller thus pays for decoding, and not the host, which serves many instances.
+    Decoding thus takes place in the caller's process, not in the host, which serves many instances.
     """
 
     __slots__ = ("_data", "_method")
@@ -192,7 +193,7 @@ def decode_json(method: str, data: bytes) -> Any:
     """Return the Python value of a result's JSON text.
 
     Raises:
-        SandboxDiedInside: As for `decode`; the sandbox made the text, too.
+        SandboxDiedInside: The text is malformed JSON, or as for `decode`.
     """
     try:
         result = pydantic_core.from_json(data)

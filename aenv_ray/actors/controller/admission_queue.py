@@ -1,9 +1,10 @@
-"""Which waiting create gets room next in a full cluster: pure decisions.
+"""Decides which waiting create gets room next in a full cluster: pure decisions.
 
-Owners take turns, counted by the instances that each was granted since the queue was last empty;
-the creates of one owner go in order of arrival. A group is granted all its slots at once or none.
-A group that does not fit yet may be overtaken by smaller ones for `OVERTAKEN_S`, and by none after
-that. A group that needs more nodes than there are holds up nobody.
+* Between owners, the one with the fewest instances granted since the queue was last empty is next.
+* The creates of one owner are served in order of arrival.
+* A group is granted all its slots at once, or none.
+* Smaller groups may overtake one that does not fit yet, but only for `OVERTAKEN_S`.
+* A group that is larger than the present cluster blocks no other group.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Grant(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Number of instances of a divisible ticket without a slot; they are asked for again."""
+        """Number of instances of a divisible ticket without a slot; the create asks again."""
         return len(self.ticket.ids) - self.granted
 
 
@@ -85,8 +86,8 @@ class AdmissionQueue:
     def add(self, ticket: Ticket) -> None:
         """Add a create.
 
-        A new owner starts level with the owner who was granted the least: having asked for nothing
-        before does not put it ahead of everybody.
+        A new owner starts at the count of the owner with the fewest granted instances. At zero, it
+        would be served before all others until it had caught up.
         """
         owners = {waiting.owner for waiting in self._tickets}
         if ticket.owner not in owners:
@@ -119,7 +120,7 @@ class AdmissionQueue:
             if len(ids) > free:
                 fits_ever = len(ticket.ids) <= sum(load.capacity for load in able)
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
-                    for load in able:  # what becomes free there is kept for this group
+                    for load in able:  # keep the slots that become free there for this group
                         del loads[load.name]
                 # Later creates of the same owner wait behind it, to keep that owner's order.
                 waiting = [
@@ -144,7 +145,7 @@ class AdmissionQueue:
 def missing_slots(
     wanted: Mapping[tuple[str, ...], int], hosts: Sequence[HostLoad]
 ) -> dict[tuple[str, ...], int]:
-    """Return for how many instances the hosts have no slot, by their possible engines.
+    """Return how many instances have no slot on these hosts, by their possible engines.
 
     Free slots go to the instances with the fewest possible engines first.
     """
@@ -193,7 +194,7 @@ def explain_wait(
         capacity: Free and used slots of all hosts.
         hosts: Number of hosts.
         demanded_slots: Slots that Ray's autoscaler was asked for.
-        demanded_for_s: Seconds since the request, in which no node has joined.
+        demanded_for_s: Seconds since that request; no node has joined since.
         has_autoscaler: Whether an autoscaler runs in this cluster.
     """
     text = (

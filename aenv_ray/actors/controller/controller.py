@@ -1,7 +1,7 @@
 """The controller: one detached actor that starts hosts, finds instances and ends orphans.
 
-All its state can be found again: hosts are named actors, and hosts know their instances. So it may
-die at any time. Ray restarts it, and meanwhile calls continue, because they do not pass through it.
+It may die at any time: Ray restarts it, and it finds all its state again, because hosts are named
+actors, and hosts know their instances. Calls continue without it: they do not pass through it.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ MEASURE_S: Final = 15.0
 LOOK_S: Final = 1.0
 """Interval of the watch for ended Ray jobs and dead hosts, whose instances then end."""
 JOB_RETELL_S: Final = 120.0
-"""How long hosts are told repeatedly that a job ended; longer than a start takes."""
+"""For how long hosts are told again and again that a job has ended; longer than a start takes."""
 CONTROL_DEADLINE_S: Final = 30.0
 """A restarted host answers within this; Ray notices a dead node after up to twenty seconds."""
 LEARN_S: Final = 10.0
-"""How long slow nodes are waited for when they are asked which engines they can run."""
+"""How long to wait for slow nodes when they are asked which engines they can run."""
 _ANYWHERE: Final = frozenset({"process", "fake"})
-"""Engines that every node can run that declares no engine."""
+"""Engines that every node can run, except nodes that declare another engine."""
 DRAIN_S: Final = 600.0
-"""How long a host on a draining node refuses instances after it was last told so: longer than the
-controller is away if the head is lost."""
+"""How long a host on a draining node refuses instances after it was last told to. This is longer
+than the controller is away if the head is lost."""
 RUNNER_CLASS: Final = "RunnerShell"
 """Class of the actors in `aenv_ray.sampling` that play episodes on the nodes."""
 DEDICATED_TRIES: Final = 2
@@ -98,11 +98,11 @@ class Controller:
         """For claimed spares, by name: the instance id that was requested, a key of `_where`."""
         self._spares = SpareHosts(self._hosts, lambda: bool(self._creating), settings().spare_hosts)
         self._taken_over = asyncio.Event()
-        """Whether the hosts of an earlier controller are known."""
+        """Set once this controller knows the hosts of an earlier controller."""
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
         self._draining: set[str] = set()
-        """Nodes that take no new instances, as they were stored when they were last looked at."""
+        """Nodes that take no new instances, as last read from Ray."""
         self._draining_lock = asyncio.Lock()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
         self._admission = Admission(
@@ -119,7 +119,7 @@ class Controller:
         self._measurer = loop.create_task(self._measure_for_ever())
 
     async def ping(self) -> str:
-        """Return the version of aenv-ray that runs on the head: the fabric is up."""
+        """Return the version of aenv-ray on the head; an answer means that the fabric is up."""
         return aenv_ray.__version__
 
     # --- creating ---------------------------------------------------------------------------
@@ -140,7 +140,8 @@ class Controller:
         engines: Sequence[str],
     ) -> list[Reservation]:
         """See `Admission.wait`."""
-        with self._counting_refusals(0 if is_divisible else len(ids)):  # else it asks again
+        # A divisible create that is refused asks again, so it is not counted.
+        with self._counting_refusals(0 if is_divisible else len(ids)):
             return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, engines)
 
     @contextlib.contextmanager
@@ -163,7 +164,7 @@ class Controller:
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
         """
-        await self._taken_over.wait()  # Ray repeats this after the controller died
+        await self._taken_over.wait()  # Ray repeats this call after the controller was restarted
         with self._counting_refusals(len(specs)):
             reserved = await self._admission.wait_for_dedicated(specs, wait_s)
         nodes = {i: self._hosts.nodes.get(name) for name, _, ids in reserved for i in ids}
@@ -193,7 +194,7 @@ class Controller:
     async def _create_one(self, spec: InstanceSpec, node: str | None) -> DedicatedAnswer:
         is_spare, host, answer = await self._create_on(spec, node, may_be_spare=True)
         if is_spare and isinstance(answer, FabricUnavailable):
-            # The spare has died; whatever it made has its id and is ended as an orphan.
+            # The spare has died. If it started a sandbox, that is ended as an orphan of the spare.
             _, host, answer = await self._create_on(spec, node, may_be_spare=False)
         return host, answer
 
@@ -212,7 +213,7 @@ class Controller:
         return is_spare, *await self._start_one(spec)
 
     async def _start_one(self, spec: InstanceSpec) -> DedicatedAnswer:
-        """Start an instance on its own host; a host whose instance does not start is ended."""
+        """Start an instance on its own host. If the instance does not start, end the host."""
         answer: InstanceInfo | AenvError | ProjectMissing | None = None
         name = self._own_host(spec.instance_id)
         host = self._hosts.actors.get(name)
@@ -259,8 +260,8 @@ class Controller:
     ) -> bool:
         """Claim a spare host for an instance, or start a host that is named after it.
 
-        It runs on `node`, where its slot was reserved; None: on the node that the spec prefers or
-        that has the fewest hosts.
+        The host runs on `node`, where the instance's slot was reserved. None: on the node that the
+        spec prefers, else on the one with the fewest hosts.
 
         Returns:
             Whether it is a spare.
@@ -281,7 +282,7 @@ class Controller:
             if may_be_spare and await self._claim_spare(spec, chosen):
                 return True
             try:
-                # A host that did not start has made nothing: another node may use the id.
+                # If the host does not start, no sandbox has this id: another node may use it.
                 await self._hosts.make(instance_id, chosen, ActorDensity.DEDICATED)
             except FabricUnavailable as exc:
                 refusals.append(exc)
@@ -309,7 +310,7 @@ class Controller:
         unknown = [n for n, f in nodes.items() if f.engine is None and n not in self._hosts.engines]
         has_choice = len(nodes) > 1 and _ANYWHERE.isdisjoint(engines)
         if nodes and (not able() or (unknown and has_choice)):
-            # Ask again: what a node can run changes, for example with its Docker daemon.
+            # Ask again: the engines of a node can change, for example if its Docker daemon starts.
             await self._admission.shared_hosts(LEARN_S, 0, engines)
         return able()
 
@@ -414,7 +415,7 @@ class Controller:
         return (await self.account_for(()))[0]
 
     async def account_for(self, ids: Collection[str]) -> tuple[list[InstanceInfo], set[str]]:
-        """Return the live instances, and those of `ids` that may be on a silent host."""
+        """Return the live instances, and the ids among `ids` that may be on a silent host."""
         names = await asyncio.to_thread(ray_api.actor_names)
         # These hosts may have no instance yet.
         creating = {self._own_host(instance_id) for instance_id in self._creating}
@@ -450,10 +451,10 @@ class Controller:
     # --- draining ---------------------------------------------------------------------------
 
     async def drain(self, name: str) -> NodeState:
-        """Have a node take no new instances; those that it has go on. Idempotent.
+        """Stop new instances on a node; its present instances continue. Idempotent.
 
-        When this returns, no host of the node accepts instances any more, except those that are
-        being created on it already. Its warm sandboxes and spare hosts end.
+        When this returns, no host of the node accepts new instances; creates that are already in
+        progress there still finish. The node's warm sandboxes and spare hosts end.
 
         Args:
             name: Id of the node, the beginning of it, or the name of its machine.
@@ -472,7 +473,7 @@ class Controller:
         return await self._state_of(node)
 
     async def undrain(self, name: str) -> NodeState:
-        """Have a node take instances again; idempotent.
+        """Let a node take instances again; idempotent.
 
         Raises:
             ConfigError: As `drain`.
@@ -487,7 +488,7 @@ class Controller:
         return await self._state_of(node)
 
     async def _store_draining(self, node: str, *, is_draining: bool) -> None:
-        """Store the nodes that drain now, without those that are gone."""
+        """Store which nodes are draining, without nodes that are gone."""
         alive = await asyncio.to_thread(ray_api.alive_nodes)
         draining = {n for n, facts in alive.items() if facts.is_draining} - {node}
         draining |= {node} if is_draining else set()
@@ -521,7 +522,7 @@ class Controller:
         return await self._hosts.find(mine)
 
     async def _keep_draining(self) -> None:
-        """Tell the hosts of draining nodes again, of which some may have been restarted."""
+        """Tell the hosts of draining nodes again, because some may have been restarted."""
         async with self._draining_lock:
             self._draining = await asyncio.to_thread(ray_api.draining_nodes)
             if self._draining:
@@ -531,7 +532,7 @@ class Controller:
     # --- releasing --------------------------------------------------------------------------
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances on whatever host they are; in any state; idempotent."""
+        """End instances, in any state and on any host; idempotent."""
         self._doomed |= self._creating.intersection(instance_ids)
         groups: dict[str, list[InstanceId]] = {}
         for instance_id in instance_ids:
@@ -545,17 +546,17 @@ class Controller:
             # No host knows them: they never existed, ended long ago, or their host was killed.
             nodes = {self._hosts.nodes.get(self._claimed_spare(i) or i) for i in left}
             await self._orphans.end(nodes, left)
-            # A successor of that host may have adopted them in the meantime.
+            # A restarted host may have adopted them in the meantime.
             left -= await self._release_anywhere(left)
         for instance_id in instance_ids:
             name = self._claimed_spare(instance_id) or instance_id
             self._where.pop(instance_id, None)
             if instance_id not in left:
                 self._forget(name)
-                self._dedicated.pop(name, None)  # its own host may end
+                self._dedicated.pop(name, None)  # its dedicated host may end now
 
     async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
-        """End instances on their own or on shared hosts; return those that a host knew."""
+        """End instances on their dedicated or on shared hosts; return those that a host knew."""
         names = await asyncio.to_thread(ray_api.actor_names)
         hosts = {i: self._claimed_spare(i) or i for i in ids}
         own = {host: [i] for i, host in hosts.items() if host in names}
@@ -635,7 +636,7 @@ class Controller:
     async def _guarded(self, what: str, look: Any) -> None:
         try:
             await look
-        except Exception as exc:  # noqa: BLE001  # the watch goes on
+        except Exception as exc:  # noqa: BLE001  # the watch continues
             logger.warning("%s: %r", what, exc)
 
     async def _take_over(self) -> None:
@@ -692,7 +693,7 @@ class Controller:
                 group.create_task(self._end_jobs_on(name, dead))
         now = asyncio.get_running_loop().time()
         for job in dead:
-            # Told repeatedly: an instance that was starting when its job ended comes up later.
+            # Tell hosts repeatedly: an instance may come up after its job has ended.
             if now - self._dead_since.setdefault(job, now) > JOB_RETELL_S:
                 self._seen_dead.add(job)
 

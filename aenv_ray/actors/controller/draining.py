@@ -1,7 +1,7 @@
-"""The states of nodes, and in particular of those that are being drained: pure decisions.
+"""The states of nodes, and in particular of draining nodes: pure decisions.
 
-A node that is to be stopped takes no new instances, and those that it has run to their end. Which
-nodes these are is stored in Ray, see `ray_api.set_draining_nodes`.
+A node that will be stopped is drained first: it takes no new instances, and its present ones run to
+their end. Ray stores which nodes are draining, see `ray_api.set_draining_nodes`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class NodeStatus(StrEnum):
     READY = "ready"
     """It takes instances."""
     CONTROL = "control"
-    """It takes none: it runs only the control plane, or has no slots while others have."""
+    """It takes no instances: it runs only the control plane, or has no slots while others have."""
     DRAINING = "draining"
-    """It takes no new ones, and still has some, or runners of samplings."""
+    """It takes no new instances, but still has instances, or runners of samplings."""
     DRAINED = "drained"
-    """It takes none and has none: it can be stopped."""
+    """It takes no instances and has none: it can be stopped."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class NodeState:
     """A live node as `aenv cluster nodes` shows it.
 
     Attributes:
-        instances: Those that run or start there.
-        runners: Samplings that play episodes there.
+        instances: Number of instances that run or start there.
+        runners: Number of samplings that play episodes there.
     """
 
     node_id: str
@@ -72,7 +72,7 @@ def node_states(
 
     Args:
         nodes: The live nodes.
-        taking: Ids of those that take new instances.
+        taking: Ids of the nodes that take new instances.
         instances: Number of instances that run or start, by node.
         runners: Number of runners of samplings, by node.
     """

@@ -134,7 +134,7 @@ class HostDirectory:
     async def _check(self, name: str, node: str, actor: Any, *, is_new: bool) -> None:
         """Wait until a host is ready, and check its version.
 
-        An incompatible host that another controller started may have instances, which go on.
+        An incompatible host that another controller started may have instances, which continue.
 
         Args:
             name: The name of the host.

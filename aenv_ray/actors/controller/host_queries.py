@@ -28,12 +28,12 @@ class InstanceListing:
     found: list[InstanceInfo]
     """The live instances of the hosts that answered."""
     unheard: frozenset[str]
-    """Names of the hosts that did not answer, dead or alive."""
+    """Names of all hosts that did not answer, dead or alive."""
     silent: frozenset[str]
-    """Names of those among them that may be alive."""
+    """Names of the hosts in `unheard` that may still be alive."""
 
     def doubtful(self, ids: Iterable[str], where: Mapping[str, str]) -> set[str]:
-        """Return which instances were not found but may be on a silent host.
+        """Return the instances that were not found but may be on a silent host.
 
         Args:
             ids: The instances.
@@ -45,16 +45,17 @@ class InstanceListing:
         return {i for i in ids if i not in known and where.get(i) in {None, *self.silent}}
 
     def vacant(self, names: Iterable[str]) -> set[str]:
-        """Return which of these hosts reported that they have no instances.
+        """Return the hosts among these that reported that they have no instances.
 
-        Dead hosts are not among them: their sandboxes may still run.
+        Dead hosts are never included: their sandboxes may still run.
         """
         return set(names) - self.unheard - {info.host for info in self.found}
 
     def located(self, names: Iterable[str], where: Mapping[str, str]) -> dict[str, str]:
         """Return the host of each instance, given what was known and the hosts that were asked.
 
-        Instances that a shared host no longer has are left out: their callers released them there.
+        Instances that a shared host no longer has are left out: their callers have released them
+        at the host directly.
         """
         heard = {n for n in names if n.startswith(SHARED_PREFIX)} - self.unheard
         known = {i: name for i, name in where.items() if name not in heard}
@@ -93,7 +94,7 @@ async def _instances_on(ask: Ask, name: str) -> list[InstanceInfo] | AenvError:
 async def count_processes(hosts: HostDirectory, ask: Ask) -> int:
     """Return how many processes, containers and pods of sandboxes run on all nodes.
 
-    An elastic node without a host has none.
+    An elastic node without a host has no sandboxes.
 
     Raises:
         FabricUnavailable: A live node, or the daemon or API of its sandboxes, does not answer.
@@ -129,7 +130,7 @@ async def _count_on(
                 return 0  # the node died, with all its sandboxes
             if is_last:
                 return exc
-            hosts.forget(name)  # it may have ended for good: the node gets a new one
+            hosts.forget(name)  # it may have ended for good: start a new one on the node
     raise AssertionError
 
 

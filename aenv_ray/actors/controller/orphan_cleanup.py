@@ -1,8 +1,9 @@
 """Ends the sandboxes of hosts that are gone for good, for example after `ray.kill` of a host.
 
-Ray does not restart a dedicated host that was killed, so no successor adopts its sandbox. The
-controller has such orphans ended node by node: a Ray task on the node reads the node's own records,
-so it needs no host there. `OrphanCleanup` repeats what failed.
+Ray does not restart a dedicated host that was killed, so no new host adopts its sandbox: it is an
+orphan. For each node, the controller runs a Ray task there (`end_orphans`), which reads the node's
+own records and therefore needs no host. `OrphanCleanup` runs the task again on nodes where it
+failed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE: Final = 60
 """Maximum number of `OrphanCleanup.retry` calls to skip before trying a failed node again."""
 END_DEADLINE_S: Final = 20.0
-"""For one instance; shorter than the controller's deadline for a node, so that the controller
-receives the reason of a failure."""
+"""Deadline for ending one instance. It is shorter than the controller's deadline for a node, so
+that the controller receives the reason of a failure."""
 AT_ONCE: Final = 16
 """Instances ended at the same time; each uses a separate connection to its engine."""
 
 
 class OrphanCleanup:
-    """Has orphans ended on each node, and repeats what failed.
+    """Has orphans ended on each node, and retries nodes where that failed.
 
     Args:
         end_on: Ends the orphans of one node, given the node's id and the ids of instances to end
@@ -55,7 +56,7 @@ class OrphanCleanup:
         self._skip = 0
 
     async def end(self, nodes: Collection[str | None], ids: Collection[str]) -> None:
-        """End what hosts that are gone for good left on nodes.
+        """End the sandboxes that lost hosts have left on nodes.
 
         Args:
             nodes: The nodes; if None is among them, all live nodes.
@@ -111,8 +112,8 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
     """End the instances of this node whose host is gone for good; runs on the node.
 
     Args:
-        instance_ids: Instances of shared hosts to end. The other instances of a shared host are
-            left for its successor, which has the same name and adopts them. Instances of dedicated
+        instance_ids: Instances of shared hosts to end. A shared host that is gone will be replaced
+            by one with the same name, which adopts its other instances. Instances of dedicated
             hosts are ended whether they are listed or not.
 
     Raises:
@@ -149,7 +150,7 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
         raise FabricUnavailable(
             f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
         )
-    # Until the inner instances are reported, these records are all that names them.
+    # Only these records name the inner instances: delete them once those can be reported.
     store.delete([record.id for record in orphans if record.inner])
     inner = [i for record in orphans for i in record.inner.values()]
     return EndedOrphans(ended, inner)
@@ -195,9 +196,9 @@ async def _end(record: InstanceRecord) -> None:
 async def _end_unrecorded(
     host_id: HostId, engines: Sequence[str], named: Collection[str]
 ) -> list[InstanceId]:
-    """End sandboxes that a host made and did not record before it died.
+    """End sandboxes that a host started, but had not recorded when it died.
 
-    For a shared host, end only those in `named`; its successor handles the others.
+    For a shared host, end only those in `named`; the host that replaces it handles the others.
     """
     ended: list[InstanceId] = []
     for name in engines:

@@ -1,4 +1,4 @@
-"""Where new instances go: pure decisions."""
+"""Decides which nodes and hosts get new instances: pure decisions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ so most nodes reach their own limits earlier."""
 
 SHARED_PREFIX: Final = "aenv-host-"
 CORES_PER_HOST: Final = 8
-"""Cores that one shared host serves: it handles about 2,000 calls a second, more than eight cores
-of sandboxes make."""
+"""Cores of a node for each shared host. A host handles about 2,000 calls per second; the sandboxes
+on eight cores make fewer."""
 
 
 def host_capacities(node: NodeFacts) -> list[int]:
@@ -61,13 +61,13 @@ def usable(nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
 def may_grow(nodes: Iterable[NodeFacts]) -> bool:
     """Return whether nodes may join on demand: some declare slots, or the head runs no work.
 
-    A cluster that cannot grow refuses at once what would never fit.
+    In a cluster that cannot grow, a create that can never fit is refused at once.
     """
     return any(node.is_elastic or not node.takes_instances for node in nodes)
 
 
 def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
-    """Return which idle nodes get hosts, so that there are `missing` more slots."""
+    """Return the idle nodes that get hosts, so that there are at least `missing` more slots."""
     chosen: list[str] = []
     for node, facts in sorted(idle.items()):
         if missing <= 0:
@@ -104,7 +104,7 @@ class HostLoad:
     instances: int
     capacity: int = HOST_CAPACITY
     engines: tuple[str, ...] = ()
-    """The engines that it can run; empty: it is not known."""
+    """The engines that it can run; empty if they are not known."""
 
     @property
     def free(self) -> int:

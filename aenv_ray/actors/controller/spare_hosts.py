@@ -1,9 +1,9 @@
 """Spare hosts: dedicated hosts that run before their instance is created.
 
-Starting a Ray actor takes half a second, so each node keeps one ready for every environment that
-was recently created there with a dedicated host. The name of an actor cannot change. A spare is
-therefore named by the id that its instance will have, and that instance keeps the id that its
-creator asked for as `requested_id`, as one from a warm pool does.
+Starting a Ray actor takes half a second, so a node keeps one ready for each environment of which a
+dedicated instance was recently created there. The name of an actor cannot change. Therefore a spare
+is named after an id that its future instance will have. The id that the creator asked for is kept
+as the instance's `requested_id`, as for instances from a warm pool.
 
 `SparePlan` decides; `SpareHosts` starts, claims and ends the actors. A spare reserves nothing in
 Ray, and ends by itself if nobody claims it for `SPARE_S`.
@@ -26,10 +26,10 @@ from aenv_ray.ids import InstanceId, new_instance_id
 logger = logging.getLogger(__name__)
 
 SPARE_S: Final = 60.0
-"""A node keeps spares for an environment for this long after its last dedicated create there. It is
-short because an autoscaler removes no node with a spare."""
+"""How long a node keeps a spare for an environment after the last dedicated create there. This is
+short, because an autoscaler removes no node with a spare."""
 CLAIM_S: Final = 5.0
-"""A spare that does not answer within this is ended, and the create starts a new host."""
+"""If a spare does not answer a claim within this time, it is ended and a new host is started."""
 
 
 class SpareKind(NamedTuple):
@@ -37,7 +37,7 @@ class SpareKind(NamedTuple):
 
     node_id: str
     environment: str
-    """Name of the environment, as it begins the ids of its instances."""
+    """Name of the environment, with which the ids of its instances begin."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class SparePlan:
     """Decides which spare hosts there should be. It has no clock: callers pass the time.
 
     Args:
-        per_node: How many a node keeps at most, for the environments created there last.
+        per_node: Maximum number of spares of a node, for the environments created there last.
     """
 
     def __init__(self, per_node: int) -> None:
@@ -86,7 +86,7 @@ class SparePlan:
         return None
 
     def failed(self, kind: SpareKind) -> None:
-        """Note that no spare starts there; none is tried again until the next such create."""
+        """Note that a spare did not start; none is started again until the next such create."""
         self._demands.pop(kind, None)
 
     def ready(self, name: str, kind: SpareKind) -> None:
@@ -105,7 +105,7 @@ class SparePlan:
         self._ready = {name: kind for name, kind in self._ready.items() if name not in names}
 
     def drain(self, nodes: Collection[str]) -> None:
-        """Keep no spares on these nodes; `take_surplus` returns those that there are."""
+        """Keep no spares on these nodes; `take_surplus` returns the existing ones."""
         self._demands = {k: one for k, one in self._demands.items() if k.node_id not in nodes}
 
     def take_surplus(self, now: float) -> list[str]:
@@ -159,7 +159,7 @@ class SpareHosts:
         while (name := self._plan.take(kind)) is not None:
             actor = self._actors.pop(name)
             self._claiming.add(name)
-            # Other creates of a group count it from now on when they choose their nodes.
+            # From now on, other creates of a group count this host when they choose their nodes.
             self._hosts.add(name, kind.node_id, actor)
             try:
                 with ray_api.translated(f"claiming spare host {name}"):

@@ -18,7 +18,7 @@ from aenv_ray.project.project import Project
 
 _MAX_HANDLES: Final = 20_000
 QUEUE_S: Final = 240.0
-"""How long a create waits for room in a full cluster; shorter than its lease."""
+"""Longest wait of a create for room in a full cluster; shorter than its lease."""
 _CONTROL_S: Final = 90.0
 """A controller that died is restarted within this time."""
 
@@ -27,7 +27,7 @@ class CreatedInstance(NamedTuple):
     """A new instance."""
 
     handle: EnvHandle
-    """With the requested id."""
+    """A handle under the requested id."""
     info: InstanceInfo
 
 

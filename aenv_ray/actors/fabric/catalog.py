@@ -1,6 +1,6 @@
-"""Published versions as projects on this node.
+"""Makes published versions available as projects on this node.
 
-At its first use a version is unpacked into a directory named by its digest.
+When a version is first used, it is unpacked into a directory named by its digest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def published(
 
 
 def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
-    """Return the hub; None if this machine never had one: a new one would know no versions."""
+    """Return the hub; None if there is none yet, since a new hub would know no versions."""
     may_know = given.redis_url is not None or (given.data_dir / "hub").is_dir()
     if may_know:
         connect()
@@ -140,9 +140,10 @@ class Catalog:
         return found
 
     async def _archive(self, digest: str) -> bytes:
-        """Return an archive from the store, or else from the head, whose gateway wrote it.
+        """Return an archive from this node's store, or else from the store of the head.
 
-        The two differ if the store is a directory that the nodes do not share.
+        If the store is a directory that the nodes do not share, only the head has the archive: its
+        gateway wrote it.
 
         Raises:
             ArtifactNotFound: Neither has it.

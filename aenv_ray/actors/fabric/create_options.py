@@ -40,9 +40,9 @@ class OwnOptions:
     """Options of one instance that replace those of its batch."""
 
     datasource: str = ""
-    """"": that of the batch."""
+    """Datasource of the instance; "": the datasource of the batch."""
     changes: DeployChanges | None = None
-    """Added to those of the batch."""
+    """Changes that are added to those of the batch."""
 
     def given_to(self, spec: InstanceSpec) -> InstanceSpec:
         """Return the spec of an instance with these options."""
@@ -61,7 +61,7 @@ class CreateOptions:
     """The optional arguments of a create, parsed and checked.
 
     Attributes:
-        near: Where its instances are preferably placed.
+        near: The preferred place of the instances, as in `aenv_ray.create`.
         near_node: The node of `near`, as for `InstanceSpec`; set before `specs`.
     """
 

@@ -1,11 +1,13 @@
 """The create protocol: from specs to running instances, all of a group or none.
 
-Drivers run it blocking and the gateway in its event loop, see `aenv_ray.actors.fabric.waits`.
+Drivers run it blocking, and the gateway runs it in its event loop, see
+`aenv_ray.actors.fabric.waits`.
 
-Shared instances are placed by this process and started by the shared hosts directly; if the cluster
-is full, they wait for their turn at the controller. Dedicated instances are made by the controller,
-each with a host actor. A host whose node does not have the project answers `ProjectMissing`; only
-then is the project packed and sent, once to each node.
+* Shared instances: this process chooses the shared hosts and asks them directly to start the
+  instances. If the cluster is full, the instances wait in the controller's queue.
+* Dedicated instances: the controller creates them, each with its own host actor.
+* If a host's node does not have the project, the host answers `ProjectMissing`. Only then is the
+  project packed and sent, once to each node.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
 
 CREATE_DEADLINE_S: Final = 300.0
-"""Longest wait for a create: it may build a virtual environment first."""
+"""Longest wait for a create; it is long because a virtual environment may be built first."""
 STARTS_PER_HOST: Final = 2
-"""Requests of one `create_each` that a host works on at once: the next one waits at the host while
-the answer to the first travels."""
+"""Requests of one `create_each` that a host has at once. With two, the next request is already at
+the host while the answer to the first one travels."""
 INSTANCES_PER_START: Final = 32
-"""Independent instances in one such request: it is answered when the last of them runs."""
+"""Independent instances in one such request. It is answered when the last of them runs."""
 _LEAST_QUEUE_S: Final = 1.0
 _REASON_S: Final = 2.0
 
@@ -54,7 +56,7 @@ class Created(NamedTuple):
     """The host actor."""
     info: InstanceInfo
     introduction: Introduction | None = None
-    """To its sandbox, if this process asked for it and is on the same node."""
+    """Introduction to its sandbox, if this process asked for one and is on the same node."""
 
 
 class _Started(NamedTuple):
@@ -74,7 +76,7 @@ class _Started(NamedTuple):
 
 
 _Refusals = dict[str, AenvError]
-"""Why hosts, by name, started nothing of their share."""
+"""By host name: why the host started no instance of its share."""
 
 
 class EachCreate(Protocol):
@@ -97,7 +99,7 @@ class _Each:
         source: The project.
         queue_s: Longest wait for room.
         news: Receives the outcomes.
-        tried: Ids that may be running and were not reported; kept up to date.
+        tried: Ids of instances that may run and were not reported yet; this object updates it.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class _Each:
         self._tried |= {spec.instance_id for spec in others}
 
     async def guarded(self, specs: Sequence[InstanceSpec], work: Coroutine[Any, Any, None]) -> None:
-        """Run a step for some instances; an error of ours fails these and no others."""
+        """Run a step for some instances; an AenvError makes these fail, and no others."""
         try:
             await work
         except AenvError as exc:
@@ -135,8 +137,8 @@ class CreateProtocol:
 
     Args:
         notices: Logs that creates take long. None: nothing is logged.
-        scope: Scope of this process, see `ray_api.session_scope`: the hosts of its node introduce
-            it to the shared instances that they start. "" if it does not call them directly.
+        scope: Scope of this process, see `ray_api.session_scope`. Hosts on the same node introduce
+            this process to the shared instances that they start. "": no introductions.
 
     Attributes:
         shared_hosts: The shared hosts as this connection knows them.
@@ -172,10 +174,10 @@ class CreateProtocol:
     ) -> list[Created]:
         """Create all instances of a group, or none.
 
-        If it fails or is cancelled, what was started is released.
+        If it fails or is cancelled, the instances that were started are released.
 
-        It waits for room in a full cluster for `queue_s`. If a host fails, `may_rename` has the
-        group started again on other hosts under new ids; otherwise the create fails.
+        In a full cluster it waits for room for `queue_s`. If a host fails and `may_rename` is true,
+        the rest of the group is started on other hosts under new ids; otherwise the create fails.
 
         Raises:
             AenvError: As `aenv_ray.create`.
@@ -189,7 +191,7 @@ class CreateProtocol:
                     source, list(specs), queue_s, tried if may_rename else None
                 )
         except BaseException:
-            # After the end of Ray nothing may be sent: that would start another local Ray.
+            # If Ray has ended, send nothing: that would start another local Ray.
             if ray_api.is_connected():
                 self._controller.release.remote(tried)
             raise
@@ -276,7 +278,7 @@ class CreateProtocol:
             started += more
             specs = [one.spec for one in started] + _without(again, more)
         is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
-        is_anywhere = not specs or not specs[0].node_ids  # a place in the queue may be on any node
+        is_anywhere = not specs or not specs[0].node_ids  # the queue may grant slots on any node
         if refusals and is_full and queue_s and is_anywhere:
             shares = await self._queue(source, _without(specs, started), queue_s)
             more, refusals = await self._start(source, shares)
@@ -298,8 +300,8 @@ class CreateProtocol:
     def _renamed(self, specs: list[InstanceSpec], name: str) -> list[InstanceSpec]:
         """Return specs under new ids.
 
-        A failed host may have started them, so their old ids are released: no id is ever on two
-        nodes.
+        The failed host may have started them under the old ids, so these are released. This way no
+        id is ever on two nodes.
         """
         self._controller.release.remote([spec.instance_id for spec in specs])
         return [spec.model_copy(update={"instance_id": new_instance_id(name)}) for spec in specs]
@@ -312,9 +314,9 @@ class CreateProtocol:
         *,
         is_divisible: bool = False,
     ) -> list[Share]:
-        """Return reserved slots for a group, once it is its turn and there is room.
+        """Wait until it is the group's turn and there is room; return the reserved slots.
 
-        These may be slots for some of the instances, if the group is divisible.
+        If the group is divisible, the slots may be for only some of its instances.
         """
         by_id = {spec.instance_id: spec for spec in specs}
         owner = specs[0].owner or specs[0].job_id or ""
@@ -373,7 +375,7 @@ class CreateProtocol:
     ) -> None:
         """Create independent instances, and report each as soon as it runs or has failed.
 
-        As many as fit are started at once, and the others wait in the queue for `queue_s`. If it is
+        As many as fit are started at once; the others wait in the queue for `queue_s`. If this is
         cancelled, the instances that were not reported are released. For event loops only.
         """
         tried = {spec.instance_id for spec in specs}
@@ -424,7 +426,7 @@ class CreateProtocol:
 
     async def _queue_each(self, each: _Each, specs: list[InstanceSpec]) -> None:
         """Start instances as the queue grants them slots."""
-        if not each.queue_s or specs[0].node_ids:  # a place in the queue may be on any node
+        if not each.queue_s or specs[0].node_ids:  # the queue may grant slots on any node
             self.shared_hosts.forget()
             raise CapacityExceeded(
                 f"there is no room for {len(specs)} instances of {each.source.reference}",
@@ -465,9 +467,10 @@ class CreateProtocol:
     async def _send_project(
         self, source: Project, node_id: str, host: RemoteHost, mark: int
     ) -> None:
-        """Send a project to a node that lacked it, unless another create has done so since.
+        """Send a project to a node that lacked it, unless another create has sent it since.
 
-        `mark` is the value of `_sends` before the node said that it lacks the project.
+        `mark` is the value of `_sends` before the node was asked. If this project was sent to the
+        node later than that, the node has it now.
         """
         async with self._sending:
             key = node_id, source.digest
@@ -523,13 +526,13 @@ def _parts(shares: Sequence[Share]) -> Iterator[Share]:
 
 
 def _without(specs: Sequence[InstanceSpec], started: Sequence[_Started]) -> list[InstanceSpec]:
-    """Return the specs that no host answered for."""
+    """Return the specs for which no host has answered."""
     known = {one.spec.instance_id for one in started}
     return [spec for spec in specs if spec.instance_id not in known]
 
 
 def _lost_project(source: Project, answer: Any) -> Any:
-    """Return an answer, or the error of a node that lost the project right after it was sent."""
+    """Return an answer; if it is `ProjectMissing` again, the error that the node lost the files."""
     if not isinstance(answer, ProjectMissing):
         return answer
     return FabricUnavailable(
@@ -542,7 +545,8 @@ def _group_error(error: AenvError, failed: int, count: int) -> AenvError:
     """Return the error of a group of `count` instances of which `failed` did not start."""
     if count > 1 and isinstance(error, InstanceError):
         return type(error)(
-            f"{failed} of {count} instances failed, so none was made; the first: {error.message}",
+            f"{failed} of {count} instances failed, so none was created; the first error: "
+            f"{error.message}",
             instance_id=error.instance_id,
             hint=error.hint,
         )

@@ -115,15 +115,16 @@ def create(
         actor: ``dedicated``: the instance has its own actor, visible in ``ray list actors``;
             ``shared``: it shares a host actor of its node, which is a hundred times cheaper.
         lifetime: ``job``: it ends with the Ray job of the caller; ``detached``: it does not.
-        ttl: It ends after this long unless renewed: ``"30m"``, ``"2h"``, or seconds. None: the
-            project's ``deployConfig.ttl``, else 30 minutes.
-        idle_timeout: It ends after this long without a call. None: the project's, else never.
-        engine: None: the project's, else ``AENV_ENGINE``, else one that suits the project and runs
-            on a node with room.
-        environment_variables: Added to those of the project.
-        arguments: ``sys.argv[1:]`` of its code.
-        labels: For listings and quotas.
-        owner: Whose quota it counts towards.
+        ttl: The instance ends after this long unless renewed: ``"30m"``, ``"2h"``, or seconds.
+            None: the project's ``deployConfig.ttl``, else 30 minutes.
+        idle_timeout: The instance ends after this long without a call. None: the project's
+            ``deployConfig.idleTimeout``, else never.
+        engine: Name of the engine. None: the project's, else ``AENV_ENGINE``, else one that suits
+            the project and runs on a node with room.
+        environment_variables: Added to the variables of the project.
+        arguments: ``sys.argv[1:]`` of the environment's code.
+        labels: Labels for listings and quotas.
+        owner: The owner whose quota the instance counts towards.
         datasource: Value of ``AENV_DATASOURCE`` in the sandbox.
         queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do
             not wait.
@@ -166,7 +167,7 @@ def create_many(
 
     Raises:
         ConfigError: `count` is not an integer, or less than 1.
-        CapacityExceeded: So many never fit into the cluster, or there is no room for them now.
+        CapacityExceeded: The cluster can never hold that many, or has no room for them now.
         AenvError: As `create`; nothing is left behind.
     """
     parsed = CreateOptions(actor=actor, **options)

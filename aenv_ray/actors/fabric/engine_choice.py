@@ -16,7 +16,7 @@ _NETWORKS: Final = {
     "docker": tuple(NetworkMode),
     "kubernetes": (NetworkMode.NONE, NetworkMode.INTERNET),
 }
-"""By engine, those that may be chosen for a project that names no engine."""
+"""By engine: the networks with which it may be chosen for a project that names no engine."""
 
 
 class PossibleEngines(NamedTuple):
@@ -25,7 +25,8 @@ class PossibleEngines(NamedTuple):
     names: tuple[str, ...]
     """At least one, the preferred one first."""
     is_fixed: bool
-    """Whether the caller, project or setting named it; else a node that has room decides."""
+    """Whether the caller, the project or the setting named the engine. Otherwise the node where the
+    instance finds room decides."""
 
 
 def possible_engines(
@@ -33,8 +34,9 @@ def possible_engines(
 ) -> PossibleEngines:
     """Return the engines that instances may run on.
 
-    That is `explicit`, else the project's, else the setting's. If none of these is given, it is
-    each engine that has what the project needs; those of the workers that may join come first.
+    The engine is `explicit`, else the one of the project's config, else the one of the setting. If
+    none of these names one, all engines that offer what the project needs are possible, first those
+    of the workers that may join.
 
     Raises:
         ConfigError: There is no engine with this name.

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
 _ANSWER_S: Final = 300.0
-"""Longer than the head is usually away if it is lost."""
+"""Deadline of an answer of the controller. It is longer than a lost head usually takes to
+return."""
 
 
 class Fabric:

@@ -25,7 +25,7 @@ RELEASE_S: Final = 60.0
 
 
 class GatedWaits(AsyncWaits):
-    """Waits that fail once the connection is shut down, instead of using Ray again."""
+    """Waits that raise once the connection is shut down, instead of using Ray again."""
 
     def __init__(self, gate: ShutdownGate) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class InstanceBatches:
     async def _create_in(
         self, claim: QuotaClaim, specs: Sequence[InstanceSpec], news: EachCreate
     ) -> None:
-        """Create instances that their quotas count; report them once the hub knows them."""
+        """Create instances that count in quotas; report them once the hub has recorded them."""
         made = _Collected(news)
         try:
             await self._create(specs, made)

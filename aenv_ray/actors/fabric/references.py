@@ -1,6 +1,6 @@
 """Resolves references: a project's directory, a built-in or a published environment.
 
-Only published environments need the hub, which is imported for them alone.
+Only published environments need the hub, so it is imported only for them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The shared hosts as a creating process knows them, and the placement of groups on them.
 
-Each process places its instances itself and sends them to the hosts. It asks the controller for the
-hosts only now and then, so that the controller does not limit how fast instances are created.
+Each process chooses hosts for its instances itself and sends the specs to them directly. It asks
+the controller for the list of hosts only once in `LOOK_AGAIN_S`, so that the controller does not
+limit how fast instances are created.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class SharedHosts:
 
         Args:
             specs: The group.
-            avoid: Names of hosts that have just failed: the load of all hosts is asked for again,
-                and these are used only if there are no others. None: no host failed.
+            avoid: Names of hosts that have just failed. They are used only if there are no others,
+                and the load of all hosts is asked for again. None: no host has failed.
 
         Raises:
             CapacityExceeded: The group does not fit.

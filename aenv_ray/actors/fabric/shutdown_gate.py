@@ -1,7 +1,7 @@
-"""Makes `shutdown` wait for other threads that use the connection, and stops new ones.
+"""Makes `shutdown` wait for other threads that use the connection, and refuses new operations.
 
 Any use of Ray after ``ray.shutdown`` starts a new cluster. A thread that is still creating an
-instance would do that, so it must have stopped before Ray ends.
+instance would do that. Therefore all such threads must have stopped before Ray ends.
 """
 
 from __future__ import annotations

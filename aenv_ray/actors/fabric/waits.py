@@ -1,7 +1,7 @@
-"""How the create protocol waits: it awaits in an event loop, or blocks the thread of a driver.
+"""How the create protocol waits: in an event loop, or by blocking a driver's thread.
 
 The protocol is written once, as coroutines that wait only through a `Waits`. With `BlockingWaits`
-they never suspend, so `run_blocking` runs them without an event loop, at no cost.
+the coroutines block instead of suspending, so `run_blocking` can run them without an event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("aenv_ray")
 NOTICE_AFTER_S: Final = 5.0
 """A create that waits for longer than this is logged."""
 NOTICE_EVERY_S: Final = 60.0
-"""Minimum time between two such lines, for all creates together."""
+"""Minimum time between two such log lines, for all creates together."""
 _THREADS: Final = 8
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Waits(ABC):
             reference: From a ``.remote(...)`` call.
             what: Names the wait in errors.
             deadline_s: Longest wait.
-            on_wait: Called now and then during a long wait; may be ignored.
+            on_wait: Called at intervals during a long wait; an implementation may ignore it.
 
         Raises:
             FabricUnavailable: The actor is gone, or `deadline_s` passed.
@@ -113,7 +113,7 @@ class _ThreadLock(AbstractAsyncContextManager[None]):
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, because it waits through `BlockingWaits` alone."""
+    """Run a coroutine that never suspends, because it waits only through `BlockingWaits`."""
     try:
         work.send(None)
     except StopIteration as stop:
@@ -129,7 +129,7 @@ class WaitNotices:
     Any thread may use it.
 
     Args:
-        is_silent: Returns whether the reason of all waits is logged already.
+        is_silent: Returns whether to log nothing, because the reason has already been logged.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class WaitNotices:
     def waiting(self, reason: Callable[[], str]) -> Iterator[OnWait]:
         """Count a create while the block runs; yield the callback for its wait.
 
-        `reason` returns what the create waits for; it is called only for a line that is logged.
+        `reason` returns what the create waits for; it is called only if a line is logged.
         """
         key = object()
         with self._lock:

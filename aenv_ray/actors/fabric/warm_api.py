@@ -35,15 +35,15 @@ def warm(
 ) -> int:
     """Keep warm sandboxes in the cluster, so that creates with ``actor="shared"`` start faster.
 
-    They are divided among the present shared hosts, started in the background at a bounded rate,
-    and replaced when they are taken. A create takes one with the same `engine`,
+    The sandboxes are divided among the present shared hosts, started in the background at a limited
+    rate, and replaced when they are taken. A create takes a sandbox with the same `engine`,
     `environment_variables`, `arguments`, `labels` and `datasource`; TTL, idle timeout and owner are
-    those of the create. A new request of a job for the same pool replaces its earlier one.
+    those of the create. If a job asks again for the same pool, the new request replaces the old.
 
     Args:
         environment: As in `create`.
-        count: Number of sandboxes in the whole cluster. 0: none, not even by recent demand;
-            sandboxes of an earlier request are gone when this returns.
+        count: Number of sandboxes in the whole cluster. 0: no warm sandboxes, not even by recent
+            demand; those of an earlier request are gone when this returns.
         wait: Return only when all are ready.
         lifetime: ``job``: the request ends with the Ray job of the caller; ``detached``: it lasts
             until a request for 0 with the same `lifetime`.
@@ -61,10 +61,10 @@ def warm(
     Raises:
         EnvironmentNotFound: The environment or project does not exist.
         ConfigError: An option is invalid.
-        CapacityExceeded: So many do not fit.
+        CapacityExceeded: The hosts do not have that many free slots.
         FabricUnavailable: A host does not answer; the others keep their share ready.
-        SandboxStartFailed: With `wait`: a sandbox did not start; it is tried again.
-        DeadlineExceeded: With `wait`: they are not ready after five minutes.
+        SandboxStartFailed: With `wait`: a sandbox did not start; the host tries again.
+        DeadlineExceeded: With `wait`: the sandboxes are not ready after five minutes.
     """
     if count < 0:
         raise ConfigError(

@@ -1,9 +1,11 @@
-"""The other environments that a host's instances call: inner instances.
+"""Inner instances: instances of other environments that a host's instances call.
 
-Code in a sandbox has no connection to Ray. It asks its host, which creates the inner instance for
-the owner of the outer one, calls it, and ends it with the outer one. The ids of inner instances are
-in the record of the outer one before they are created. A successor of this host therefore knows
-them, and so does the cleanup that ends the outer instance when its host is gone.
+Code in a sandbox has no connection to Ray. It asks its host to call another environment. The host
+creates an inner instance for the owner of the outer one, calls it, and ends it with the outer one.
+
+The id of an inner instance is written to the outer instance's record before the inner instance is
+created. Therefore a restarted host knows its inner instances, and the cleanup that ends the outer
+instance when its host is gone can end them, too.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
 logger = logging.getLogger(__name__)
 
 MAX_DEPTH: Final = 4
-"""Instances inside each other, the outermost included."""
+"""Maximum depth of nesting, including the outermost instance."""
 MAX_INNER: Final = 16
-"""Live inner instances of one instance."""
+"""Maximum number of live inner instances of one instance."""
 MAX_TIMEOUT_S: Final = 86_400.0
 _LEAST_TTL_S: Final = 1.0
 _LEAST_CALL_S: Final = 0.001
@@ -52,8 +54,8 @@ _REMEMBERED: Final = 10_000
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses between attempts to end inner instances; the last one is repeated."""
 _QUEUE_SHARE: Final = 0.9
-"""Share of a call's time for which a new inner instance may wait for room in a full cluster. The
-rest is for the answer: the call must end with `CapacityExceeded`, not at its deadline."""
+"""Share of a call's timeout for which a new inner instance may wait for room in a full cluster. The
+rest is reserved for the answer: the call must end with `CapacityExceeded`, not at its deadline."""
 
 
 class InnerInstances(Protocol):
@@ -76,9 +78,9 @@ class InnerInstances(Protocol):
 
         Args:
             reference: ``name`` or ``name@version``.
-            instance_id: Its id.
+            instance_id: The id of the new instance.
             outer: The instance whose code calls it.
-            ttl_s: Until the deadline of the outer instance.
+            ttl_s: Seconds until the deadline of the outer instance.
             queue_s: How long it may wait for room in a full cluster.
 
         Raises:
@@ -103,7 +105,8 @@ class EnvironmentRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environment: str = Field(max_length=200)
-    """With `RELEASE`, "" means all inner instances; `END_PROCESSES_METHOD` is always for all."""
+    """Reference of the environment. With `RELEASE`, "" means all inner instances.
+    `END_PROCESSES_METHOD` always applies to all."""
     key: str = Field(max_length=64)
     method: str
     params: dict[str, Any]
@@ -120,9 +123,9 @@ class EnvironmentRelay:
     """The inner instances of a host's instances. One event loop.
 
     Args:
-        connect: Returns what creates inner instances; called once, at the first request.
+        connect: Returns the `InnerInstances`; called once, at the first request.
         store: The store of the host's records.
-        clock: The host's.
+        clock: The host's clock.
     """
 
     def __init__(self, connect: ConnectInner, store: InstanceStore, clock: Clock) -> None:
@@ -133,7 +136,7 @@ class EnvironmentRelay:
         self._connecting = asyncio.Lock()
         self._creating: dict[InstanceId, asyncio.Task[None]] = {}
         self._released: BoundedCache[InstanceId, bool] = BoundedCache(_REMEMBERED)
-        """Inner instances that code of their outer ones released."""
+        """Inner instances that the code of their outer instance has released."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(
@@ -182,14 +185,15 @@ class EnvironmentRelay:
             await self._started(inner_id, request, None if is_first else ends_at)
             return await self._called(inner_id, request, ends_at)
         except CallOutcomeUnknown as exc:
-            # An agent may keep the inner sandbox from answering: this must not void its episode.
+            # An agent can keep the inner sandbox from answering. That must not void its episode, so
+            # it is not an infrastructure failure.
             raise ToolTimeout(
                 f"{request.environment} did not answer {request.method} in time: {exc.message}",
                 hint=exc.hint,
             ) from exc
         except AenvError as exc:
             if is_infrastructure(exc) and self._released.get(inner_id):
-                # By the code of the outer instance: this must not void its episode.
+                # The code of the outer instance released it: that must not void the episode.
                 raise CallCancelled(
                     f"{request.environment} was released while it was called",
                     hint="release it after its calls have ended",
@@ -197,14 +201,14 @@ class EnvironmentRelay:
             raise
 
     async def _end_processes(self, life: InstanceLife, request: EnvironmentRequest) -> None:
-        """End what tools have started in the inner instances: a reward of the outer one begins."""
+        """End the processes of tools in all inner instances; a reward of the outer one begins."""
         ends_at = asyncio.get_running_loop().time() + request.timeout_s
 
         async def end(inner_id: InstanceId) -> AenvError | None:
             try:
                 await self._called(inner_id, request, ends_at)
             except GONE:
-                return None  # and so have its processes; calls of the reward say so
+                return None  # its processes are gone, too; a call of the reward will raise
             except CallOutcomeUnknown as exc:
                 return ToolTimeout(f"{inner_id} did not end the processes of tools: {exc.message}")
             except AenvError as exc:
@@ -224,12 +228,13 @@ class EnvironmentRelay:
         meta = {CALL_ID: request.call_id, TIMEOUT_S: left_s}
         call = JsonCall(inner_id, request.method, request.params, meta)
         calls = (await self._inner_instances()).calls
-        # Code of the environment chooses the id: it must not name the call of another.
+        # The environment's code chooses the call id. With the instance id as prefix, it cannot
+        # collide with a call of another instance.
         name = f"{inner_id}\n{request.call_id}"
         try:
             return await calls.call(call, Disconnect(), name)
         except asyncio.CancelledError:
-            # A call with an id continues when its caller goes away.
+            # A call with an id continues when its caller is cancelled, so cancel it explicitly.
             self._in_background(calls.cancel(inner_id, name), "cancelling a call")
             raise
 
@@ -252,7 +257,7 @@ class EnvironmentRelay:
             known = ids.new_instance_id(name)
             self._note(life, {**life.record.inner, request.name: known})
             creating = asyncio.create_task(self._create(life, request, known))
-            # Its calls may all be cancelled, and nobody waits for it.
+            # Retrieve the exception: if all calls are cancelled, nobody awaits this task.
             creating.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._creating[known] = creating
         return known
@@ -264,14 +269,14 @@ class EnvironmentRelay:
         creating = self._creating.get(inner_id)
         if creating is None:
             return
-        # Others wait for it too, and one that is cancelled does not end it.
+        # Several calls may wait for this task: one that is cancelled must not cancel it.
         waiting = asyncio.timeout_at(ends_at)
         try:
             async with waiting:
                 await asyncio.shield(creating)
         except TimeoutError:
             if not waiting.expired():
-                raise  # that of the call that creates it
+                raise  # the creating call timed out, not this one
             raise _too_slow(request) from None
 
     async def _create(
@@ -313,7 +318,7 @@ class EnvironmentRelay:
             releasing = asyncio.create_task(self._end_released(life, ending))
             self._tasks.add(releasing)
             releasing.add_done_callback(self._tasks.discard)
-            # A cancelled call must not leave an ended instance in the record.
+            # If the call is cancelled, the record must still be updated.
             await asyncio.shield(releasing)
 
     async def _end_released(self, life: InstanceLife, ending: dict[str, InstanceId]) -> None:
@@ -337,7 +342,7 @@ class EnvironmentRelay:
         for instance_id in instance_ids:
             try:
                 await inner.renew([instance_id], ttl_s)
-            except AenvError as exc:  # that one has ended: the others live on
+            except AenvError as exc:  # this one has ended; renew the others
                 logger.warning("%s was not renewed: %s", instance_id, exc)
 
     def end(self, life: InstanceLife) -> None:
@@ -365,14 +370,14 @@ class EnvironmentRelay:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way for which no caller waits, such as ending instances."""
+        """Whether background work is under way, such as ending instances."""
         return bool(self._tasks or self._creating)
 
     def _in_background(self, work: Awaitable[None], what: str) -> None:
         async def run() -> None:
             try:
                 await work
-            except AenvError as exc:  # they end at their deadlines
+            except AenvError as exc:  # the instances end at their deadlines
                 logger.warning("inner instances: %s: %s", what, exc)
 
         task = asyncio.create_task(run())
@@ -388,10 +393,10 @@ def _too_slow(request: EnvironmentRequest) -> ToolTimeout:
 
 
 def check_declared(reference: str, declared: Sequence[str], outer: str) -> None:
-    """Check that a project says that it calls an environment.
+    """Check that a project declares an environment that it calls.
 
     Raises:
-        ConfigError: It does not; the hint says how.
+        ConfigError: The environment is not declared; the hint says how to declare it.
     """
     name, _ = ids.split_reference(reference)
     if reference not in declared and name not in declared:
@@ -405,7 +410,7 @@ def check_nesting(reference: str, outer: InstanceSpec) -> None:
     """Check that an instance may have an inner one of an environment.
 
     Raises:
-        PolicyRefused: It would be too deep, or its environment is among the outer ones.
+        PolicyRefused: The nesting would be too deep, or the environment would call itself.
     """
     chain = [*outer.outer, outer.reference]
     name, _ = ids.split_reference(reference)
@@ -417,6 +422,6 @@ def check_nesting(reference: str, outer: InstanceSpec) -> None:
         )
     if len(chain) >= MAX_DEPTH:
         raise PolicyRefused(
-            f"environments may be nested {MAX_DEPTH} deep: {path}",
+            f"environments may be nested at most {MAX_DEPTH} deep: {path}",
             hint="call the innermost environment from an outer one",
         )

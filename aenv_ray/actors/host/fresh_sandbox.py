@@ -1,6 +1,6 @@
 """A temporary sandbox of a project, without Ray and without a host.
 
-For code that must load a project and may not do so in its own process.
+It is for code that must load a project, but must not load it in its own process.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ async def _engine(
 async def _own_process_engine(directory: Path, isolation: str) -> AsyncIterator[Engine]:
     """Yield an engine whose launcher, templates and sandboxes all end with the block.
 
-    A launcher ends with its owner process. Here that is a ``cat`` that reads from this process: it
-    ends when its input is closed, also if this process is killed.
+    A launcher ends when its owner process ends. Here the owner is a ``cat`` that reads from this
+    process. It ends when its input is closed, even if this process is killed.
     """
-    # Without an owner that ends, the launcher would keep templates with the project's code.
+    # Otherwise the launcher would keep running, and keep templates with the project's code.
     owner = await asyncio.create_subprocess_exec(
         "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
@@ -129,7 +129,7 @@ def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
     deadline = time.monotonic() + _GONE_S
     while any(map(_is_held, locks)):
         if time.monotonic() > deadline:
-            # It ends later: a launcher that cannot watch its owner ends once nobody uses it.
+            # It will end later: a launcher that nobody uses ends by itself.
             logger.warning("a launcher in %s has not ended yet", runtime_dir)
             return
         time.sleep(_LOOK_S)

@@ -1,6 +1,6 @@
 """The Ray actor around a `Host`: builds it in its own process and forwards calls to it.
 
-It contains no decisions; it passes what `Host` needs of Ray, the node and the settings.
+It contains no decisions. It gives `Host` everything that comes from Ray, the node and the settings.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _isolation() -> str:
 
 
 def make_engine_factory(host_id: HostId) -> EngineFactory:
-    """Return what makes this node's engines, by the settings of this process."""
-    owner_pid = raylet_pid()  # now: if the raylet dies, this process gets another parent
+    """Return a function that creates this node's engines from the settings of this process."""
+    owner_pid = raylet_pid()  # read it now: if the raylet dies, this process gets another parent
 
     def make(name: str) -> Engine:
         given = settings()
@@ -113,10 +113,10 @@ def _forwarded(
 class HostShell:
     """The Ray actor: builds a `Host` in its own process and forwards each method to it.
 
-    A handle calls `call`: one message, one result. Callers with many calls in flight use
+    A handle uses `call`: one message, one result. Callers with many calls in flight use
     `exchange`, which also carries progress and cancellation. `stream` and `logs` are Ray
-    generators, since only those return values one by one to an `ObjectRefGenerator`, and pause
-    their producer for a slow reader. All other methods are control operations of `Host`.
+    generators: only these return values one by one to an `ObjectRefGenerator`, and pause for a slow
+    reader. All other methods are control operations of `Host`.
     """
 
     def __init__(
@@ -134,15 +134,16 @@ class HostShell:
         self._opening = asyncio.Lock()
         self._batches = BatchServer(self._run)
         write_directly(ray_api.serialization_context(), WireResult)
-        # Opens on the actor's loop, after a restart too, so that the sandboxes of an earlier host
-        # are adopted before anyone calls. If it fails, the next call tries again.
+        # Open now and not at the first call: a restarted host adopts its sandboxes, whether it is
+        # called or not. If this fails, the next call tries again.
         self._opener = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> Host:
         async with self._opening:
             if self._host is None:
                 self._host = await _make_host(*self._args)
-                # Ray and all modules: a full collection would look at them while instances start.
+                # Exclude Ray and all modules from garbage collection: a full collection would
+                # traverse them while instances start.
                 gc.freeze()
             return self._host
 
@@ -158,7 +159,8 @@ class HostShell:
     ) -> list[WireResult | AenvError] | WireResult | AenvError:
         """Run calls at the same time, and return the outcome of each: its result or its error.
 
-        Ray stores each outcome as a separate object; for a single call, it expects no list.
+        Ray stores each item of the list as a separate object. For a single call it expects the
+        outcome itself, not a list.
         """
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._outcome(message)) for message in messages]

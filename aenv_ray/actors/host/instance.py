@@ -22,7 +22,7 @@ class EndReason(StrEnum):
 
 @dataclass
 class InstanceLife:
-    """The state of one instance. Only calls count as activity, reading the status does not."""
+    """The state of one instance. Only calls count as activity; reading the status does not."""
 
     record: InstanceRecord
     last_active: float
@@ -74,7 +74,7 @@ class InstanceLife:
         return None
 
     def end(self, reason: EndReason, cause: EndCause, now: float) -> bool:
-        """Note the end; return False if it had ended before, for the first reason counts.
+        """Note the end; return False if the instance had ended before: the first reason counts.
 
         A sandbox that is found dead after its deadline counts as expired.
         """

@@ -1,13 +1,16 @@
 """Introduces callers on this node to the doors of their instances.
 
-A caller asks for an introduction through Ray and receives a key: a secret for one instance and one
-role, which works once. It presents the key at this host's Unix socket. The host connects to the
-door, sets the role of that connection, and passes its descriptor to the caller. So there is one
-place that connects to sandboxes, no sandbox ever sees a key, and a caller can only reach the
+1. Through Ray, a caller asks for an introduction and receives a key: a secret for one instance and
+   one role, which works once.
+2. The caller presents the key at this host's Unix socket.
+3. The host connects to the instance's door, sets the role of that connection, and passes its
+   descriptor to the caller.
+
+Thus only hosts connect to sandboxes, no sandbox ever sees a key, and a caller can reach only the
 instance that it was introduced to.
 
-The caller's connection to the host stays open, since the host counts the caller's calls for idle
-times. A caller that loses it makes its calls through the host again.
+The caller's connection to the host stays open: over it, the caller reports its calls, which count
+for the idle timeout. If the connection breaks, the caller makes its calls through the host again.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ logger = logging.getLogger(__name__)
 KEY_S: Final = 60.0
 """How long a key may be presented."""
 MAX_KEYS: Final = 20_000
-"""Maximum number of keys that were not presented yet; beyond it, the oldest are dropped."""
+"""Maximum number of keys that have not been presented yet; beyond it, the oldest are dropped."""
 MAX_CALLERS: Final = 16
-"""Introduced callers of one instance at once: each costs threads in the sandbox."""
+"""Maximum number of introduced callers of one instance: each needs threads in the sandbox."""
 _CLAIM_S: Final = 10.0
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.05
@@ -62,7 +65,7 @@ class Introductions:
     """The keys of one host, and the callers that presented one.
 
     Args:
-        path: Path of the Unix socket, in a directory of this user; the socket is made at first use.
+        path: Path of the Unix socket, in a private directory; the socket is created at first use.
         calls: Calls of the host.
         clock: Clock for the age of keys.
     """

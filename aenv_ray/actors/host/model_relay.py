@@ -1,7 +1,7 @@
-"""Passes chat requests of environments on to the operator's endpoint, within limits.
+"""Forwards chat requests of environments to the operator's endpoint, within limits.
 
-The endpoint's address, the model and the key stay in this process. What the sandbox sends is
-checked: a few known fields, a size, a number of tokens and of requests for each instance.
+The endpoint's address, the model's name and the key stay in this process. Requests of a sandbox are
+checked: only known fields are forwarded, and size, tokens and number of requests are limited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_TIMEOUT_S: Final = 300.0
 MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 CONCURRENT: Final = 64
-"""Requests of a host that its endpoint answers at a time; others wait, within their timeout."""
+"""Requests that a host sends to the endpoint at a time; others wait, within their timeout."""
 CONCURRENT_OF_INSTANCE: Final = 4
 ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.5
@@ -80,10 +80,12 @@ class ModelRelay:
         self._accounts.pop(instance_id, None)
 
     async def answer(self, instance_id: InstanceId, params: dict[str, Any]) -> bytes:
-        """Return the JSON of an answer; of ``{}`` for a question whether there is a model.
+        """Return the endpoint's answer as JSON.
+
+        Empty `params` only ask whether this node has a model; the answer is then ``{}``.
 
         Raises:
-            ConfigError: There is no endpoint here, or the request is malformed or refused.
+            ConfigError: This node has no endpoint, or the request is malformed or refused.
             PolicyRefused: The instance has reached a limit.
             EndpointUnavailable: The endpoint failed, several times.
             DeadlineExceeded: There was no answer in time.
@@ -203,7 +205,7 @@ class ModelRelay:
 
 
 class _Failed(Exception):
-    """A request failed in a way that may pass."""
+    """A request failed, but may succeed if it is repeated."""
 
 
 async def _read(response: httpx.Response) -> bytes:
@@ -216,10 +218,10 @@ async def _read(response: httpx.Response) -> bytes:
 
 
 def _completion(content: bytes, account: _Account) -> bytes:
-    """Return what the environment gets of an answer, and count its tokens.
+    """Return the part of an answer that the environment gets, and count its tokens.
 
     Raises:
-        _Failed: It is no chat completion.
+        _Failed: It is not a chat completion.
     """
     try:
         answer = pydantic_core.from_json(content)
@@ -232,7 +234,7 @@ def _completion(content: bytes, account: _Account) -> bytes:
             shown["tool_calls"] = message["tool_calls"]
         kept = {"message": shown, "finish_reason": choice.get("finish_reason")}
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise _Failed(f"the answer is no chat completion ({type(exc).__name__})") from None
+        raise _Failed(f"the answer is not a chat completion ({type(exc).__name__})") from None
     return pydantic_core.to_json(
         {"choices": [kept], "usage": usage, "model": answer.get("model") or ""}
     )

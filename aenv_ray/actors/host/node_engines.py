@@ -66,7 +66,7 @@ def engine_refusal(
     """Return the error for instances that no node can run; None if one can, or there is no node.
 
     Args:
-        engines: Those that the instances may run on.
+        engines: The engines that the instances may run on.
         offered: The engines of each node; empty for a node of which they are not known.
     """
     present = [tuple(each) for each in offered]

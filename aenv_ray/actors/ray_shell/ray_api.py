@@ -226,7 +226,7 @@ def _of_aenv_up(address: str | None) -> str | None:
 
 
 def leave() -> None:
-    """Disconnect from Ray; a Ray that this process started ends, one that it joined goes on."""
+    """Disconnect from Ray; a Ray that this process started ends, one that it joined continues."""
     ray.shutdown()
 
 

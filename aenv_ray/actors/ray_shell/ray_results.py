@@ -22,7 +22,7 @@ def write_directly(context: Any, kind: type) -> None:
     """Make a serialization context of Ray write the instances of one class directly.
 
     Args:
-        context: From `ray_api.serialization_context`.
+        context: The result of `ray_api.serialization_context`.
         kind: Exactly this class, without subclasses. Other values are serialized as before.
     """
     context.serialize = _writer(context.serialize, kind)

@@ -18,7 +18,7 @@ Shuffle = Annotated[
     int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the tasks.")
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="The most tasks, after shuffling.")
+    int | None, typer.Option("--limit", min=1, help="Maximum number of tasks, after shuffling.")
 ]
 Concurrency = Annotated[
     int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")

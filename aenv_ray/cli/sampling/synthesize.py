@@ -36,7 +36,9 @@ def synthesize(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="File for the tasks, JSON Lines.")],
-    count: Annotated[int, typer.Option("--count", min=1, help="The most proposals.")] = 100,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="Maximum number of proposals.")
+    ] = 100,
     seed: Annotated[int, typer.Option("--seed", help="For the generator.")] = 0,
     known: Annotated[
         str | None,

@@ -382,7 +382,7 @@ def schema(output: Output = None) -> None:
 
 
 def _write(out: Path, text: str) -> None:
-    """Write a file atomically, or into what is no regular file, such as a pipe.
+    """Write a file atomically, or into what is not a regular file, such as a pipe.
 
     Raises:
         ConfigError: It cannot be written.

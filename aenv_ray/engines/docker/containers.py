@@ -177,7 +177,7 @@ class Containers:
 
         Args:
             name: The name of the container.
-            details: From the daemon.
+            details: The daemon's answer.
             out_of_memory: Names of containers for which the daemon reported an out-of-memory kill
                 when it happened; later it does not always know.
             is_own_exit: Its end was observed, and neither the daemon nor the kernel killed it. Exit

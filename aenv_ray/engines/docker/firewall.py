@@ -51,7 +51,7 @@ class Bridge:
     """A network of a scope.
 
     Attributes:
-        scope: On its label.
+        scope: The scope that its label names.
         allow: The allow-list, as the project writes it; empty for the internet.
     """
 

@@ -15,6 +15,6 @@ class DockerHost:
 
     id: HostId
     scope: str
-    """On the label of everything that it creates."""
+    """The scope, which is on the label of everything that the host creates."""
     client: DockerClient
     files: DockerFiles

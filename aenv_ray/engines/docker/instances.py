@@ -67,7 +67,7 @@ class DockerInstance:
 
     @property
     def sandboxes(self) -> list[DoorSandbox]:
-        """Those of its containers that are connected."""
+        """The sandboxes of its containers that are connected."""
         return [one for one in (self.sandbox, self.sidecar) if one is not None]
 
 
@@ -239,7 +239,7 @@ class DockerInstances:
             self._in_background(self.discard(instance))
 
     async def settle(self) -> None:
-        """Wait for removals and disconnect from the instances that run; they go on running."""
+        """Wait for removals and disconnect from the instances that run; they keep running."""
         if self._removals:
             await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
         for instance in list(self._instances.values()):

@@ -184,7 +184,7 @@ def _moment_before(stamp: bytes) -> str:
     """Return a time one millisecond before a time stamp, in seconds since the epoch.
 
     Args:
-        stamp: In the daemon's format: ``2026-01-31T12:00:00.123456789Z``.
+        stamp: A time in the daemon's format: ``2026-01-31T12:00:00.123456789Z``.
     """
     whole, _, fraction = stamp.decode().rstrip("Z").partition(".")
     moment = datetime.datetime.fromisoformat(f"{whole}+00:00")

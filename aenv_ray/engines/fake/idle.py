@@ -68,7 +68,7 @@ class PolledConnections:
     def _start_thread(self) -> None:
         try:
             start_thread(self._serve)
-        except RuntimeError:  # the system allows no more threads now; those that there are go on
+        except RuntimeError:  # the system allows no more threads now; the existing ones continue
             with self._changed:
                 self._threads -= 1
 

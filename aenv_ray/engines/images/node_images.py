@@ -81,7 +81,7 @@ class NodeImage:
     """Its ``python3``; None if none starts."""
     content: ImageContent
     names: tuple[str, ...] = ()
-    """With tags, or digests, that it has on this node."""
+    """The image's names on this node, each with a tag or digest."""
     volumes: tuple[str, ...] = ()
     """``VOLUME``: directories that the daemon keeps outside the container's own layer."""
 
@@ -169,7 +169,7 @@ class DockerImages:
         self._clock = clock or SystemClock()
         self._known: dict[str, NodeImage] = {}
         self._kits: set[Path] = set()
-        """Those that this host uses."""
+        """The runtime kits that this host uses."""
         self._lookups: SingleFlight[NodeImage] = SingleFlight()
 
     async def find(self, reference: str) -> NodeImage:

@@ -25,7 +25,7 @@ def compose(registry: str, namespace: str, name: str, tag: str) -> str:
 
     Args:
         registry: ``HOST[:PORT]``; "" for `HUB`.
-        namespace: In the registry; "" for none.
+        namespace: The namespace in the registry; "" for none.
         name: May contain slashes.
         tag: The tag of the image.
 

@@ -140,7 +140,7 @@ async def push(
 
     Args:
         client: The client of the daemon that has the image.
-        credentials: With the login for the registry.
+        credentials: The logins, including the one for the registry.
         reference: ``REGISTRY/NAME:TAG``.
         on_progress: Called with the progress.
 

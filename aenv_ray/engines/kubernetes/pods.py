@@ -157,7 +157,7 @@ class Pods:
         """Return pods from the API.
 
         Args:
-            selector: A selector of labels. None: this host's pods.
+            selector: Label selector. None: this host's pods.
         """
         return list((await self._list(selector or self._selector))["items"])
 
@@ -184,7 +184,7 @@ class Pods:
         return True
 
     async def delete(self, name: str, uid: str = "") -> None:
-        """Delete a pod, and return when it is gone; a pod that does not exist is no error.
+        """Delete a pod, and return when it is gone; a pod that does not exist is not an error.
 
         Args:
             name: The pod's.

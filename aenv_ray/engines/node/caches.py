@@ -61,9 +61,9 @@ def collect(
     larger. Processes may do this concurrently; it blocks.
 
     Args:
-        cache: Its directory.
-        max_bytes: The most bytes of all entries.
-        max_age_s: Since the last use of each entry.
+        cache: The directory of the cache.
+        max_bytes: Limit for the total size of the entries.
+        max_age_s: Limit for the time since the last use of an entry.
         in_use: Returns the names of entries that are used without a lock; called if something
             would be deleted.
 
@@ -103,7 +103,7 @@ class _Entry(NamedTuple):
     """An entry of a cache."""
 
     age_s: float
-    """Since its last use."""
+    """Time since its last use."""
     size: int
     name: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SCOPE_LABEL: Final = "aenv.scope"
-"""On everything: the scope, which one janitor looks after."""
+"""On everything: the scope. One janitor serves each scope."""
 HOST_LABEL: Final = "aenv.host"
 """Id of the host that created the container."""
 INSTANCE_LABEL: Final = "aenv.instance"

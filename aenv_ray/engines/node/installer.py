@@ -130,7 +130,7 @@ async def run_installer(
 
     Args:
         command: The program and its arguments.
-        deadline_s: After which it is ended.
+        deadline_s: Seconds after which the program is ended.
         variables: All that it gets.
         data: Its standard input.
 

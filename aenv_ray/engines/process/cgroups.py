@@ -55,9 +55,9 @@ class SandboxGroups:
 
         Args:
             name: The name of the group.
-            pid: The pid of the process.
-            memory_bytes: The memory of all its processes and files in memory, without swap.
-            processes: And threads; without effect where the kernel does not count them.
+            pid: The id of the process.
+            memory_bytes: Limit for all its processes and its files in memory; it gets no swap.
+            processes: Limit for processes and threads; ignored if the kernel does not count them.
 
         Raises:
             OSError: The kernel refused a step; nothing is left of the group.

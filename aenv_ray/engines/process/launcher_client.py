@@ -31,7 +31,7 @@ class LauncherClient:
     """A connection to the launcher of one directory; starts the launcher if none runs.
 
     Args:
-        directory: From `node_directory`.
+        directory: The result of `node_directory`.
         host_id: The host that owns the instances.
         owner_pid: The raylet; the launcher and its instances end with it.
         on_exit: Called with ``(instance id, cause, end of its log)``.
@@ -190,7 +190,7 @@ class LauncherClient:
         """Return the next answer.
 
         Args:
-            queue: From `send`.
+            queue: The result of `send`.
             what: Names the answer in the error.
             deadline_s: How long to wait for this answer.
 

@@ -67,7 +67,7 @@ MAX_ORDERED: Final = 32
 """Spares that are ordered at a time; each takes a descriptor of the launcher and the template."""
 SILENT_SWEEPS: Final = 12
 """A template that does not reap a process for this many sweeps hangs: 6 s. Counted in sweeps,
-because the clock goes on while the machine sleeps."""
+because the clock continues while the machine sleeps."""
 PATIENT_SWEEPS: Final = 2
 """How many sweeps the end of an instance waits for the template to say why it ended."""
 PROBE_DEADLINE_S: Final = 20.0
@@ -150,7 +150,7 @@ class Fork:
     number: int
     """Identifies it at the template."""
     channel: socket.socket
-    """To the process, until the instance has started."""
+    """The channel to the process, until the instance has started."""
     pid: int = 0
     pidfd: int = -1
     """Readable when the process has ended; -1 before it is a spare."""
@@ -205,7 +205,7 @@ class TemplateProcess:
     forked: int = 0
     """Number of processes ordered so far."""
     ordered: dict[int, Fork] = field(default_factory=dict)
-    """Processes that were ordered and are no spares yet, by number; so are the next three."""
+    """Processes that were ordered and are not spares yet, by number; so are the next three."""
     spares: dict[int, Fork] = field(default_factory=dict)
     """Processes that wait for an instance, oldest first."""
     instances: dict[int, Fork] = field(default_factory=dict)
@@ -640,7 +640,7 @@ class Templates:
         """Watch a process for its end; return whether it still runs.
 
         Raises:
-            ValueError: It is no process of the template.
+            ValueError: It is not a process of the template.
         """
         try:
             fork.pid, fork.pidfd = pid, _open_process(pid)

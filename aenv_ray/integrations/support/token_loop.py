@@ -147,13 +147,13 @@ async def turns(
     """Let the model act until it calls no tool, or a limit or the end of the episode is reached.
 
     Args:
-        episode: Whose tools it calls.
+        episode: The episode whose tools the model calls.
         tokenizer: The tokenizer of the model, with a chat template.
         messages: The prompt.
         generate: Asks the model.
-        max_tokens: The most tokens of all that follows the prompt.
-        max_turns: The most turns of the model.
-        max_length: The greatest length of the prompt and all that follows it, in tokens. None: only
+        max_tokens: Maximum number of tokens after the prompt.
+        max_turns: Maximum number of turns of the model.
+        max_length: Maximum number of tokens, including those of the prompt. None: only
             `max_tokens` applies.
         parse: Finds tool calls in its text.
 

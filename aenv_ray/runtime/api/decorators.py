@@ -161,9 +161,10 @@ def register_reward(
         name: None: the function's name.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
         default: Whether calls without a name run this reward.
-        keep_processes: Let the processes that tools have started go on while the reward runs, for
-            example a server that it asks. By default they are ended first, so that an agent cannot
-            keep the reward from running. Processes from before the first tool call always go on.
+        keep_processes: Let the processes that tools have started continue while the reward runs,
+            for example a server that the reward needs. By default they are ended first, so that an
+            agent cannot keep the reward from running. Processes that were started before the first
+            tool call always continue.
 
     Raises:
         ValueError: The name is taken, or a second reward is marked `default`.

@@ -121,7 +121,7 @@ def _import(root: Path, file: Path, package: str) -> None:
         return
     with _as_load_error(file):
         if known is not None or (not name.isidentifier() and "." not in name):
-            # The name belongs to another module (`json.py`) or is no identifier (`my-env.py`).
+            # The name belongs to another module (`json.py`) or is not an identifier (`my-env.py`).
             _import_as(f"aenv_project_{file.stem.replace('-', '_')}", file)
         else:
             importlib.import_module(name)

@@ -41,17 +41,17 @@ class Registered:
     """Path at the public door; unused for tools."""
     method: str = "POST"
     keeps_processes: bool = False
-    """For a reward: the processes that tools have started go on while it runs."""
+    """For a reward: whether the processes that tools have started continue while it runs."""
     state: tuple[str, ...] = ()
-    """For a reset: variables of modules that must have their first values afterwards."""
+    """For a reset: variables of modules that must have their initial values afterwards."""
     kept_files: tuple[str, ...] = ()
-    """For a reset: paths in the work directory that it restores itself."""
+    """For a reset: paths in the work directory that its function restores itself."""
     schema: Mapping[str, Any] | None = None
-    """For a tool: the JSON Schema to show in place of the one of its signature."""
+    """For a tool: the JSON Schema to show instead of the one derived from its signature."""
     uri: str = ""
     """For a resource: its URI, or a template such as ``note://{name}``."""
     mime_type: str = ""
-    """For a resource: its MIME type; "" chooses by what the function returns."""
+    """For a resource: its MIME type; "" derives it from what the function returns."""
     uri_arguments: Mapping[str, str] | None = None
     """For a resource that is read: the arguments that its URI contains."""
 
@@ -210,7 +210,7 @@ class Registry:
         """Register a resource.
 
         Raises:
-            ValueError: The URI is taken, has no scheme or is no template, its parameters are not
+            ValueError: The URI is taken, has no scheme or is not a template, its parameters are not
                 those of the function, or `timeout_s` is not positive.
             TypeError: A parameter has a type without a JSON Schema.
         """
@@ -228,7 +228,7 @@ class Registry:
         named, taken = re.findall(r"\{(\w+)\}", uri), _parameters_of(function)
         if re.search(r"[{}]", re.sub(r"\{\w+\}", "", uri)) or len(set(named)) < len(named):
             raise ValueError(
-                f"resource {uri!r} is no template: a parameter is {{name}}, and occurs once"
+                f"resource {uri!r} is not a template: a parameter is {{name}}, and occurs once"
             )
         if set(named) - set(taken) or set(_parameters_of(function, required=True)) - set(named):
             raise ValueError(

@@ -71,7 +71,7 @@ def main(
     """Start the instance, report whether it is up, and supervise it until its end.
 
     Args:
-        listener: On the pod's address.
+        listener: The listening socket, on the pod's address.
         boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
             or ``{"failed": text}``, and is closed.
         order: ``file_bytes`` (limit of a file; 0 for none), ``home, project`` (directories),
@@ -107,11 +107,11 @@ class Supervisor:
     """Supervises the process of one instance, and serves its hosts.
 
     Args:
-        listener: On the pod's address.
+        listener: The listening socket, on the pod's address.
         key: The key of the instance.
         grace_s: How long the instance runs without a host.
-        termination_log: The termination log of the container.
-        link: To the instance's process.
+        termination_log: Path of the container's termination log.
+        link: The connection to the instance's process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The log of an instance in a pod: its end is stored in memory, to be read and followed."""
+"""The log of an instance in a pod. Only its end is kept, in memory; it can be read and followed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIMIT_BYTES: Final = 1024 * 1024
 """At this size the log is cut to its last `KEEP_BYTES`."""
 KEEP_BYTES: Final = 256 * 1024
 TAIL_BYTES: Final = 2500
-"""Part of the log of a dead instance that is reported; a termination message has 4096 bytes."""
+"""How much of a dead instance's log is reported; a termination message has at most 4096 bytes."""
 
 
 def last_lines(content: bytes, lines: int) -> bytes:

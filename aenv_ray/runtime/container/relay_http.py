@@ -33,7 +33,7 @@ class PublicServer:
     """A public door. Thread-safe.
 
     Args:
-        port: On the loopback interface.
+        port: The server's port on the loopback interface.
 
     Requests have no timeout; the deadline of the call that makes one ends it.
     """
@@ -58,7 +58,7 @@ class PublicServer:
 
         Args:
             method: HTTP method.
-            path: With its query.
+            path: The path, with its query.
             body: Sent as JSON; None sends no body.
 
         Returns:

@@ -49,7 +49,7 @@ class ChatEndpoint:
 
     Args:
         url: Up to ``/v1``.
-        model: Its name there.
+        model: The model's name at the endpoint.
         key_env: Variable of the instance with the key; a missing one sends none.
         system: A first message, which tells the model what to do. "": none.
     """
@@ -158,7 +158,7 @@ def starter(agent: Any) -> Callable[[], Conversation]:
     if callable(agent) and not isinstance(agent, type):
         return lambda: _Callable(agent)
     raise TypeError(
-        f"{type(agent).__name__} is no agent: pass a callable that takes messages, a "
+        f"{type(agent).__name__} is not an agent: pass a callable that takes messages, a "
         "ChatEndpoint, or an agent of the OpenAI Agents SDK, LangChain, LangGraph or CAMEL"
     )
 

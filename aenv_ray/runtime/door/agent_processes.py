@@ -39,7 +39,7 @@ class AgentProcesses:
 
     def __init__(self, *, may_be_reset: bool = False) -> None:
         self._first = frozenset(_others()) if may_be_reset else frozenset()
-        """Those of the start, which outlive a reset."""
+        """The processes that existed at the start; they outlive a reset."""
         self._spared: frozenset[Process] | None = None
         self._memory: mmap.mmap | None = None
         self._files: list[int] = []

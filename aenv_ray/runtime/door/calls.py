@@ -170,7 +170,7 @@ class RunningCall:
 
         Args:
             prompt: The message of the user.
-            max_tokens: Most tokens of the answer.
+            max_tokens: Maximum number of tokens of the answer.
             system_prompt: None sends none.
 
         Raises:

@@ -39,7 +39,7 @@ def complete(
     """Return the model's answer to a conversation, as OpenAI's API returns a chat completion.
 
     Args:
-        messages: In OpenAI's format.
+        messages: The conversation, in OpenAI's format.
         timeout_s: Limit for the answer in seconds, at most 300; it includes repeated attempts.
         options: Further fields: ``tools``, ``tool_choice``, ``temperature``, ``top_p``,
             ``max_tokens``, ``seed``, ``stop`` and ``response_format``.

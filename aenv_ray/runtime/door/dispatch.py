@@ -136,7 +136,7 @@ class Dispatcher:
         self._pid = os.getpid()
         entry, state = self.registry.reset, self.registry.reset_state
         self._agent = AgentProcesses(may_be_reset=entry is not None) if owns_sandbox else None
-        with contextlib.suppress(ValueError):  # a variable that is no seed
+        with contextlib.suppress(ValueError):  # a variable that is not a seed
             self._seed = int(variables.get(SEED_VARIABLE, ""))
         if entry is not None and state is not None:
             # Imported only for environments with a reset: templates of others are smaller.

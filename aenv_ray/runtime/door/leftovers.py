@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 MAX_FILES: Final = 50_000
-"""Files of an instance that are looked at; with more it is not clean."""
+"""Maximum number of files that are checked; an instance with more is not clean."""
 MAX_DEPTH: Final = 100
-"""The greatest depth of directories."""
+"""Maximum depth of directories that are checked."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp", "/dev/shm")
 _IPC: Final = ("shm", "sem", "msg")
 _WITHOUT_FILES: Final = frozenset({"proc", "sysfs", "devpts", "cgroup", "cgroup2"})
@@ -243,7 +243,7 @@ def _writable_mounts() -> list[str]:
     return found
 
 
-# --- objects that are no files -------------------------------------------------------------------
+# --- objects that are not files ------------------------------------------------------------------
 
 
 def _ipc_objects() -> list[str]:

@@ -39,9 +39,9 @@ class Reset:
 
     Args:
         entry: The environment's function.
-        state: The first values of what it declares.
-        episode: The episode of the dispatcher.
-        gate: Lets no other call run meanwhile.
+        state: The initial values of the variables that the environment declares.
+        episode: The dispatcher's state of the current episode.
+        gate: Lets no other call run during a reset.
         processes: The processes of the agent. None: they cannot be ended here.
         directory: The work directory of one of several sandboxes in this process, see
             `Leftovers`. None: this process has only one.
@@ -71,7 +71,7 @@ class Reset:
             "reset",
             timeout_s=entry.timeout_s,
         )
-        """What the door calls."""
+        """The entry that the door calls."""
 
     def _run(self, task: Any = None, seed: int | None = None) -> dict[str, Any]:
         self._enter()

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection to the fast door, and what that peer may call."""
+"""Roles: who is at the other end of a connection to the fast door, and what that peer may call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_method(role: DoorRole, method: str) -> None:
 
 
 def scope_call_id(params: Any) -> None:
-    """Keep the call ids of agents apart from those of owners, as the gateway does too.
+    """Keep the call ids of agents separate from those of owners; the gateway does the same.
 
     If an agent sends the id of an owner's call, it neither receives the result of that call nor
     prevents the owner from using the id.

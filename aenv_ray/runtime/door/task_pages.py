@@ -53,7 +53,7 @@ class TaskPages:
 
         Args:
             offset: Number of the first task, from 0.
-            limit: Most tasks, from 1 to `MAX_TASKS`; a page of large tasks has fewer.
+            limit: Maximum number of tasks, from 1 to `MAX_TASKS`; a page of large tasks has fewer.
 
         Returns:
             ``tasks``, and ``next``: the offset of the next page, or None after the last task.

@@ -97,7 +97,8 @@ def serve_networks(template: socket.socket, proc: int) -> None:
     """Create network namespaces for a template until it is gone; called by its jailer.
 
     Args:
-        template: Its socket. A request is one byte, its answer a descriptor or an error's text.
+        template: The template's socket. A request is one byte; the answer is a descriptor, or the
+            text of an error.
         proc: Descriptor of a /proc that shows this process.
     """
     with contextlib.suppress(ConnectionError):  # it is gone

@@ -54,7 +54,7 @@ class Spare:
     jailed: bool
     project: str
     dispatcher: Dispatcher | None
-    """Of the loaded project. None: every instance loads the project itself."""
+    """Dispatcher of the loaded project. None: every instance loads the project itself."""
     hides_source_late: bool
     """The instance hides the project after it has loaded it."""
     first_call: FirstCall

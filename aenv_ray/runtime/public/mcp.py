@@ -204,7 +204,7 @@ class _Client:
         while (note := await self._notes.get()) is not None:
             try:
                 await note
-            except Exception:  # noqa: BLE001  # the client is gone; the call goes on
+            except Exception:  # noqa: BLE001  # the client is gone; the call continues
                 continue
 
     def end(self) -> None:

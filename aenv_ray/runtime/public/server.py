@@ -8,10 +8,10 @@
 | ``/task/reward``, ``/task/reward/<name>`` | POST | the default reward, or a named one |
 | ``/health`` | GET | 200 when healthy, 503 when not |
 
-Arguments are a JSON object, or the query for GET. ``/task/reward?name=`` names a reward, too.
+Arguments are a JSON object; for GET they are the query. ``/task/reward?name=`` also names a reward.
 Responses are ``{"success": true, "data": …}`` or ``{"success": false, "error": "…", "code": "…"}``.
-The header ``aenv-timeout-s`` sets a timeout. When a client disconnects its call is cancelled,
-unless the client gave it an id with ``aenv-call-id``, to repeat it.
+The header ``aenv-timeout-s`` sets a timeout. When a client disconnects, its call is cancelled,
+unless the client has given the call an id (header ``aenv-call-id``), with which it can ask again.
 
 This module is imported on demand: it loads Starlette and, for ``/mcp``, FastMCP.
 """
@@ -77,10 +77,10 @@ def build_app(
     name: str = "aenv-server",
     body_limit_bytes: int = BODY_LIMIT_BYTES,
 ) -> ASGIApp:
-    """Return the ASGI application, whose lifespan must run around it.
+    """Return the ASGI application. Its server must run the lifespan protocol.
 
     Args:
-        dispatcher: Runs the calls; its load error, if any, answers all of them.
+        dispatcher: Runs the calls. If it has a load error, all calls are answered with that.
         name: The MCP server's name.
         body_limit_bytes: Largest request body; a larger one gets 413.
     """
@@ -108,7 +108,7 @@ def build_app(
         },
     )
     app.state.dispatcher = dispatcher
-    # A web page must not call tools of a server on the machine of its reader (DNS rebinding).
+    # A web page must not call tools of a server on its visitor's machine (DNS rebinding).
     return HostOriginGuardMiddleware(SameOrigin(BodyLimit(app, body_limit_bytes)), mode="auto")
 
 
@@ -251,7 +251,7 @@ async def _refuse_request(request: Request, exc: Exception) -> Response:
 
 
 async def _disconnected(request: Request, exc: Exception) -> Response:
-    """Answer, for the log, a client that disconnected while it sent its request."""
+    """Answer a client that disconnected while it sent its request; only the log shows this."""
     del request, exc
     return Response(status_code=499)
 
@@ -263,7 +263,7 @@ class Server(uvicorn.Server):
     """An HTTP server on a bound socket, which reports when it listens.
 
     Args:
-        app: From `build_app`.
+        app: The application from `build_app`.
         listener: Bound socket; the server closes it.
         on_listening: Called once the server accepts connections.
         access_log: Log every request.

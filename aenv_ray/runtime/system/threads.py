@@ -15,7 +15,7 @@ from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 
 STACK_BYTES: Final = 2 * 1024 * 1024
-"""The stack of a thread where memory is limited; CPython's own limit of C recursion, 10,000, fits
+"""Stack size of a thread where memory is limited; CPython's own limit of C recursion, 10,000, fits
 in it."""
 _PIDS_MAX: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # v2, v1
 

@@ -190,7 +190,7 @@ class _Conversation:
         self._env.record_message(message | recorded)
 
     async def _turn(self, turn: int) -> Stop | None:
-        """Take one answer and run its calls; return why the episode ends, None if it goes on."""
+        """Take one answer and run its calls; return why the episode ends, None if it continues."""
         try:
             completion = await self._model.complete(self._messages, self._tools.listed)
         except ContextFull:

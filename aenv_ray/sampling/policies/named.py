@@ -39,7 +39,7 @@ def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy 
 
     Args:
         text: The name.
-        options: Of a model: arguments of `OpenAIPolicy`.
+        options: For a model: arguments of `OpenAIPolicy`.
 
     Raises:
         ConfigError: It does not exist, its module cannot be imported, or it takes no such options.

@@ -118,7 +118,7 @@ class Assignments:
         """Note that a runner has returned tasks that it had not begun.
 
         Args:
-            runner: Its name. Tasks that were taken from it meanwhile are ignored.
+            runner: The runner's name. Tasks that were taken from it meanwhile are ignored.
             indices: The indices of all tasks of each group.
         """
         given = self._given.get(runner, {})

@@ -22,7 +22,7 @@ from aenv_ray.errors import AenvError
 logger = logging.getLogger("aenv_ray")
 
 MOST_AHEAD: Final = 64
-"""Most instances that are started before an episode asks for them."""
+"""Maximum number of instances that are started before an episode asks for them."""
 REUSED_SHARE: Final = 0.25
 """Share of its time to live in which an instance is reused; the last episode has what is left."""
 STALE_S: Final = 20.0
@@ -53,7 +53,8 @@ class StartPlan:
     an instance ready, and with long ones none waits idle.
 
     Args:
-        concurrency: Most episodes at once; as many instances may be ahead or being released.
+        concurrency: Maximum number of episodes at once. As many instances may be started ahead,
+            or be in release.
         is_eager: Start an instance for every episode that has not begun, whatever their rate.
     """
 
@@ -70,7 +71,7 @@ class StartPlan:
         """Change the most episodes at once."""
         self._most_ahead = min(concurrency, MOST_AHEAD)
         self.most = concurrency + self._most_ahead
-        """Most instances at once, in whatever state."""
+        """Maximum number of instances at once, in whatever state."""
 
     def needed(self, now: float) -> None:
         """Note that an episode needs an instance."""
@@ -131,7 +132,7 @@ class InstanceSource:
     Args:
         instances: Creates and releases them.
         attach: Returns the handle with which an episode calls an instance.
-        concurrency: Most episodes at once; see `resize`.
+        concurrency: Maximum number of episodes at once; see `resize`.
         left: Returns how many episodes have not begun yet; None if that is unknown.
         is_eager: Start instances for all of those, and keep them while a trainer trains.
     """
@@ -398,7 +399,7 @@ class _Request:
         self.pending = count
         """Instances without an outcome."""
         self.queued = 0
-        """Those of them that wait for room in the cluster."""
+        """Instances among them that wait for room in the cluster."""
         self.task = source.begin(self)
 
     def on_outcome(self, outcome: Created | Exception) -> None:
@@ -434,7 +435,7 @@ class GroupStart:
         """Return the instance of one episode.
 
         Args:
-            source: The source of the instances.
+            source: Provides the instances.
             restarts: How often the episode was restarted. Until the group has begun, its episodes
                 fail and are restarted together; afterwards each is restarted alone.
             own: Options of their task.

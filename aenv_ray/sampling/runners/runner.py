@@ -77,9 +77,9 @@ class Runner:
 
     Args:
         policy: Acts in each episode.
-        source: The source of the instances.
+        source: Provides the instances.
         rules: How episodes are played.
-        images: Those that tasks bring.
+        images: Builds the images that tasks bring.
         may_restart: Whether the episode of the current context may be restarted; None: always.
     """
 
@@ -102,8 +102,8 @@ class Runner:
         """Run one episode, and restart it after infrastructure failures.
 
         Args:
-            assignment: Its task.
-            start: That of the group to which it belongs.
+            assignment: The task of the episode.
+            start: The joint start of the group that the episode belongs to.
         """
         attempt = assignment.attempt
         if assignment.task.unsupported is not None:

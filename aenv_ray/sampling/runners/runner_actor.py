@@ -154,7 +154,7 @@ class RemoteRunner:
 
     Args:
         name: The name of the runner.
-        node: Where it runs.
+        node: The node that it runs on.
         actor: The actor.
         gate: The gate of the connection: after its end nothing may be sent, which would start
             another Ray.
@@ -272,9 +272,9 @@ class NodeRunners:
         self._setup = setup
         self._archive: Any = None
         self._runners: dict[str, RemoteRunner] = {}
-        """By node; also those that are being opened."""
+        """Runners by node, including those that are being opened."""
         self._opening: dict[asyncio.Task[RunnerLink | None], float] = {}
-        """With the time when they began to open."""
+        """Runners that are being opened, with the time when that began."""
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
 

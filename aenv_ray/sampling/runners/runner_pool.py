@@ -116,13 +116,13 @@ class RunnerPool:
     """The runners of one run.
 
     Args:
-        runners: Where they come from.
+        runners: Starts the runners.
         take: Returns up to so many groups of tasks; none if there are no more.
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
-        concurrency: Most episodes at once, divided among the runners.
-        most_attempts: How often to try a task whose runners are lost.
-        group_size: Most tasks of a group.
+        concurrency: Maximum number of episodes at once, divided among the runners.
+        most_attempts: Maximum number of attempts at a task whose runners are lost.
+        group_size: Maximum number of tasks in a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
     """
 
@@ -216,7 +216,7 @@ class RunnerPool:
                 )
 
     async def _new_runners(self, wait_s: float) -> list[RunnerLink]:
-        """Return new runners; a run that has some goes on if the fabric does not answer."""
+        """Return new runners; a run that has some continues if the fabric does not answer."""
         try:
             return await self._runners.new(wait_s)
         except FabricUnavailable as exc:

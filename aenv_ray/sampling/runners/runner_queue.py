@@ -43,7 +43,7 @@ class RunnerQueue:
 
         Args:
             groups: A group begins once it can begin as a whole.
-            limit: Most episodes at once; only a group that is larger exceeds it.
+            limit: Maximum number of episodes at once; only a group that is larger exceeds it.
             has_more: Whether more tasks may follow.
         """
         self._groups += groups
@@ -56,7 +56,7 @@ class RunnerQueue:
         """Remove groups that have not begun, the last first; return the indices of their tasks.
 
         Args:
-            most: Most tasks.
+            most: Maximum number of tasks.
         """
         taken: list[int] = []
         while self._groups and len(taken) + len(self._groups[-1].members) <= most:

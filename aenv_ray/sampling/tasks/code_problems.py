@@ -41,7 +41,7 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
 
     Args:
         row: A row of a data set.
-        where: Where it stands, for messages.
+        where: Location of the row, for messages.
 
     Raises:
         ConfigError: A field has the wrong type, the tests are malformed, or one of several fields

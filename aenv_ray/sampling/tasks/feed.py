@@ -71,7 +71,7 @@ def task_directories(source: object) -> TaskDirectories | None:
     """Return the tasks below a directory; each is read when it is accessed.
 
     Returns:
-        None if the source is no directory.
+        None if the source is not a directory.
 
     Raises:
         ConfigError: There are none.

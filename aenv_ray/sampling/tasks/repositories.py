@@ -161,7 +161,7 @@ class Row(BaseModel):
     """The reference solution; without `test_patch`, what introduces the bug, as in SWE-smith."""
     test_patch: str = ""
     fail_to_pass: Names = Field(alias="FAIL_TO_PASS", min_length=1)
-    """Or, in a row of R2E-Gym, the tests that are expected to pass, without their files."""
+    """In a row of R2E-Gym: the tests that are expected to pass, without their files."""
     pass_to_pass: Names = Field(alias="PASS_TO_PASS", default=())
     image: str = Field(
         default="", validation_alias=AliasChoices("image", "image_name", "docker_image")

@@ -27,7 +27,7 @@ def select_tasks(
         ids: Ids or patterns such as ``count-*``; a task is kept if any of them matches. Empty keeps
             all.
         shuffle: Seed of the order; the same seed gives the same order. None keeps the order.
-        limit: The most tasks; None: all.
+        limit: Maximum number of tasks; None: all.
 
     Raises:
         ConfigError: An id or pattern matches no task.

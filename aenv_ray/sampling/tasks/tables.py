@@ -14,7 +14,7 @@ HUGGING_FACE: Final = "hf:"
 
 
 def table_of(source: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a table as tasks; None if `source` is no table.
+    """Return the rows of a table as tasks; None if `source` is not a table.
 
     A table in memory gives a list. A stream, such as an ``IterableDataset`` or a Ray Dataset, gives
     an iterator that reads as it is iterated.

@@ -32,4 +32,4 @@ class Deps:
     policy: Callable[[], Policy]
     """Returns what environments may request."""
     artifact_quota_bytes: int | None
-    """The most bytes of all artifacts of one owner; None: no limit."""
+    """Limit for the total size of the artifacts of one owner; None: no limit."""

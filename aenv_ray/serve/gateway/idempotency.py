@@ -47,7 +47,7 @@ class Claim:
     """The first create under a key.
 
     Attributes:
-        fingerprint: The fingerprint of what is created.
+        fingerprint: Fingerprint of the create request.
         ids: The ids of the instances.
         replica: The replica that creates them.
         claimed_at: Seconds since the epoch.

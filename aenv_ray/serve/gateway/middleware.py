@@ -30,7 +30,7 @@ _FLUSH_S: Final = 0.1
 _MAX_LINES: Final = 200
 """Lines that are written together."""
 _MAX_CHARACTERS: Final = 200
-"""The most characters of the path in a log line."""
+"""Maximum number of characters of the path in a log line."""
 _DATA_KINDS: Final = ("/mcp", "/ports/", "/files", "/functions", "/task/reward", "/health")
 """Kinds of data routes by a part of their path; the path of a function may be anything else."""
 

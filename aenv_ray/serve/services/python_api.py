@@ -46,7 +46,7 @@ def deploy(  # noqa: PLR0913  # each is an option
         environment: ``name@version`` or ``name``; or the path of a project, if Ray runs on this
             machine only.
         name: Name of the service. None makes up a new one.
-        replicas: Number of sandboxes; 0 parks the service.
+        replicas: Number of sandboxes; 0 pauses the service.
         autoscale: Minimum and maximum number of replicas; Serve chooses by load. None means
             `replicas`.
         environment_variables: Added to those of the project and of the service.
@@ -67,7 +67,7 @@ def deploy(  # noqa: PLR0913  # each is an option
 
     Returns:
         Ray Serve's ``DeploymentHandle`` of the service, for calls such as
-        ``handle.call_tool.remote("echo", {"text": "hi"}).result()``. None if it is parked.
+        ``handle.call_tool.remote("echo", {"text": "hi"}).result()``. None if it is paused.
 
     Raises:
         EnvironmentNotFound: The environment does not exist.

@@ -41,7 +41,7 @@ class Sessions:
         self._is_alive = is_alive
         self._lookups = _Lookups(hub)
         self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
-        """By session: which of its successive bindings is current, and the instance id."""
+        """By session: the number of its current binding, and the instance id."""
 
     async def holder(self, session: str, own: str) -> str:
         """Return the instance that holds a session's state; a new session gets `own`.

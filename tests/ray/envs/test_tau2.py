@@ -71,7 +71,7 @@ def test_a_checkout_that_is_missing_is_refused_before_anything_starts(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = cluster.sandboxes()
-    for value, words in (("", "AENV_TAU2 is not set"), (str(tmp_path), "no copy of tau2-bench")):
+    for value, words in (("", "AENV_TAU2 is not set"), (str(tmp_path), "not a copy of tau2-bench")):
         monkeypatch.setenv("AENV_TAU2", value)
         settings.cache_clear()
         with pytest.raises(ConfigError, match=words) as raised:

@@ -23,5 +23,5 @@ def test_arrays_of_bytes_become_images_and_others_are_refused() -> None:
             flat = pixels.reshape(2, -1)
             assert lines == b"".join(b"\0" + row.tobytes() for row in flat)
         for wrong in (numpy.zeros((2, 3)), numpy.zeros((2, 3, 2), numpy.uint8)):
-            with pytest.raises(ValueError, match="is no image"):
+            with pytest.raises(ValueError, match="is not an image"):
                 pictures.png(wrong)

@@ -49,7 +49,7 @@ def test_a_copy_that_is_missing_or_another_project_is_refused(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(copy / "data")
-    with pytest.raises(ConfigError, match="no copy of tau2-bench") as raised:
+    with pytest.raises(ConfigError, match="not a copy of tau2-bench") as raised:
         project.resolve("tau2")
     assert "data/tau2/user_simulator" in raised.value.message
     monkeypatch.delenv("AENV_TAU2")

@@ -29,7 +29,7 @@ MOST_CODE_BYTES: Final = 100_000
 _MOST_S: Final = 600.0
 """How long all tests may take; the caller's timeout may be shorter."""
 _LISTED: Final = 200
-"""Most verdicts in the result of a reward."""
+"""Maximum number of verdicts in the result of a reward."""
 
 
 class TaskFields(BaseModel):

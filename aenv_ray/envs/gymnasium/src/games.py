@@ -129,7 +129,7 @@ class Game:
             value: JSON data of an action; of a vector, a list with an action for each environment.
 
         Raises:
-            ActionInvalid: It is no action. Nothing has changed.
+            ActionInvalid: It is not an action. Nothing has changed.
             RuntimeError: The game has ended.
         """
         if self.has_ended:

@@ -25,7 +25,7 @@ def png(pixels: Any) -> bytes:
     if array.ndim == 2:
         array = array[:, :, None]
     if array.dtype != numpy.uint8 or array.ndim != 3 or array.shape[2] not in _COLOUR_TYPES:
-        raise ValueError(f"an array of type {array.dtype} and shape {array.shape} is no image")
+        raise ValueError(f"an array of type {array.dtype} and shape {array.shape} is not an image")
     height, width, channels = array.shape
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
     lines = numpy.zeros((height, 1 + width * channels), numpy.uint8)  # each with filter 0

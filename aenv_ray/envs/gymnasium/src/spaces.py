@@ -26,7 +26,9 @@ def action_of(space: spaces.Space[Any], value: Any) -> Any:
     try:
         action = _element(space, value)
     except (TypeError, ValueError, KeyError, OverflowError) as exc:
-        raise ActionInvalid(f"{_short(value)} is no action: {exc}; {how_to_write(space)}") from None
+        raise ActionInvalid(
+            f"{_short(value)} is not an action: {exc}; {how_to_write(space)}"
+        ) from None
     if not space.contains(action):
         raise ActionInvalid(f"{_short(value)} is not in the action space; {how_to_write(space)}")
     return action

@@ -33,7 +33,7 @@ def literal(source: Any) -> Any:
     Raises:
         ValueError: `source` is valid Python, but no literal.
         SyntaxError: It is not valid Python.
-        TypeError: It is no text.
+        TypeError: It is not text.
     """
     if not isinstance(source, str):
         raise TypeError(f"expected text, not {type(source).__name__}")
@@ -41,7 +41,7 @@ def literal(source: Any) -> Any:
 
 
 def formula_parser(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `parse` that refuses text which is no formula.
+    """Return a `parse` that refuses text that is not a formula.
 
     Args:
         parse: SymPy's ``parse_expr``.

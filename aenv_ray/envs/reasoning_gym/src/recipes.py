@@ -76,7 +76,7 @@ def recipe_of(task: Any, seed: int | None = None) -> Recipe:
 
 
 def encode(value: Any) -> Any:
-    """Return `value` as JSON data from which `decode` restores tuples and keys that are no text."""
+    """Return `value` as JSON data; `decode` restores its tuples, and keys that are not text."""
     if isinstance(value, tuple):
         return {"$tuple": [encode(item) for item in value]}
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from aenv_ray.runtime import sidecar
 SHOWN_CHARACTERS: Final = 30_000
 """Longest output that a tool returns; the middle of a longer one is left out."""
 LISTED: Final = 200
-"""Most entries of a directory that are listed."""
+"""Maximum number of entries of a directory that are listed."""
 
 
 def shown(text: str) -> str:

@@ -176,7 +176,8 @@ class Episode:
             self._failure = exc
             raise
         except BaseException as exc:
-            self._failure = RuntimeError(f"the episode cannot go on: {type(exc).__name__}: {exc}")
+            why = f"{type(exc).__name__}: {exc}"
+            self._failure = RuntimeError(f"the episode cannot continue: {why}")
             raise
 
     def _check_sound(self) -> None:
@@ -192,7 +193,7 @@ class Episode:
 
     @property
     def termination(self) -> str | None:
-        """Why it ended; None while it goes on."""
+        """Why it ended; None while it continues."""
         reason = self._orchestrator.termination_reason
         return None if reason is None else str(reason.value)
 

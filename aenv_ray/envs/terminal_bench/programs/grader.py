@@ -264,7 +264,7 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def _command(script: str) -> list[str]:
-    """Return the command of a script: by its own interpreter, if that is no shell."""
+    """Return the command of a script: by its own interpreter, if that is not a shell."""
     with open(script, "rb") as file:
         first = file.readline(256)
     if first.startswith(b"#!"):

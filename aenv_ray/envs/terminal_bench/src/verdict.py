@@ -46,7 +46,7 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
         kind: ``pytest``: 1.0 if all tests passed, by the report of pytest. ``file``: the number in
             the reward file; a full reward must not contradict the report of pytest,
             and tests that write only certain numbers give no others.
-        outcome: The outcome of `grader.grade`.
+        outcome: The result of `grader.grade`.
     """
     if "refused" in outcome:
         return {"score": 0.0, "reason": outcome["refused"], "tests": {}}

@@ -33,7 +33,7 @@ def text_of(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigError: It does not exist, is no text, or is too large.
+        ConfigError: It does not exist, is not text, or is too large.
     """
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -100,7 +100,7 @@ class _Route:
     path: str
     summary: str
     content: Json | None
-    """For a successful answer; None: it has no body."""
+    """Content of a successful answer; None: it has no body."""
     error_schema: str = "Error"
     """Key of `ERROR_SCHEMAS`."""
     errors: Errors = ()
@@ -270,4 +270,4 @@ def _failure(codes: set[str], schema: str = "Error", status: int = 0) -> dict[st
 
 
 BODY_FAILURES: Final[Failures] = {status: _failure({ConfigError.code}) for status in (408, 413)}
-"""For a route with a body: it stops arriving, or is too large."""
+"""Failures of a route with a body: the body stops arriving, or is too large."""

@@ -43,7 +43,7 @@ from aenv_ray.serve.gateway.data.targets import Target
 MAX_OFFERS: Final = 1000
 """Instances whose functions a replica caches; they never change while an instance lives."""
 MAX_OFFER_BYTES: Final = 16 * 1024 * 1024
-"""The most bytes of their listings together: an environment decides how large its listing is."""
+"""Limit for the total size of these listings: an environment decides how large its own is."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class ServiceTargets:
             Unauthorized: The token is missing or invalid.
             Forbidden: The token is an agent's.
             ServiceNotFound: The service does not exist, or belongs to another owner.
-            CatalogConflict: The service is parked.
+            CatalogConflict: The service is paused.
         """
         record, session = await self._found(request)
         return Target(target_of(record.id, record.revision), is_agent=False, session=session)
@@ -82,7 +82,7 @@ class ServiceTargets:
         record = owned_service(principal, request.path_params["id"], await self._records())
         if not record.replicas:
             raise CatalogConflict(
-                f"service {record.id} is parked: it has 0 replicas",
+                f"service {record.id} is paused: it has 0 replicas",
                 hint=f"aenv service update {record.id} --replicas 1",
             )
         headers = request.headers

@@ -119,7 +119,7 @@ async def _create(
             f"invalid Idempotency-Key of {len(key)} characters",
             hint="send 1 to 200 printable ASCII characters without spaces",
         )
-    # A client that leaves may come back with its key, so the create goes on without it.
+    # A client that leaves may come back with its key, so the create continues without it.
     task = asyncio.create_task(call.control.creator.create_once(creation, key, wait_s))
     call.control.keep_running(task)
     return await asyncio.shield(task)

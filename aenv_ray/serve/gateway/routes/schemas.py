@@ -381,7 +381,7 @@ class PoolObject(_Reply):
 
     environment: str
     count: int
-    """As set by PUT /pools; 0: Ray code or recent demand keeps them ready."""
+    """The number that PUT /pools has set; 0: Ray code or recent demand keeps them ready."""
     ready: int
     """Sandboxes that are ready now."""
 

@@ -20,7 +20,7 @@ class _Resources(RequestBody):
     """What a service overrides of its environment."""
 
     image: str | None = Field(default=None, max_length=500)
-    """The image of containers and pods."""
+    """The image of sandboxes that are containers or pods."""
     cpu: str | float | None = None
     """Cores: ``"500m"``. AEnvironment's limit sets it, or else its request."""
     cpu_request: str | float | None = None
@@ -34,7 +34,7 @@ class _Resources(RequestBody):
     ephemeral_storage_request: str | None = None
     ephemeral_storage_limit: str | None = None
     port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """For a server in the sandbox, at ``/services/{name}/ports/{port}/``; 0: none."""
+    """Port of a server in the sandbox, reached at ``/services/{name}/ports/{port}/``; 0: none."""
     storage_size: str | None = None
     """``"10Gi"``; an update may only increase it."""
     mount_path: str | None = None

@@ -254,7 +254,7 @@ def test_a_project_that_was_deleted_on_a_node_is_sent_again(
 def test_the_failure_of_one_instance_releases_the_others(bench: Bench, source: Project) -> None:
     bench.create(source, 1, ActorDensity.SHARED)
     bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
-    with pytest.raises(SandboxStartFailed, match="1 of 4 instances failed, so none was made"):
+    with pytest.raises(SandboxStartFailed, match="1 of 4 instances failed, so none was created"):
         bench.create(source, 4, ActorDensity.SHARED)
     started = [i for host in bench.hosts.values() for i in host.started]
     assert set(bench.controller.released) == set(started[1:])

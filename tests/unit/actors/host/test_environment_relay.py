@@ -179,7 +179,12 @@ async def test_calls_of_one_name_reach_one_inner_instance_and_each_key_has_its_o
         ("unknown@1.0", (), ConfigError, r"may not call unknown@1.0 \(declared: other@1.0, third"),
         ("other@2.0", (), ConfigError, "may not call other@2.0"),
         ("third", ("third@1.0.0",), PolicyRefused, "loop: third@1.0.0 calls one@1.0.0 calls third"),
-        ("third", ("a@1", "b@1", "c@1"), PolicyRefused, f"nested {MAX_DEPTH} deep: a@1 calls b@1"),
+        (
+            "third",
+            ("a@1", "b@1", "c@1"),
+            PolicyRefused,
+            f"nested at most {MAX_DEPTH} deep: a@1 calls b@1",
+        ),
     ],
 )
 async def test_what_is_not_declared_loops_or_is_too_deep_is_refused(

@@ -51,7 +51,7 @@ def test_a_uri_that_does_not_fit_the_function_is_refused(uri: str) -> None:
     "uri", ["notes://{year}/{year}", "notes://{year}{?day}", "notes://{year}}"]
 )
 def test_a_template_has_each_parameter_once_and_nothing_else_in_braces(uri: str) -> None:
-    with pytest.raises(ValueError, match="is no template"):
+    with pytest.raises(ValueError, match="is not a template"):
         Registry().add_resource(page, uri)
 
 

@@ -18,7 +18,7 @@ from judge.starter import End, Starter, read, write
 JOB, REPORT = 0, 1
 """Descriptors of this process."""
 _DETAIL = 300
-"""Most characters of a value or message in a report."""
+"""Maximum number of characters of a value or message in a report."""
 
 
 class TimeIsUp(BaseException):
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 class Pipes:
-    """What connects the judge with the process of each test."""
+    """The pipes and files that connect the judge with the process of a test."""
 
     def __init__(self) -> None:
         requests, self.requests = os.pipe()
@@ -83,8 +83,8 @@ class Judge:
     Args:
         job: ``source`` of the solution, ``tests``, ``path`` for the directories of tests,
             ``cpu_s``, ``wall_s`` and ``memory_bytes`` of a test, and ``total_s`` of all tests.
-        starter: The starter of the processes.
-        pipes: To the processes.
+        starter: Starts the process of each test.
+        pipes: The pipes to these processes.
     """
 
     def __init__(self, job: dict[str, Any], starter: Starter, pipes: Pipes) -> None:

@@ -25,7 +25,7 @@ _DATE_PARTS = {
 
 
 class Malformed(Exception):
-    """The bytes are no encoded value."""
+    """The bytes are not an encoded value."""
 
 
 def encode(value: Any, number_of: Callable[[Any], int]) -> bytes:

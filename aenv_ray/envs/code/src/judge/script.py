@@ -25,7 +25,7 @@ class Namespace(dict[str, Any]):
     the judge's, so that a solution cannot replace what decides a test.
 
     Args:
-        link: To the solution.
+        link: The connection to the solution.
         names: What the tests use of the solution.
     """
 
@@ -55,7 +55,7 @@ def run(setup: str, source: str, names: Collection[str], link: Link) -> None:
             replaced by those of the solution.
         source: The code of the test.
         names: What the test uses of the solution.
-        link: To the solution.
+        link: The connection to the solution.
 
     Raises:
         Unequal: An equality that is asserted does not hold.

@@ -71,7 +71,7 @@ class AppFiles:
         """Return the content of a file.
 
         Raises:
-            FileProblem: It does not exist, is no regular file, or exceeds `MAX_FILE_BYTES`.
+            FileProblem: It does not exist, is not a regular file, or exceeds `MAX_FILE_BYTES`.
         """
         *parents, name = _segments(path)
         with self._directory(parents) as directory:

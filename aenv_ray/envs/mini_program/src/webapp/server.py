@@ -29,7 +29,7 @@ MEDIA_TYPES: Final = {
     "md": "text/plain; charset=utf-8",
 }
 _ICON: Final = "favicon.ico"
-"""Browsers ask for it unasked: its absence is no error of the application."""
+"""Browsers ask for it unasked: its absence is not an error of the application."""
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 Find = Callable[[str], bytes | None]
@@ -56,7 +56,7 @@ class AppServer:
 
     Args:
         find: Returns the content of a file.
-        port: To listen on; 0 for a free one.
+        port: The port to listen on; 0 for a free one.
 
     Raises:
         OSError: The port is in use.

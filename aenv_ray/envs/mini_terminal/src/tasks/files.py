@@ -73,7 +73,7 @@ def _check_symlinks(root: Path) -> None:
     expect(names == {"report", "a b", "table", "keep"}, f"links holds {sorted(names)}")
     for name in ("report", "a b", "table", "keep"):
         path = root / "links" / name
-        expect(path.is_symlink(), f"links/{name} is no symbolic link")
+        expect(path.is_symlink(), f"links/{name} is not a symbolic link")
         target = os.readlink(path)
         wanted = "../data/keep.txt" if name == "keep" else f"../data/new/{name}.txt"
         expect(target == wanted, f"links/{name} points to {target!r}, not {wanted!r}")

@@ -77,7 +77,7 @@ def _check_backup(program: Path, scratch: Path) -> None:
         expect(read_bytes(copy / "a b.txt") == text, f"{copy.name} has the wrong content")
         expect(read_bytes(copy / ".hidden") == b"dot", f"{copy.name} lacks .hidden")
     outcome = run([program, scratch / "none", target], scratch)
-    expect(outcome.returncode != 0, "a missing source is no error")
+    expect(outcome.returncode != 0, "a missing source is not an error")
 
 
 def _check_csvcol(program: Path, scratch: Path) -> None:
