@@ -57,7 +57,7 @@ Context = Annotated[
     str | None,
     typer.Option("--context", help="Context of the kube config. Default: the current one."),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait at most.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Maximum seconds to wait.")]
 Force = Annotated[bool, typer.Option("--force", help="Take over fields that other managers own.")]
 
 
@@ -155,8 +155,8 @@ def upgrade(
 ) -> None:
     """Apply a new version, and replace the pods of the old one.
 
-    Workers drain before they end: they take no new instances, and those that they
-    have run to their end, for at most workers.drainSeconds. The head comes last.
+    Workers drain before they end: they take no new instances, and their present
+    instances may continue for at most workers.drainSeconds. The head comes last.
     An interrupted upgrade is continued by running the command again.
 
     Example:
@@ -284,7 +284,7 @@ def doctor(
     ] = False,
     output: Output = None,
 ) -> None:
-    """Check permissions, kinds, quota, storage and nodes.
+    """Check permissions, resource kinds, quota, storage and nodes.
 
     Uses your own permissions and changes nothing. Exits with 1 if a check fails.
     With --alerts, lists the alerts in clusters/kuberay/monitoring with their first

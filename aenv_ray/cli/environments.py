@@ -86,7 +86,7 @@ def list_(
 
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="WORD...", help="All must occur in name, text or tags.")
+        list[str], typer.Argument(metavar="WORD...", help="Each must occur in name, text or tags.")
     ],
     tag: Tag = None,
     every_version: Annotated[

@@ -106,7 +106,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     ] = 500.0,
     max_retries: Annotated[
         int,
-        typer.Option("--max-retries", min=0, help="If the fabric is full or unreachable."),
+        typer.Option("--max-retries", min=0, help="Retries if the fabric is full or unreachable."),
     ] = 10,
     output: Output = None,
     system_url: SystemUrl = None,

@@ -24,7 +24,7 @@ Node = Annotated[
     str | None,
     typer.Argument(
         metavar="[NODE]",
-        help="Id, the beginning of it, or name of the machine. Default: this node.",
+        help="Node id or its beginning, or the machine's name. Default: this node.",
     ),
 ]
 
@@ -55,14 +55,14 @@ def drain(
         bool, typer.Option("--wait/--no-wait", help="Wait until the node has no instances.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0, help="Seconds to wait at most.")
+        float, typer.Option("--timeout", min=0, help="Maximum seconds to wait.")
     ] = _DRAIN_S,
     output: Output = None,
 ) -> None:
     """Prepare a node to be stopped: it takes no new instances.
 
-    Those that it has run to their end or deadline. Samplings finish the episodes
-    that they play there and move to other nodes; warm sandboxes on it end. With
+    Its present instances continue until their end or deadline. Samplings finish the
+    episodes that they play there and move to other nodes; warm sandboxes end. With
     --wait, returns once the node can be stopped; exits with 1 if it still has
     instances after the timeout. Run it where RAY_ADDRESS is set.
 

@@ -156,7 +156,9 @@ def hub_status(
 
 @hub.command()
 def audit(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Records.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of records.")
+    ] = 50,
     before: Annotated[
         str | None, typer.Option("--before", help="Only records older than this id.")
     ] = None,

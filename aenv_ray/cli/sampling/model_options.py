@@ -42,23 +42,23 @@ Prompt = Annotated[
 ]
 MaxTurns = Annotated[
     int | None,
-    typer.Option("--max-turns", min=1, help="Model: its answers in an episode. Default: 50."),
+    typer.Option("--max-turns", min=1, help="Model: maximum answers in an episode. Default: 50."),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, help="Model: tokens of all requests of an episode."),
+    typer.Option("--max-tokens", min=1, help="Model: maximum tokens in an episode."),
 ]
 MaxCost = Annotated[
     float | None,
-    typer.Option("--max-cost", help="Model: cost of an episode; needs --price."),
+    typer.Option("--max-cost", help="Model: maximum cost of an episode; needs --price."),
 ]
 Price = Annotated[
     str | None,
     typer.Option(
         "--price",
         metavar="IN,OUT",
-        help="Model: price of a million tokens: of prompts, of answers; or 'reported': the "
-        "endpoint states costs.",
+        help="Model: prices of a million prompt tokens and a million answer tokens; or "
+        "'reported', if the endpoint states the cost of each answer.",
     ),
 ]
 StopTool = Annotated[

@@ -46,7 +46,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         typer.Option(
             "--task-field",
             metavar="FIELD=COLUMN",
-            help="Column of a field of tasks, repeatable: instruction=question, id=# (row number).",
+            help="Read a task field from a column, repeatable: instruction=question, id=# (row "
+            "number).",
         ),
     ] = None,
     predictions: Annotated[
@@ -67,7 +68,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     hedge: Annotated[
         int,
         typer.Option(
-            "--hedge", min=0, help="More episodes of each task to start; the first are kept."
+            "--hedge",
+            min=0,
+            help="Start this many extra episodes of each task; keep the first that finish.",
         ),
     ] = 0,
     runners: given.Runners = "auto",
@@ -82,19 +85,22 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     episode_timeout: given.EpisodeTimeout = None,
     reward_on_death: Annotated[
         float,
-        typer.Option("--reward-on-death", help="Reward of episodes whose sandbox died inside."),
+        typer.Option(
+            "--reward-on-death", help="Reward of episodes whose sandbox was ended from inside."
+        ),
     ] = 0.0,
     reward_on_timeout: Annotated[
         str,
         typer.Option(
-            "--reward-on-timeout", help="Reward of episodes that tool calls let time out, or none."
+            "--reward-on-timeout",
+            help="Reward of episodes that time out because of tool calls, or none.",
         ),
     ] = "0.0",
     reward_on_failure: Annotated[
         str,
         typer.Option(
             "--reward-on-failure",
-            help="Reward of episodes whose reward raised after the agent acted, or none.",
+            help="Reward of episodes whose reward function fails after the agent acted, or none.",
         ),
     ] = "0.0",
     ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
@@ -121,10 +127,10 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     The policy is a model behind an OpenAI-compatible endpoint, your own function
     or class policy(env, task), sync or async, or one that checks the tasks:
     reference plays their solutions, null does nothing, random calls any tools.
-    Infrastructure failures are excluded from means. Exits with 1 if an episode
-    failed for such a reason. What an agent causes is an outcome: a sandbox that it
-    ended counts with --reward-on-death, time that it used up with
-    --reward-on-timeout, a reward that raises with --reward-on-failure.
+    Infrastructure failures are excluded from means; the command exits with 1 if
+    there was one. Failures that an agent can cause have a reward and count in
+    means: --reward-on-death if it ended the sandbox, --reward-on-timeout if it used
+    up the time, --reward-on-failure if the reward function failed.
 
     Example:
       aenv sample mini-terminal --policy reference

@@ -39,13 +39,18 @@ def synthesize(
     count: Annotated[
         int, typer.Option("--count", min=1, help="Maximum number of proposals.")
     ] = 100,
-    seed: Annotated[int, typer.Option("--seed", help="For the generator.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed that the generator is called with.")
+    ] = 0,
     known: Annotated[
         str | None,
         typer.Option("--known", metavar="FILE", help="Tasks that proposals must not repeat."),
     ] = None,
     repetitions: Annotated[
-        int, typer.Option("--repetitions", min=2, help="Episodes of each policy and task.")
+        int,
+        typer.Option(
+            "--repetitions", min=2, help="Episodes per task, for each of the two policies."
+        ),
     ] = 3,
     pass_reward: Annotated[
         float, typer.Option("--pass-reward", help="Least reward of a reference solution.")

@@ -300,7 +300,7 @@ def export(
         Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
     ] = Export.CHAT,
     min_gap: Annotated[
-        float, typer.Option("--min-gap", min=0, help="Preferences: rewards differ by more.")
+        float, typer.Option("--min-gap", min=0, help="For pairs: rewards must differ by more.")
     ] = 0.0,
     output: Output = None,
 ) -> None:
