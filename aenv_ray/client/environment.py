@@ -588,8 +588,12 @@ async def _release_on_failure(
 def _check_numbers(timeout_s: object, startup_timeout_s: object, max_retries: object) -> None:
     for what, seconds in (("timeout", timeout_s), ("startup_timeout", startup_timeout_s)):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise ConfigError(f"invalid {what} {seconds!r}: expected a number of seconds above 0")
+            raise ConfigError(
+                f"invalid {what} {seconds!r}: expected a number of seconds above 0",
+                hint="leave it out for the default",
+            )
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise ConfigError(
-            f"invalid max_retries {max_retries!r}: expected a whole number of at least 0"
+            f"invalid max_retries {max_retries!r}: expected a whole number of at least 0",
+            hint="pass 0 for no retries",
         )

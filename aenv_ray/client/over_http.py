@@ -267,7 +267,10 @@ class HttpInstance:
                 f"no environment server answers at {self.url}: {reason}",
                 hint="start one with `aenv run`, or check DUMMY_INSTANCE_IP",
             )
-        return SandboxLost(f"the environment server at {self.url} is gone: {reason}")
+        return SandboxLost(
+            f"the environment server at {self.url} is gone: {reason}",
+            hint="start it again with `aenv run`, and create the environment object again",
+        )
 
     # --- functions and rewards ------------------------------------------------------------------
 
@@ -471,7 +474,11 @@ def read_envelope(response: httpx.Response, name: str) -> Any:
     if body and isinstance(body.get("code"), str):
         raise from_wire({**body, "message": text})
     if status == 404:
-        raise ToolNotFound(f"there is no function {name!r}", tool_name=name)
+        raise ToolNotFound(
+            f"there is no function {name!r}",
+            tool_name=name,
+            hint="list_functions() returns the names",
+        )
     if status in {400, 413, 422}:
         raise ToolInputInvalid(text, tool_name=name)
     if status in {401, 403, 421}:

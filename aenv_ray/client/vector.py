@@ -260,7 +260,8 @@ class VectorEnvironment:
         if len(set(chosen)) < len(chosen) or not known.issuperset(chosen):
             raise ConfigError(
                 f"invalid indices {list(chosen)}: expected different numbers from 0 to "
-                f"{len(self.handles) - 1}"
+                f"{len(self.handles) - 1}",
+                hint="leave indices out for all instances",
             )
         if busy := sorted(set(self._pending.values()).intersection(chosen)):
             raise ConfigError(

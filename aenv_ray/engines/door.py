@@ -297,7 +297,8 @@ class DoorSandbox(Sandbox):
         if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_SIDECAR_S:
             raise errors.ConfigError(
                 f"invalid timeout {timeout_s!r}: expected a number of seconds above 0, at most "
-                f"{_MAX_SIDECAR_S:g}"
+                f"{_MAX_SIDECAR_S:g}",
+                hint="leave the timeout out for the default",
             )
         return await self.sidecar.request_json(
             wanted, pydantic_core.to_json(inner), deadline_s=timeout_s + _SIDECAR_GRACE_S

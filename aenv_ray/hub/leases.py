@@ -11,7 +11,7 @@ from typing import Any, Final
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded
 from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
-from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota
+from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota, unknown_instance
 from aenv_ray.models import InstanceStatus
 
 OVERDUE_S: Final = 10.0
@@ -293,7 +293,7 @@ class Leases(HubBase, ABC):
         await self._run(EXCHANGE, to_json(list(instance_ids)), wire)
 
     async def lease(self, instance_id: str) -> Lease:  # noqa: D102
-        return await self._lease(instance_id, _unknown_instance(instance_id))
+        return await self._lease(instance_id, unknown_instance(instance_id))
 
     async def lease_of_capability(self, capability: str) -> Lease:  # noqa: D102
         # The capability is a credential, so no error repeats it.
@@ -335,7 +335,7 @@ class Leases(HubBase, ABC):
         forget_at = self._clock.now() + KEPT_S
         row = await self._run(UPDATE, instance_id, to_json(change), forget_at)
         if not row:
-            raise _unknown_instance(instance_id)
+            raise unknown_instance(instance_id)
         return _lease(row)
 
     async def end_leases(self, instance_ids: Sequence[str]) -> None:  # noqa: D102
@@ -383,14 +383,6 @@ def _check_subject(subject: str) -> None:
             f"invalid quota subject {subject[:80]!r}",
             hint="use owner:NAME or label:KEY=VALUE, for example label:experiment=a",
         )
-
-
-def _unknown_instance(instance_id: str) -> InstanceNotFound:
-    return InstanceNotFound(
-        f"there is no instance {instance_id}",
-        instance_id=instance_id,
-        hint="it ended some time ago, or never existed",
-    )
 
 
 def label_subject(key: str, value: str) -> str:

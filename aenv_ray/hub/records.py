@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from aenv_ray.errors import InstanceNotFound
 from aenv_ray.models import InstanceStatus
 from aenv_ray.project.config import Artifact
 
@@ -252,3 +253,15 @@ class TokenRecord(_Frozen):
     created_at: float
     expires_at: float | None = None
     """Seconds since the epoch; None: it does not expire."""
+
+
+def unknown_instance(instance_id: str) -> InstanceNotFound:
+    """Return the error for an instance that has no lease.
+
+    It is also the error for an instance of another owner: the two must not be distinguishable.
+    """
+    return InstanceNotFound(
+        f"there is no instance {instance_id}",
+        instance_id=instance_id,
+        hint="it ended some time ago, or never existed",
+    )

@@ -166,7 +166,9 @@ class LiveEpisode:
 
     def _check_not_abandoned(self) -> None:
         if self._is_abandoned:
-            raise InstanceReleased(f"the episode of task {self.task.id!r} was abandoned")
+            raise InstanceReleased(
+                f"the episode of task {self.task.id!r} was abandoned", hint="begin another episode"
+            )
 
     async def stop(self) -> None:
         """See `abandon`."""
@@ -597,7 +599,10 @@ class _Core:
     async def begin(self, task: Task, count: int) -> list[LiveEpisode]:
         """See `EpisodePool.begin_group`."""
         if count < 1:
-            raise ConfigError(f"a group has at least 1 episode, not {count!r}")
+            raise ConfigError(
+                f"a group has at least 1 episode, not {count!r}",
+                hint="pass the number of samples of the task",
+            )
         start, group = GroupStart(count), uuid4().hex if count > 1 else None
         lives = [LiveEpisode(self._env_name, task, self._loop, self._version) for _ in range(count)]
         self._lives.update(lives)

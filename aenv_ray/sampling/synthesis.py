@@ -107,7 +107,8 @@ class Synthesizer:
         if repetitions < 2:
             raise ConfigError(
                 f"repetitions must be at least 2, not {repetitions}: otherwise it is not known "
-                "whether rewards are stable"
+                "whether rewards are stable",
+                hint="pass 2 or more",
             )
         if not null_reward < pass_reward:
             raise ConfigError(

@@ -643,7 +643,10 @@ def bare_tool_name(name: str, reference: str) -> str:
         ConfigError: The name is not a string.
     """
     if not isinstance(name, str):
-        raise ConfigError(f"invalid tool name {name!r}: expected a string")
+        raise ConfigError(
+            f"invalid tool name {name!r}: expected a string",
+            hint="pass the tool's name, as list_tools() returns it",
+        )
     prefix, slash, rest = name.partition("/")
     if not slash or "@" not in prefix:
         # A tool's own name may contain a slash; a prefix without a version is an environment name.

@@ -269,7 +269,10 @@ class Admission:
             self._queue.remove(ticket)
             if not self._waiters[ticket].done():
                 self._waiters[ticket].set_exception(
-                    CapacityExceeded("the Ray job that waited for slots has ended")
+                    CapacityExceeded(
+                        "the Ray job that waited for slots has ended",
+                        hint='create it with lifetime="detached" if it must outlive the job',
+                    )
                 )
 
     async def _serve(self) -> None:

@@ -230,6 +230,7 @@ class Controller:
                 answer = InstanceReleased(
                     f"{spec.instance_id} was released while it started",
                     instance_id=spec.instance_id,
+                    hint="create another instance",
                 )
         except AenvError as exc:
             answer = exc

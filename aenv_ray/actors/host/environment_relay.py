@@ -210,7 +210,10 @@ class EnvironmentRelay:
             except GONE:
                 return None  # its processes are gone, too; a call of the reward will raise
             except CallOutcomeUnknown as exc:
-                return ToolTimeout(f"{inner_id} did not end the processes of tools: {exc.message}")
+                return ToolTimeout(
+                    f"{inner_id} did not end the processes of tools: {exc.message}",
+                    hint="give the reward a longer timeout",
+                )
             except AenvError as exc:
                 return exc
             return None

@@ -364,7 +364,11 @@ class Host:
         if life is not None and instance_id not in self._starting:
             return life.end_error() if life.ended else life.info()
         if instance_id in self._released:
-            return InstanceReleased(f"{instance_id} was released", instance_id=instance_id)
+            return InstanceReleased(
+                f"{instance_id} was released",
+                instance_id=instance_id,
+                hint="create another instance",
+            )
         return None
 
     async def _start_new(
@@ -684,7 +688,9 @@ class Host:
         life = self._lives.get(instance_id)
         if life is None:
             raise InstanceNotFound(
-                f"host {self._id} has no instance {instance_id}", instance_id=instance_id
+                f"host {self._id} has no instance {instance_id}",
+                instance_id=instance_id,
+                hint="it never existed or ended long ago: create another instance",
             )
         return life.info()
 

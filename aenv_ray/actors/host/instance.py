@@ -101,7 +101,11 @@ class InstanceLife:
         """Return the error that calls raise after the end."""
         instance_id = self.record.id
         if self.ended is EndReason.RELEASED:
-            return InstanceReleased(f"{instance_id} was released", instance_id=instance_id)
+            return InstanceReleased(
+                f"{instance_id} was released",
+                instance_id=instance_id,
+                hint="create another instance",
+            )
         if self.ended is EndReason.LOST:
             return lost(instance_id, self.end_cause or EndCause("its end was not observed"))
         why = {

@@ -103,7 +103,8 @@ class ModelRelay:
         if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= MAX_TIMEOUT_S:
             raise ConfigError(
                 f"invalid timeout {timeout_s!r}: expected a number of seconds above 0, at most "
-                f"{MAX_TIMEOUT_S:g}"
+                f"{MAX_TIMEOUT_S:g}",
+                hint="leave the timeout out for the default",
             )
         account = self._accounts.setdefault(instance_id, _Account())
         self._charge(account, instance_id)
@@ -151,9 +152,12 @@ class ModelRelay:
             (account.running, CONCURRENT_OF_INSTANCE, "concurrent requests", ""),
         ):
             if used >= most:
-                hint = f"the operator can raise AENV_CHAT_MODEL_{setting}" if setting else None
+                hint = "wait until one of them has ended"
+                if setting:
+                    hint = f"the operator can raise AENV_CHAT_MODEL_{setting}"
                 raise PolicyRefused(
-                    f"{instance_id} has used its {most} {what} to the chat model", hint=hint
+                    f"{instance_id} has reached its limit of {most} {what} to the chat model",
+                    hint=hint,
                 )
         account.requests += 1
 

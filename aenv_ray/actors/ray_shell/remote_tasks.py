@@ -42,7 +42,10 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
             result: T = ray.get(asked, timeout=timeout_s)
         except GetTimeoutError as exc:
             ray.cancel(asked)
-            raise DeadlineExceeded(f"the worker did not answer within {timeout_s:g} s") from exc
+            raise DeadlineExceeded(
+                f"the worker did not answer within {timeout_s:g} s",
+                hint="check the nodes with: ray status",
+            ) from exc
         except RayError as exc:
             raise FabricUnavailable(f"the worker failed: {exc}") from exc
         return result

@@ -103,7 +103,9 @@ class ChatOptions:
         for name in ("max_turns", "max_tokens", "max_cost", "call_timeout_s", "result_characters"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, not {value!r}")
+                raise ConfigError(
+                    f"{name} must be positive, not {value!r}", hint="leave it out for the default"
+                )
         if self.max_cost is not None and self.prices is None:
             raise ConfigError(
                 "max_cost requires prices: without them the cost of an episode is not known",

@@ -71,7 +71,8 @@ class EndpointOptions:
         if not self.timeout_s > 0 or self.attempts < 1:
             raise ConfigError(
                 f"timeout_s and attempts must be positive, not {self.timeout_s!r} and "
-                f"{self.attempts!r}"
+                f"{self.attempts!r}",
+                hint="leave them out for the defaults",
             )
         object.__setattr__(self, "base_url", parse_url(self.base_url, _PORTS))
 

@@ -38,7 +38,10 @@ class RemotePolicy:
 
     def __init__(self, target: Any, *, timeout_s: float = TIMEOUT_S, **options: Any) -> None:
         if not timeout_s > 0:
-            raise ConfigError(f"timeout_s must be positive, not {timeout_s!r}")
+            raise ConfigError(
+                f"timeout_s must be positive, not {timeout_s!r}",
+                hint="leave it out for the default",
+            )
         remote_call(target)  # raises if it cannot be called
         self._target = target
         self._timeout_s = timeout_s

@@ -121,7 +121,10 @@ class FailureRewards:
         for name in ("on_death", "on_timeout", "on_failure"):
             value = getattr(self, name)
             if not (_is_finite(value) or (value is None and name != "on_death")):
-                raise ConfigError(f"reward_{name} must be a finite number, not {value!r}")
+                raise ConfigError(
+                    f"reward_{name} must be a finite number, not {value!r}",
+                    hint="pass a number; on_timeout and on_failure may be None for void episodes",
+                )
 
     def end_of(self, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED) -> FailedEnd:
         """Return how an episode ended.

@@ -264,7 +264,11 @@ class SyncEpisodeEnv:
 
     def _wait(self, call: Callable[[EpisodeEnv], Coroutine[Any, Any, T]]) -> T:
         if self._abandoned:
-            raise InstanceReleased("the episode has ended", instance_id=self.instance_id)
+            raise InstanceReleased(
+                "the episode has ended",
+                instance_id=self.instance_id,
+                hint="call tools only while the policy runs",
+            )
         future = asyncio.run_coroutine_threadsafe(call(self._env), self._loop)
         self._calls.add(future)
         try:

@@ -11,9 +11,9 @@ from starlette.requests import HTTPConnection
 
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import Forbidden, InstanceNotFound, RateLimited, Unauthorized
+from aenv_ray.errors import Forbidden, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import Lease, Role
+from aenv_ray.hub.records import Lease, Role, unknown_instance
 
 _MAX_TOKENS: Final = 10_000
 """Tokens remembered, unknown ones included."""
@@ -70,7 +70,7 @@ class Principal:
         """
         self.check_not_agent()
         if not self.is_admin and lease.owner != self.owner:
-            raise InstanceNotFound(f"there is no instance {lease.id}", instance_id=lease.id)
+            raise unknown_instance(lease.id)
 
     def acting_owner(self, requested: str | None) -> str:
         """Return the owner of what this principal creates or lists.

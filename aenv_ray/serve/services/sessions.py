@@ -155,5 +155,6 @@ def _check(key: str) -> None:
     if len(key) > _MAX_KEY or not key.isprintable():
         raise ConfigError(
             f"invalid session or call id {key[:40]!r}: expected up to {_MAX_KEY} printable "
-            "characters"
+            "characters",
+            hint="choose a shorter id, such as a UUID",
         )

@@ -128,7 +128,8 @@ class Storages:
         label = request.label or ""
         if len(label) > _MAX_LABEL or not label.isprintable():
             raise ConfigError(
-                f"invalid storage name {label[:80]!r}: expected up to {_MAX_LABEL} characters"
+                f"invalid storage name {label[:80]!r}: expected up to {_MAX_LABEL} characters",
+                hint="choose a shorter name",
             )
         known = await self._records.get(storage_name(owner, service, label))
         if known is not None:

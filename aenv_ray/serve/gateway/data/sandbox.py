@@ -106,7 +106,10 @@ def _number(request: Request, name: str, default: int) -> int:
     if text is None:
         return default
     if not _NUMBER.fullmatch(text):
-        raise ConfigError(f"invalid {name} {text[:40]!r}: expected a number of bytes")
+        raise ConfigError(
+            f"invalid {name} {text[:40]!r}: expected a number of bytes",
+            hint="leave it out to read the whole file",
+        )
     return int(text)
 
 

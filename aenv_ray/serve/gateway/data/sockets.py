@@ -104,7 +104,10 @@ class _Tunnel:
             error = self._protocol.handshake_exc
             if error is not None:
                 did = "refused" if isinstance(error, InvalidHandshake) else "closed"
-                raise PortUnreachable(f"the server inside {did} the WebSocket: {error}") from error
+                raise PortUnreachable(
+                    f"the server inside {did} the WebSocket: {error}",
+                    hint="check the path and the log of that server",
+                ) from error
 
     async def _inwards(self) -> None:
         while True:

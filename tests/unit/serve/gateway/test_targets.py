@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import Forbidden, InstanceNotFound
-from aenv_ray.hub.records import Lease, Role
+from aenv_ray.hub.records import Lease, Role, unknown_instance
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data.targets import Targets
 
@@ -74,8 +74,10 @@ async def test_an_owner_reaches_their_own_instances_only(
         if is_allowed:
             assert (await targets.of_path(_asking("probe-1"))).instance_id == "probe-1"
         else:
-            with pytest.raises(InstanceNotFound):
+            with pytest.raises(InstanceNotFound) as refused:
                 await targets.of_path(_asking("probe-1"))
+            unknown = unknown_instance("probe-1")
+            assert (refused.value.message, refused.value.hint) == (unknown.message, unknown.hint)
 
 
 async def test_an_address_is_of_one_instance() -> None:
