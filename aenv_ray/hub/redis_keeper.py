@@ -85,7 +85,7 @@ class Keeper:
         """Run Redis until it exits or nobody uses it."""
         signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        Path(self._spec["socket"]).unlink(missing_ok=True)  # of a Redis that was killed
+        Path(self._spec["socket"]).unlink(missing_ok=True)  # left by a Redis that was killed
         redis = self._start(signals)
         while redis.poll() is None:
             unused = FileLock.try_acquire(self._users)

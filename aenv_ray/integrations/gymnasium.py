@@ -176,7 +176,7 @@ class Seat:
             outcome = await self._finished()
             info |= self._end(outcome)
             reward = outcome.reward if reward is None else reward
-            if outcome.is_void:  # of an episode that ends there, a trainer would learn its return
+            if outcome.is_void:  # a trainer must not learn the return of a void episode
                 terminated, truncated = False, True
         return self._last, float(reward or 0.0), terminated, truncated, info
 

@@ -113,7 +113,7 @@ def agent_executor(
                 ),
                 void_retries=void_retries,
             )  # fmt: skip
-            if tokens is None:  # its sequence must not be empty
+            if tokens is None:  # OpenRLHF needs a sequence that is not empty
                 end = hf_tokenizer.eos_token_id or 0
                 tokens = Tokens([end], [end], [0], [0.0], [-1])
             reward = outcome.reward or 0.0

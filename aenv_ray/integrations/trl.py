@@ -7,8 +7,9 @@
     )
 
 TRL makes one object for each rollout of a batch, keeps all of them, and resets one after the other.
-So each object reserves an instance when it is made, and those run ahead of their resets. A row of
-the dataset is a task: ``id``, ``setup``, ``reward``, ``seed`` and further fields.
+So each object reserves an instance when it is created: all instances start at the same time, before
+the resets. A row of the dataset is a task: ``id``, ``setup``, ``reward``, ``seed`` and further
+fields.
 
 A void episode has the reward None: TRL leaves it out of the group's mean and gives it no advantage.
 """

@@ -278,7 +278,7 @@ def unpack(archive: bytes, digest: str, directory: Path) -> Path:
         try:
             content.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was first
+            if not target.is_dir():  # otherwise another process was first
                 raise
     return target
 

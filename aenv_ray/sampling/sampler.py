@@ -237,7 +237,7 @@ class Sampling:
                         results.put(batch)
                         if given - read >= _UNREAD:
                             has_room.clear()
-                            if given - read >= _UNREAD:  # else it was read meanwhile
+                            if given - read >= _UNREAD:  # otherwise it was read meanwhile
                                 await has_room.wait()
 
             task = asyncio.create_task(forward())
@@ -303,7 +303,7 @@ class Sampling:
         output = None
         if self._out is not None:
             output = open_output(self._out, self._kept)
-            self._has_output = self._out.is_dir() or self._out.is_file()  # and not a pipe
+            self._has_output = self._out.is_dir() or self._out.is_file()  # a pipe is neither
         if self._has_output:
             self._kept = []
 
@@ -474,7 +474,7 @@ def sample(  # noqa: PLR0913  # each is an option
 
     Args:
         environment: ``name@version``, ``name``, or the path of a project.
-        policy: ``policy(env, task)``, sync or async; a class that is made without arguments and
+        policy: ``policy(env, task)``, sync or async; a class that is created without arguments and
             whose instances are called in this way; a method of a Ray actor or a Serve handle, see
             `RemotePolicy`; or a name such as ``reference`` or ``module:function``.
         tasks: Tasks, mappings with their fields, a table or a file, see `TaskSource`; None: the

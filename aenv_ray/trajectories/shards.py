@@ -168,13 +168,13 @@ def make_directory(directory: Path) -> None:
     """Make the directory of shards if it is missing.
 
     Raises:
-        ConfigError: It cannot be made.
+        ConfigError: The directory cannot be created.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(
-            f"{directory} cannot be made: {exc.strerror}", hint="choose another directory"
+            f"{directory} cannot be created: {exc.strerror}", hint="choose another directory"
         ) from exc
 
 

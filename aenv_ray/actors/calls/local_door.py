@@ -127,7 +127,7 @@ class LocalDoor:
             host.end()
 
     async def report(self) -> None:
-        """Have the host count the calls that were made; does nothing when it cannot."""
+        """Report the calls to the host, which counts them; does nothing if that is not possible."""
         if self._host is not None:
             await self._host.report()
 

@@ -50,7 +50,7 @@ RESERVED_S: Final = 30.0
 ASK_S: Final = 5.0
 """A host that does not answer within this is left out of a turn."""
 TRY_AGAIN_S: Final = 5.0
-"""``retry_after_s`` of a create that waited in vain."""
+"""``retry_after_s`` of a create that found no room while it waited."""
 
 
 class Reservation(NamedTuple):
@@ -331,7 +331,7 @@ class Admission:
         for engines, count in wanted.items():
             try:
                 pairs = await self.shared_hosts(ASK_S, count, engines)
-            except FabricUnavailable as exc:  # those of other engines need not wait for these
+            except FabricUnavailable as exc:  # creates for other engines need not wait
                 refusals.append(exc)
                 continue
             found |= {load.name: (load, host) for load, host in pairs if load.runs(engines)}

@@ -76,7 +76,7 @@ DEDICATED_TRIES: Final = 2
 
 
 DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
-"""A dedicated host actor, if one was made, and what it answered to the start of its instance."""
+"""A dedicated host actor, if one was created, and its answer to the start of its instance."""
 
 
 class Controller:
@@ -235,7 +235,7 @@ class Controller:
         except AenvError as exc:
             answer = exc
         finally:
-            if not isinstance(answer, ProjectMissing):  # else it is still being created
+            if not isinstance(answer, ProjectMissing):  # otherwise the create is still in progress
                 self._note_created(spec.instance_id)
         if isinstance(answer, AenvError) and host is not None:
             self._hosts.actors.pop(name, None)

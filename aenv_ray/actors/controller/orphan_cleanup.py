@@ -36,7 +36,7 @@ AT_ONCE: Final = 16
 
 
 class OrphanCleanup:
-    """Has orphans ended on each node, and retries nodes where that failed.
+    """Ends the orphans of each node, and retries nodes where that failed.
 
     Args:
         end_on: Ends the orphans of one node, given the node's id and the ids of instances to end

@@ -179,7 +179,7 @@ class EnvironmentRelay:
         check_declared(request.environment, declared, life.record.spec.reference)
         check_nesting(request.environment, life.record.spec)
         ends_at = asyncio.get_running_loop().time() + request.timeout_s
-        is_first = request.name not in life.record.inner  # its creation has its deadline
+        is_first = request.name not in life.record.inner  # its creation has its own deadline
         inner_id = self._inner(life, request)
         try:
             await self._started(inner_id, request, None if is_first else ends_at)

@@ -51,7 +51,7 @@ async def fresh_sandbox(
         isolation: Isolation of that process engine. None: this process's setting, or ``auto``.
 
     Raises:
-        SandboxStartFailed: Its code does not load, or the sandbox cannot be made.
+        SandboxStartFailed: Its code does not load, or the sandbox cannot be created.
         ConfigError: The project needs something that the engine does not have.
         FabricUnavailable: This machine cannot make sandboxes.
     """

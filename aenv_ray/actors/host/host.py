@@ -132,7 +132,7 @@ class Host:
         self._engines_found_at = float("-inf")
         self._policy = policy
         self._pooled_under: Policy | None = None
-        """The policy under which the latest sandboxes were made."""
+        """The policy under which the latest sandboxes were created."""
         self._store = store
         self._table = InstanceTable(
             self._engines, store, self._clock, self._add_services, self._note_end
@@ -491,7 +491,7 @@ class Host:
         record = life.record
         try:
             config = self._projects.config(record.spec.digest)
-        except AenvError as exc:  # of an adopted instance: the rest of it works
+        except AenvError as exc:  # its project is gone: the rest of the adopted instance works
             logger.warning("%s gets no services: %s", record.id, exc)
             return
         services: dict[str, HostService] = {}

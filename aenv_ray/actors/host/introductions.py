@@ -116,7 +116,7 @@ class Introductions:
         if self._listener is not None:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._path.unlink(missing_ok=True)  # of an earlier host with this id
+        self._path.unlink(missing_ok=True)  # left by an earlier host with this id
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(str(self._path))

@@ -233,7 +233,7 @@ class WarmPools:
             self._discard(record)
             return False
         except BaseException:
-            self._discard(record)  # its taker was cancelled, and nobody else may take it
+            self._discard(record)  # the create that took it was cancelled; no other may take it
             raise
         fields = {
             "spec": spec.model_copy(update={"instance_id": record.id}),

@@ -42,7 +42,7 @@ def remote_call(target: Any) -> RemoteCall:
         try:
             return await target.remote(*arguments)
         except ray_exceptions.RayTaskError:
-            raise  # by the code that was called
+            raise  # the called code raised it
         except Exception as exc:
             if not _is_unavailable(exc):
                 raise

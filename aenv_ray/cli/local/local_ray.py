@@ -203,7 +203,7 @@ def _all_processes() -> Iterable[tuple[int, bytes, bytes]]:
             continue
         try:
             command = Path("/proc", name, "cmdline").read_bytes()
-            if command:  # else a zombie or a kernel thread
+            if command:  # a zombie or a kernel thread has none
                 yield int(name), command, Path("/proc", name, "environ").read_bytes()
         except OSError:
             continue

@@ -215,7 +215,7 @@ class DockerInstances:
                 instance.log = await self._containers.log(name)
         except (DaemonRefused, FabricUnavailable):
             cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
-        if self._containers.recorded_cause(name) is None:  # else the janitor ended it
+        if self._containers.recorded_cause(name) is None:  # otherwise the janitor ended it
             cause = replace(cause, text=template.format(cause))
         self.finish(instance, _prefixed(instance, name, cause))
         await self._containers.wait_for_readers(name)

@@ -170,8 +170,8 @@ class ContainerJanitor:
         self._client = client
         self._now = (clock or SystemClock()).now
         self._grace_s = grace_s
-        self._absent_since: dict[str, float] = {}  # by host
-        self._exited_since: dict[str, float] = {}  # by container, as the next two
+        self._absent_since: dict[str, float] = {}  # keys are hosts
+        self._exited_since: dict[str, float] = {}  # keys are containers, as for the next two
         self._check_disk_at: dict[str, float] = {}
         self._stray_since: dict[str, float] = {}
         self._foreign_sweep_at = 0.0
@@ -250,7 +250,7 @@ class ContainerJanitor:
             return  # the next sweep tries again
         self._exited_since.pop(name, None)
         if not self._files.locks.is_present(row["Labels"][docker_labels.HOST_LABEL]):
-            self._files.clean(name)  # else its host reads the cause, and cleans up
+            self._files.clean(name)  # otherwise its host reads the cause and cleans up
 
     def _remove(self, row: dict[str, Any]) -> bool:
         """Remove a container, and its volume if no other uses it; False if the daemon failed."""

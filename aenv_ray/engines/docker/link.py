@@ -120,7 +120,7 @@ class SocketLink(Link):
         return
 
     async def read_boot_report(self) -> dict[str, Any]:  # noqa: D102
-        assert self._boot is not None  # by before_start
+        assert self._boot is not None  # set by before_start
         assert self._door is not None
         try:
             sock, _ = await asyncio.get_running_loop().sock_accept(self._boot)
@@ -187,7 +187,7 @@ class ExecLink(Link):
         self._input, _ = await hijack(self._client.path, target)
 
     async def after_start(self) -> None:  # noqa: D102
-        assert self._input is not None  # by before_start
+        assert self._input is not None  # set by before_start
         order = {"door": self._door, "key": self._secret.hex()}
         with self._input as sock:
             line = json.dumps(order).encode() + b"\n"

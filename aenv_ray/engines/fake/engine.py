@@ -394,7 +394,7 @@ def _start_deadlines() -> None:
 
 
 def _note_deadline(deadline: float) -> None:
-    """Have deadlines checked in time for a new one; the caller holds `_alive_changed`."""
+    """Schedule a check for a new deadline; the caller holds `_alive_changed`."""
     if deadline < _looks_at[0]:
         _alive_changed.notify_all()
 

@@ -85,7 +85,10 @@ def prepare_instance() -> "dict[str, object]":
             os.dup2(fd, target)
         os.set_inheritable(other.fileno(), True)
         words = [*command, "-c", PREPARE, str(other.fileno())]
-        usual = {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}  # of nearly all instances
+        usual = {
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # nearly all instances have these
         os.execvpe(words[0], words, {**os.environ, **usual})
     os.close(into)
     found = {"pid": pid, "link": link, "link_fd": other.fileno(), "out": out, "command": command}

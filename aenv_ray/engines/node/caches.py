@@ -70,7 +70,7 @@ def collect(
     Returns:
         The names of the deleted entries.
     """
-    for left in cache.glob(f"{_DELETED}*"):  # by a process that was killed
+    for left in cache.glob(f"{_DELETED}*"):  # left by a process that was killed
         _remove(left)
     entries = _entries(cache)
     total = sum(entry.size for entry in entries)

@@ -43,7 +43,7 @@ class SandboxGroups:
             with contextlib.suppress(FileExistsError):
                 _make(self._directory)
             _enable(self._directory)
-            for group in self._directory.iterdir():  # of an earlier launcher, which was killed
+            for group in self._directory.iterdir():  # left by an earlier launcher that was killed
                 if group.is_dir():
                     _write(group / "cgroup.kill", "1")
                     self.remove(group)
@@ -124,7 +124,7 @@ class SandboxGroup:
 
 
 def _enable(directory: Path) -> set[str]:
-    """Have the children of a group use the controllers; return those that are used.
+    """Enable the controllers for the children of a group; return those that are enabled.
 
     Raises:
         CgroupUnavailable: There is no control of memory there.

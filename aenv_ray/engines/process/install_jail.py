@@ -146,7 +146,7 @@ def _serve(listener: socket.socket, order: InstallOrder) -> int:
     "localhost".encode("idna")  # loads the codec while its file can be read
     if os.geteuid() == 0:
         _become_nobody()
-        linux.die_with_parent()  # again: changing the user clears it
+        linux.die_with_parent()  # set again, because changing the user clears it
     asyncio.run(PackageProxy(order.hosts, _say).serve(listener))
     return 0
 

@@ -156,7 +156,7 @@ def loaded(report: dict[str, Any]) -> dict[str, Any]:
     """
     if str(report.get("failed")).startswith(NAMESPACES_REQUIRED):
         raise SandboxStartFailed(
-            f"no sandbox of the process engine can be made here: {report['failed']}",
+            f"the process engine cannot create sandboxes here: {report['failed']}",
             hint=NO_NAMESPACES_HINT,
         )
     if "failed" in report:

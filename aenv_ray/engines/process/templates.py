@@ -59,7 +59,7 @@ MAX_TEMPLATES: Final = 32
 SPARES: Final = 3
 """Spare processes of a template: they hide the time of a fork from creates in quick succession."""
 SPARE_PAUSE_S: Final = 5.0
-"""No spare is ordered ahead for this long after one could not be made, or died."""
+"""After a spare could not be created, or died, none is ordered ahead for this long."""
 SPARE_DELAY_S: Final = 0.006
 """While a spare is left, ordering another is delayed by this: a fork takes a core for milliseconds
 that the create under way and its first call need."""
@@ -215,7 +215,7 @@ class TemplateProcess:
     order_at: float = 0.0
     """When to order spares that no instance waits for; 0: nothing is to be ordered."""
     no_spares_before: float = 0.0
-    """No spare is ordered ahead until then: one could not be made, or died."""
+    """Until then no spare is ordered ahead, because one could not be created, or died."""
     has_raised: bool = False
     """The project's code raised when it was loaded."""
     env_reads: list[str] = field(default_factory=list)

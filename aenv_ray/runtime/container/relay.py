@@ -65,7 +65,7 @@ def _run(command: Sequence[str], directory: str) -> None:
     if 0 <= code < _FIRST_SIGNAL_EXIT:
         os._exit(code)
     # An exit with 128 + N would look like signal N to process 1, which only comes from outside.
-    print(f"the image's server ended with {code}", flush=True)  # noqa: T201  # as above
+    print(f"the image's server ended with {code}", flush=True)  # noqa: T201  # to the log
     os._exit(_KILLED_EXIT)
 
 

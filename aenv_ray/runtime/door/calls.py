@@ -472,7 +472,7 @@ class Watchdog:
         now = time.monotonic()
         for call in list(self._calls.values()):
             if call.deadline <= now:
-                self._on_expired(call)  # again, if it fails
+                self._on_expired(call)  # retry if it fails
                 self.remove(call)
         sweep_at = self._sweep()
         with self._condition:

@@ -183,7 +183,7 @@ class Connection:
             self._threads += 1
         try:
             start_thread(self._work)
-        except RuntimeError:  # of `_thread`: out of processes, or of memory for a stack
+        except RuntimeError:  # from `_thread`: no process, or no memory for a stack, is left
             with self._lock:
                 self._threads -= 1
             return False

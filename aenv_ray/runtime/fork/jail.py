@@ -96,7 +96,7 @@ def enter_root(scratch: Path, spec: JailSpec, python: str, hostname: str) -> Jai
         linux.unshare(linux.CLONE_NEWUSER | _namespaces(spec))
         map_ids(*((NOBODY, NOBODY) if is_root else (SANDBOX_ID, SANDBOX_ID)))
         linux.set_hostname(hostname)
-        linux.die_with_parent()  # again: changing credentials clears it
+        linux.die_with_parent()  # set again, because changing credentials clears it
     except OSError as exc:
         raise JailUnavailable(str(exc)) from exc
     return replace(spec, views=tuple(views))

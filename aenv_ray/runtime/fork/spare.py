@@ -104,7 +104,7 @@ class Spare:
             os.setsid()
             linux.become_subreaper()
             jail.lock(self.spec, jailed=False)
-            linux.die_with_parent()  # again: changing credentials clears it
+            linux.die_with_parent()  # set again, because changing credentials clears it
 
     def _boot(
         self,

@@ -50,7 +50,7 @@ def check_policy(policy: Any) -> None:
 
     Raises:
         ConfigError: The policy is not callable, is a generator, or is a class whose instances
-            cannot be made without arguments or cannot be called.
+            cannot be created without arguments or cannot be called.
     """
     if isinstance(policy, type):
         _check_class(policy)
@@ -74,7 +74,7 @@ def _check_class(cls: type) -> None:
         inspect.signature(cls).bind()
     except TypeError as exc:
         raise ConfigError(
-            f"the policy class {cls.__qualname__} cannot be made without arguments: {exc}",
+            f"the policy class {cls.__qualname__} cannot be created without arguments: {exc}",
             hint="give an instance, or functools.partial(…) of a function",
         ) from None
     except ValueError:  # written in C, it shows no signature

@@ -27,8 +27,8 @@ API_KEY_VARIABLE: Final = "OPENAI_API_KEY"
 class OpenAIPolicy(ForRunner):
     """A model of an OpenAI-compatible endpoint, in a loop of tool calls.
 
-    The key is read from the environment when the policy is made, and travels with it to runners. It
-    is shown nowhere.
+    The key is read from the environment when the policy is created, and travels with the policy to
+    runners. It is shown nowhere.
 
     Args:
         model: Name of the model.

@@ -463,6 +463,6 @@ def _recordable(output: Any) -> Any:
     except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
         try:
             return repr(output)[:TEXT_LIMIT]
-        except Exception:  # noqa: BLE001  # its own __repr__, or too deeply nested
+        except Exception:  # noqa: BLE001  # its __repr__ raised, or it is nested too deeply
             return f"an object of {type(output).__name__} that cannot be shown"
     return output

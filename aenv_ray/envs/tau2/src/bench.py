@@ -129,7 +129,7 @@ def _load() -> None:
 
 
 def _keep_databases() -> None:
-    """Have each database parsed once: an episode needs three or four copies of one."""
+    """Parse each database only once: an episode needs three or four copies of one."""
     try:
         from tau2.environment.db import DB
     except ImportError:  # another version keeps it elsewhere, and parses it each time
