@@ -165,7 +165,7 @@ def _inside(root: Path, name: str, what: str) -> Path:
     """Return a path that config.json names.
 
     Raises:
-        ConfigError: It is outside the project, whose author could so read this machine's files.
+        ConfigError: It is outside the project: an author could read files of this machine that way.
     """
     path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()):
@@ -268,7 +268,7 @@ def record_image(config: Path, reference: str, digest: str) -> None:
     Raises:
         ConfigError: The file cannot be read or written any more; it is unchanged.
     """
-    config = config.resolve()  # a symbolic link stays one
+    config = config.resolve()  # a symbolic link stays a link
     try:
         data = json.loads(config.read_text(encoding="utf-8"))
         others = [a for a in data.get("artifacts") or [] if a.get("type") != "image"]

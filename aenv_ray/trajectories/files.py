@@ -24,8 +24,8 @@ class EpisodeFile:
     Args:
         path: An existing file is replaced.
         kept: Episodes of an earlier run to start with.
-        attachments: Where the contents of attachments are written. None: beside the file; what is
-            no regular file, such as a pipe, gets records only.
+        attachments: Where the contents of attachments are written. None: beside the file; if that
+            is not a regular file, such as a pipe, only records are written.
 
     Raises:
         ConfigError: The file cannot be opened.

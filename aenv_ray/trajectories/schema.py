@@ -100,11 +100,11 @@ class Task(BaseModel):
     reward: Call | None = Field(default_factory=Call)
     """Called after the policy; None: no reward is computed."""
     datasource: str = ""
-    """For the instances of its episodes, such as the image of their sidecar; empty: that of the
-    run."""
+    """Datasource of the instances of its episodes, such as the image of their sidecar; empty: the
+    datasource of the run."""
     submission: Call | None = None
-    """A function that is called after the policy, and returns what the agent hands in. The reward
-    then runs on a new instance, which the agent has never reached, with the result as its argument
+    """A function that is called after the policy, and returns what the agent submits. The reward
+    then runs on a new instance, which the agent has never touched, with the result as its argument
     ``submission``. None: the reward runs on the agent's instance."""
     reference: tuple[ToolCall, ...] = ()
     """A solution that earns the full reward."""

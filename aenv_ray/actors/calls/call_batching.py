@@ -43,7 +43,7 @@ Report = tuple[float, float | None, str | None]
 Reports = list[Report]
 Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
 Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]]
-"""`BatchServer.exchange` as its callers reach it: ``(begin, follow, cancel)``."""
+"""Calls `BatchServer.exchange` of a host with ``(begin, follow, cancel)``."""
 
 UNCLAIMED_S: Final = 60.0
 """How long an outcome is held for a caller that may come back."""
@@ -243,7 +243,7 @@ class BatchClient:
     """The calls of this process to one host. Use it on one event loop.
 
     Args:
-        exchange: The host's.
+        exchange: The host's method `exchange`.
 
     A restarted host gets its calls again; their ids prevent a second run.
     """

@@ -38,7 +38,7 @@ class JsonCall:
     method: str
     """A fast-door method."""
     params: Mapping[str, Any]
-    """Without ``_meta``."""
+    """The parameters, without ``_meta``."""
     meta: Mapping[str, Any]
     """The client's ``aenv/call_id`` and ``aenv/timeout_s``, if any."""
     session: str = ""
@@ -76,7 +76,7 @@ class JsonCall:
 
 
 class JsonCalls(Protocol):
-    """Where a process forwards calls to: instances, or services."""
+    """A target to which a process forwards calls: instances, or services."""
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """Run a call and return its result as JSON text.
@@ -120,7 +120,7 @@ class InstanceCalls:
     ) -> None:
         self._find = find
         self._forget = forget
-        # Calls of an evicted client still end as usual.
+        # A client may be evicted while it has calls: these still end as usual.
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:

@@ -85,7 +85,7 @@ class Admission:
         hosts: Starts hosts and asks for their load.
         dedicated: Returns the number of dedicated hosts on each node, by node id.
         cluster: Ray.
-        joining: The engines of the workers that may join. Empty: it is not known.
+        joining: The engines of the workers that may join; empty if they are not known.
     """
 
     def __init__(
@@ -289,7 +289,8 @@ class Admission:
         """Hand out the free slots and tell Ray how many are missing."""
         nodes = await asyncio.to_thread(self._cluster.alive_nodes)
         if self._demanded and await self._without_hosts(nodes):
-            await self._demand([])  # the node that it brought could not start its host otherwise
+            # Withdraw the demand: otherwise it would take the slots that the new node's host needs.
+            await self._demand([])
         found = await self._hosts_for_queue()
         actors = {load.name: host for load, host in found}
         held = await self._hold(found)
@@ -302,7 +303,7 @@ class Admission:
             for name, ids in grant.shares.items():
                 load = loads[name]
                 loads[name] = replace(load, instances=load.instances + len(ids))
-            if grant.left:  # they join the queue in a moment
+            if grant.left:  # the create will queue again for these in a moment
                 engines = grant.ticket.engines
                 wanted[engines] = wanted.get(engines, 0) + grant.left
         free = sum(load.free for load in loads.values())

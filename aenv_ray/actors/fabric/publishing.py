@@ -219,12 +219,12 @@ async def publish(
     catalog.check_may_publish(await hub.name(source.config.name), owner, is_admin=is_admin)
     package = await asyncio.to_thread(packing.pack, source, allow=allow)
     found = await inspect(source, timeout_s=timeout_s, policy=policy)
-    if owner is not None:  # first, so that what is stored and not published is collected
+    # Before it is stored: an archive that is stored but not published can then be collected.
+    if owner is not None:
         await hub.keep_artifact(owner, package.sha256, len(package.data))
     await store.put(package.data, digest=package.sha256)
     entry = await hub.push(entry_of(package, found.functions, owner), is_admin=is_admin)
-    if not await store.exists(
-        package.sha256
-    ):  # a refused push of the same bytes deleted it just now
+    # A refused push of the same bytes may have deleted the archive just now.
+    if not await store.exists(package.sha256):
         await store.put(package.data, digest=package.sha256)
     return entry

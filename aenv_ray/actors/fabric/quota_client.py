@@ -70,7 +70,7 @@ class QuotaClient:
 
 
 class QuotaClaim:
-    """What one create counts in its quotas."""
+    """The claim of one create on its quotas."""
 
     def __init__(
         self, hub: HubClient, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float

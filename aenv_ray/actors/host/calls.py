@@ -69,8 +69,9 @@ class HostCalls:
     def _is_delayed(self, message: CallMessage) -> bool:
         """Whether a pipelined call has waited so long that a short wait for others costs little.
 
-        A caller that pipelines wants all its calls done soon rather than each one. Calls that were
-        not pipelined carry no time, because the clocks of two nodes may differ by `DELAYED_S`.
+        A caller that pipelines waits for all its calls, so a delay of a single one matters little.
+        Calls that were not pipelined carry no time: the clocks of two nodes may differ by
+        `DELAYED_S`.
         """
         return bool(message.sent_at) and self._clock.now() - message.sent_at > DELAYED_S
 

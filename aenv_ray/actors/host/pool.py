@@ -1,8 +1,9 @@
 """Which warm sandboxes a host starts and ends: pure decisions.
 
-A pool holds sandboxes that nobody has called yet and that agree in everything that cannot be
-changed once they run. Its size is what was requested, else what the project's config says, else
-what recent demand suggests. Events, with their time, go in; what to start and to end comes out.
+A pool holds sandboxes that nobody has called yet and that are equal in everything that cannot be
+changed once they run. Its size is the requested one, else the one in the project's config, else the
+one that recent demand suggests. This module receives events with their times, and returns which
+sandboxes to start and to end.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ taking one lasts milliseconds, and each start would use a core for longer than t
 MOST_UNDER_WAY: Final = 4
 """Concurrent starts; only one while a create waits for a start."""
 MOST_ELSEWHERE: Final = 16
-"""Concurrent starts of sandboxes that start on other machines, whatever waits for one."""
+"""Concurrent starts of sandboxes that start on other machines, even while a create waits."""
 LONGEST_PAUSE_S: Final = 60.0
 """A pool whose sandboxes do not start tries again after 2, 4, 8 … seconds, up to this."""
 
@@ -140,7 +141,7 @@ class _Pool:
             self.recent.popleft()
 
     def most(self, now: float) -> int:
-        """Return the allowed number of sandboxes: fluctuating demand ends none."""
+        """Return the maximum number of sandboxes; those that are ready survive lower demand."""
         target = self.target(now)
         if self.asked or self.standing is not None:
             return target

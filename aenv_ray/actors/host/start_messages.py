@@ -28,7 +28,7 @@ class ProjectMissing(NamedTuple):
 
 
 Outcomes = list[InstanceInfo | AenvError]
-"""What became of each spec, in order."""
+"""The outcome of each spec, in order."""
 
 
 class _Failure(BaseModel):

@@ -13,9 +13,9 @@ from aenv_ray.models import InstanceInfo, InstanceSpec
 
 OK: Final = "ok"
 ANY_ENGINE: Final = "any"
-"""Engine of what concerns no single one."""
+"""Label of outcomes that concern no particular engine."""
 OUTSIDE: Final = "outside"
-"""Cause of a loss that nothing in the sandbox caused."""
+"""Label of a loss that was not caused from inside the sandbox."""
 
 
 class EngineOutcome(NamedTuple):
@@ -57,7 +57,7 @@ class HostMeasures(NamedTuple):
     """What a host reports for metrics."""
 
     instances: int
-    """Used or reserved places."""
+    """Used or reserved slots."""
     capacity: int
     tally: HostTally
     pods: Counter[str]

@@ -1,4 +1,4 @@
-"""Says when Ray's head is lost, and when it is back: one line each, whatever waits for it.
+"""Logs when Ray's head is lost and when it is back: one line each, however many operations wait.
 
 Running calls do not need the head. Creates and look-ups wait for it, in Ray itself.
 """
@@ -14,10 +14,10 @@ from typing import Final
 logger = logging.getLogger("aenv_ray")
 
 LOOK_S: Final = 2.0
-"""Interval at which the head is looked at."""
+"""Interval at which the head is checked."""
 _CONNECT_S: Final = 2.0
 MISSES: Final = 3
-"""The head is lost after so many failed looks in a row."""
+"""The head counts as lost after this many failed checks in a row."""
 
 
 class HeadContact:
@@ -38,7 +38,7 @@ class HeadContact:
         return self._misses >= MISSES
 
     def note(self, *, is_up: bool, now: float) -> str | None:
-        """Note the outcome of a look; return a line to log, or None."""
+        """Note the outcome of a check; return a line to log, or None."""
         if is_up:
             was_lost, self._misses = self.is_lost, 0
             if not was_lost:
@@ -76,7 +76,7 @@ class HeadWatch:
         return self._contact.is_lost
 
     def stop(self) -> None:
-        """Stop looking; idempotent."""
+        """Stop watching; idempotent."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -21,7 +21,7 @@ _FIRST_S: Final = 30.0
 
 
 def announce() -> tuple[Policy | None, Policy]:
-    """Make the policy of this process's settings that of the cluster; a gateway runs.
+    """Make this process's settings the policy of the cluster, because a gateway starts.
 
     Returns:
         The policy that it replaces, None if no gateway ran; and the new one.
@@ -37,7 +37,7 @@ def announce() -> tuple[Policy | None, Policy]:
 
 
 def withdraw() -> None:
-    """Let each node follow its own settings again; no gateway runs."""
+    """Let each node follow its own settings again, because no gateway runs any more."""
     ray_api.store(_KEY, "")
     _reader.forget()
 

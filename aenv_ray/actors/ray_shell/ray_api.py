@@ -136,9 +136,10 @@ def _init_ray(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
-    """Have Ray's core, which starts in the block, wait for a lost head for `_PATIENCE_S`.
+    """Let Ray's core wait for a lost head for `_PATIENCE_S`, if Ray starts within the block.
 
-    By default it ends this process after a minute. The variable is not left to child processes.
+    By default, Ray ends this process after a minute without the head. The variable is removed after
+    the block, so that child processes do not inherit it.
     """
     if _PATIENCE in os.environ:
         yield
@@ -348,7 +349,7 @@ def _facts(node: dict[str, Any], is_draining: bool) -> NodeFacts:
 
 def declared_engine() -> str | None:
     """Return the `ENGINE_LABEL` of this process's node; None if it has none."""
-    labels: Any = ray.get_runtime_context().get_node_labels()  # texts, other than Ray declares
+    labels: Any = ray.get_runtime_context().get_node_labels()  # strings; Ray declares another type
     declared = labels.get(ENGINE_LABEL)
     return None if declared is None else str(declared)
 
@@ -410,7 +411,7 @@ def dead_jobs() -> set[str]:
 def restartable_actor(cls: type, *, max_concurrency: int) -> Any:
     """Return an actor class that Ray restarts and whose interrupted tasks it repeats.
 
-    Its methods must therefore be idempotent; calls are so by their ids.
+    Its methods must therefore be idempotent; calls are idempotent because of their ids.
     """
     options: dict[str, Any] = {
         "num_cpus": 0,
@@ -433,7 +434,7 @@ def disposable_actor(cls: type, *, max_concurrency: int) -> Any:
 
 
 def put(value: Any) -> Any:
-    """Put a value into the object store; its reference, as an argument, stands for the value."""
+    """Put a value into the object store; its reference can be passed in place of the value."""
     return ray.put(value)
 
 

@@ -1,4 +1,4 @@
-"""Ray Data: datasets of what this process holds."""
+"""Ray Data: datasets from data in this process."""
 
 from __future__ import annotations
 

@@ -11,12 +11,13 @@ from typing import Final
 Waiter = Callable[[bytes], object]
 
 REMEMBERED_IDS: Final = 65_536
-"""Finished ids that never run again: half a minute of them at 2,000 calls a second."""
+"""Number of finished ids that are remembered and never run again: at 2,000 calls per second, those
+of half a minute."""
 REMEMBERED_BYTES: Final = 32 * 1024 * 1024
 """Total size of stored outcomes; the oldest are dropped first."""
 REMEMBERED_S: Final = 300.0
 """How long an outcome is stored. A call is repeated after its host was restarted, which takes about
-a minute, or after the head of the cluster was, which takes a minute and a half."""
+a minute, or after the head of the cluster was restarted, which takes a minute and a half."""
 _SWEEP_S: Final = 60.0
 """Outcomes that expire within this time are dropped together, for one wake-up of `expire`."""
 
@@ -31,7 +32,7 @@ def key_of(method: str, call_id: object) -> str:
 
 
 class Outcomes:
-    """What became of recent calls, by key, see `key_of`. Thread-safe.
+    """The outcomes of recent calls, by key, see `key_of`. Thread-safe.
 
     A key is unknown, then pending (with waiters), then finished with a stored outcome, then
     finished without it, and finally forgotten. Only an unknown id may run.

@@ -38,12 +38,12 @@ SPARE_NAME: Final = "aenv-spare"
 """Name of a spare in the process table."""
 INSTANCE_NAME: Final = "aenv-instance"
 _OOM_SCORE: Final = 1000
-"""Ray's workers have it too; of those the kernel ends the largest first."""
+"""The score of Ray's workers, too; among equal scores, the kernel kills the largest process."""
 _BOOT_FAILED_EXIT: Final = 70  # EX_SOFTWARE
 _ERROR_CHARACTERS: Final = 60_000
 _LAST_FD: Final = 1 << 20
 _MOST_DESCRIPTORS: Final = 64
-"""In one packet; the launcher sends fewer."""
+"""Maximum number of descriptors in a packet; the launcher sends fewer."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Spare:
         channel = socket.socket(fileno=channel_fd)
         try:
             channel.send(b'{"waits":true}')
-            # Nothing of the template's may be left, such as its socket to the launcher.
+            # No descriptor of the template may stay open, such as its socket to the launcher.
             _close_all_but([0, 1, 2, *self.files, channel_fd])
             cover = jail.SourceCover() if self.hides_source_late else None
             linux.set_process_name(SPARE_NAME)

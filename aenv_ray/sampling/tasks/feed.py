@@ -193,7 +193,7 @@ class TaskFeed:
         Args:
             kept: Their numbers and ids.
             where: The file of that run, for messages.
-            partly: Those of them that are taken again, because samples of them are missing.
+            partly: The numbers among them that are taken again, because samples are missing.
 
         Raises:
             ConfigError: The tasks differ from those of that run.
@@ -237,7 +237,7 @@ class TaskFeed:
 
 
 class _Failure(NamedTuple):
-    """In place of a task: what the source raised."""
+    """Stands in place of a task: the error that the source raised."""
 
     error: Exception
 
@@ -259,7 +259,7 @@ class _Async:
         self._iterator: AsyncIterator[Any] | None = None
 
     async def read(self, most: int) -> Sequence[Any]:
-        del most  # each may take long
+        del most  # read one at a time: each may take long
         if self._iterator is None:
             self._iterator = aiter(self._source)
         return [await outcome(_next_of(self._iterator), "the tasks")]
@@ -286,7 +286,7 @@ class _Threaded:
         self._lock = threading.Lock()
         self._found: list[Any] = []
         self._news: asyncio.Future[Any] | None = None
-        """Whom to tell about the next row."""
+        """Waits for the next row."""
         self._thread: threading.Thread | None = None
         self._is_closed = False
 

@@ -1,4 +1,4 @@
-"""What all routes of a replica work with."""
+"""The objects that all routes of a replica use."""
 
 from __future__ import annotations
 
