@@ -1,6 +1,6 @@
-"""How the small processes of a node detach from whatever started them.
+"""Detaches the small processes of a node from the process that started them.
 
-The standard library alone, because they import little else.
+This module imports only the standard library, because these processes import little else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files: atomic writes, advisory locks, and short reads of ``/proc``.
 
-The standard library alone, and not asyncio, because the small processes of a node (launcher,
-janitor) import it.
+This module imports only the standard library, without asyncio, because the small processes of a
+node (launcher, janitor) import it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where instances live on Ray: pure cores, thin ``@ray.remote`` shells, and the handles to them."""
+"""Instances on Ray: classes that decide, thin ``@ray.remote`` shells around them, and handles."""

@@ -1,4 +1,4 @@
-"""The Kubernetes API as ``aenv cluster`` uses it, and the permissions that this takes.
+"""The Kubernetes API as ``aenv cluster`` uses it, and the permissions that it needs for that.
 
 The ``kubernetes`` package provides connections, certificates and tokens. It reads a kube config or,
 in a pod, the service account.

@@ -1,8 +1,8 @@
-"""In which order the pods of a cluster are replaced by those of a new version: pure decisions.
+"""Decides in which order the pods of a cluster are replaced by a new version: pure decisions.
 
 A worker that is deleted drains first, by its ``preStop`` hook: it takes no new instances, and
-Kubernetes ends it once those that it has are gone, or after its grace period. KubeRay creates its
-replacement from the new template. The head is replaced last.
+Kubernetes ends the worker once its instances are gone, or after its grace period. KubeRay creates
+the replacement from the new template. The head is replaced last.
 """
 
 from __future__ import annotations

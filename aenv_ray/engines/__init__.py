@@ -1,1 +1,1 @@
-"""What makes sandboxes: one contract, an engine a file."""
+"""Engines, which create sandboxes: one contract, and a package for each engine."""

@@ -7,9 +7,9 @@ with ``observation``, ``reward``, ``terminated``, ``truncated`` and ``info``. Fo
 override `ToolGame`. If steps have no ``reward``, the last one has that of the environment.
 
 If the sandbox is lost, the step is the last of its episode: it repeats the observation, its reward
-is 0.0, ``truncated`` is set, and ``info["void"]`` is true. So it is if the reward fails for
-infrastructure after the last step. A trainer that bootstraps truncated episodes learns no return
-from it; one with a mask leaves out the steps with ``void``.
+is 0.0, ``truncated`` is set, and ``info["void"]`` is true. The same applies if the infrastructure
+fails while the reward is computed after the last step. A trainer that bootstraps truncated episodes
+learns no return from such a step; one with a mask leaves out the steps with ``void``.
 """
 
 from __future__ import annotations

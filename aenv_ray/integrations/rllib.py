@@ -3,8 +3,8 @@
     register_env("corridor", rllib.creator("corridor", task, observations, actions))
     config = PPOConfig().environment("corridor")
 
-Each env runner has a pool of its own. ``info["void"]`` of the last step tells void episodes; they
-are truncated, so that RLlib bootstraps them.
+Each env runner has its own pool. ``info["void"]`` of the last step marks void episodes; they are
+truncated, so that RLlib bootstraps them.
 """
 
 from __future__ import annotations

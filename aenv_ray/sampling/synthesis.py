@@ -1,4 +1,4 @@
-"""New tasks: of what a generator proposes, those that prove to be right are kept."""
+"""Synthesis of tasks: keeps the proposals of a generator that prove to be right."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A directory of shards: each writer has its own files, and one manifest lists them all.
 
-A writer needs no other writer, so runners on many nodes write into one directory. An unfinished
-shard is JSON Lines in either format, so a crash loses at most a torn line.
+Writers are independent of each other, so runners on many nodes can write into one directory. An
+unfinished shard is JSON Lines in either format, so a crash loses at most one incomplete line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which engines a node can run, and what is said if none can run an instance."""
+"""Finds the engines that a node can run, and words the error if no node can run an instance."""
 
 from __future__ import annotations
 

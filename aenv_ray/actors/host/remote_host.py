@@ -1,4 +1,4 @@
-"""A host actor as the controller and drivers see it."""
+"""The interface of a host actor that the controller and drivers use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Files of a scope's instances on the node, shared by its hosts and its janitor.
 
-The standard library and small modules alone, because the janitor imports it.
+This module imports only the standard library and small modules, because the janitor imports it.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ forward their streams, so each connection is a program started by the daemon
 (`aenv_ray.runtime.container.bridge`). This needs no port, network or option, and the daemon does
 not log these streams.
 
-There, a key authenticates host and sandbox to each other. The sandbox reads its key from standard
-input before any other program runs in it; on the node, only users of the daemon could read that,
-and they are root anyway. The key is never in a variable, label, mount or command, which the daemon
-shows to all its users.
+In the second case, a key authenticates host and sandbox to each other. The sandbox reads its key
+from standard input before any other program runs in it. On the node, only users of the daemon could
+read that input, and they are root anyway. The key is never in a variable, label, mount or command,
+because the daemon shows these to all its users.
 """
 
 from __future__ import annotations

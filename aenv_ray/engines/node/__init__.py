@@ -1,1 +1,1 @@
-"""What engines share on a node."""
+"""Parts that several engines use on a node."""

@@ -4,7 +4,7 @@ An entry is a file or directory below a cache, with a *mark* beside it, ``NAME.u
 that of the last use, its content the entry's size, and who uses the entry for long holds a shared
 lock on it. An entry that is not there must be created again when it is needed.
 
-The standard library and `aenv_ray.files` alone, because the launcher imports it.
+This module imports only the standard library and `aenv_ray.files`, because the launcher imports it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Each engine has one for each node, named by a hash of its scope because a socket
 bytes. It is private to its user and outlives the processes that use it. It is removed when its
 owner, the node's raylet, is gone.
 
-The standard library and `aenv_ray.errors` alone, because launcher and janitor import it.
+This module imports only the standard library and `aenv_ray.errors`, because the launcher and the
+janitor import it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs uv with pip's configuration of package sources, which uv does not read itself.
 
-The standard library alone: ``scripts/bootstrap.py`` uses it before anything is installed.
+This module imports only the standard library, because ``scripts/bootstrap.py`` uses it before
+anything is installed.
 """
 
 from __future__ import annotations

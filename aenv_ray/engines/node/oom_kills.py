@@ -1,6 +1,6 @@
 """The processes that the kernel of this node has killed for lack of memory.
 
-The standard library alone, because the launcher imports it.
+This module imports only the standard library, because the launcher imports it.
 """
 
 from __future__ import annotations

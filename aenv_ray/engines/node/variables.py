@@ -1,4 +1,4 @@
-"""What is the same in every engine: the variables of an instance, the size of its directory."""
+"""Variables of an instance and the size of its directory, the same for all engines."""
 
 from __future__ import annotations
 

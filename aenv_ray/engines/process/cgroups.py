@@ -1,10 +1,10 @@
 """A control group (cgroup v2) for each sandbox, below a directory that the operator delegates.
 
-With one, the kernel limits the memory of a sandbox as a whole, at once, and ends the sandbox if it
-needs more. Without, `aenv_ray.engines.process.resource_watch` measures it. Files and rules are
-those of the kernel's ``Documentation/admin-guide/cgroup-v2.rst``.
+With a control group, the kernel limits the memory of a sandbox as a whole, and ends the sandbox at
+once if it needs more. Without one, `aenv_ray.engines.process.resource_watch` measures the memory.
+The kernel's ``Documentation/admin-guide/cgroup-v2.rst`` describes the files and rules.
 
-The standard library alone, because the launcher imports it.
+This module imports only the standard library, because the launcher imports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episodes whose actions are texts of a model, for trainers that know no tool calls.
+"""Episodes whose actions are texts of a model, for trainers that do not support tool calls.
 
 A text calls tools as Qwen's and Hermes' models do, and gets their results in the same way:
 

@@ -1,9 +1,9 @@
-"""Turns of a model, as tokens, on an episode: for trainers that bring a model and no loop.
+"""Plays an episode with a model, as tokens: for trainers that provide a model, but no loop.
 
     outcome, tokens = await played(pool, task, lambda episode: turns(episode, …))
 
-What the model wrote is never encoded again: the tokens that follow it are appended to its own, so
-the trainer learns on exactly what was sampled.
+The model's own tokens are never decoded and encoded again: later tokens are appended to them. So
+the trainer learns from exactly the tokens that were sampled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tools of an environment in the form that all adapters build on.
 
 A model may cause some errors: it names a tool that does not exist, its arguments do not match, or
-its call takes too long. These become results with `is_error`, which it can react to. All other
-errors are raised, out of the framework's loop where it lets them through: they say nothing about
-the model, and an episode that meets one is void.
+its call takes too long. These become results with `is_error`, so that the model can react. All
+other errors are raised, and end the framework's loop if the framework lets them pass: they say
+nothing about the model, and the episode is void.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what a function returned to what the wire carries."""
+"""Converts the return values of functions to the wire format."""
 
 from __future__ import annotations
 

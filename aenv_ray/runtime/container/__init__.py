@@ -1,1 +1,1 @@
-"""What runs as process 1 of a container or pod, and in its sidecar."""
+"""The programs that run as process 1 of a container or pod, and in its sidecar."""

@@ -1,4 +1,4 @@
-"""Other environments, which the code of an environment calls.
+"""Calls from the code of an environment to other environments.
 
 In a tool, reward or function: ``current_call().env("other@1.0.0").call_tool("name", {…})``; in
 async code ``await current_call().env("other@1.0.0").aio.call_tool(…)``. The instance's host creates

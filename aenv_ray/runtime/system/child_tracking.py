@@ -1,4 +1,4 @@
-"""Which thread started which process, on kernels that do not tell.
+"""Tracks which thread started which process, on kernels that do not report it.
 
 Linux lists the children of each thread. Kernels like gVisor's do not, and report only the parent
 process of a process. There, every function with which Python starts a process is wrapped, and the

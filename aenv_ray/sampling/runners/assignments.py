@@ -1,4 +1,4 @@
-"""Which runner plays which tasks, and what becomes of the tasks of a runner that is lost."""
+"""Decides which runner plays which tasks, and hands the tasks of a lost runner out again."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 An agent must not be able to leave the mean by ending an episode that it is losing (invariant 14),
 and a failure of the infrastructure must not become a reward (invariant 2). So an episode counts if
-the agent, or what it did in the sandbox, can have kept it from its result; in doubt it counts, and
-its status tells it from one that has a result.
+the agent, or its actions in the sandbox, may be the reason why there is no result. If in doubt, the
+episode counts; its status distinguishes it from an episode with a result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programming problems in the formats of HumanEval, MBPP and LiveCodeBench, as tasks of ``code``.
 
-The formats are told by their fields. Hidden tests become arguments of the reward, which reach a
-sandbox only when it is graded; the agent is given the public ones.
+The formats are recognized by their fields. Hidden tests become arguments of the reward, which reach
+a sandbox only for grading; the agent gets the public tests.
 
 Sources: the data files of https://github.com/openai/human-eval,
 https://github.com/google-research/google-research/tree/master/mbpp, and the loader

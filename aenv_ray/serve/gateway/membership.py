@@ -1,4 +1,4 @@
-"""Which replicas of the gateway are alive, by the heartbeats that they write to the hub."""
+"""Finds the live replicas of the gateway by the heartbeats that they write to the hub."""
 
 from __future__ import annotations
 
