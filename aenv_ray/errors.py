@@ -422,7 +422,7 @@ def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> Aen
 
     Args:
         data: ``code``, ``message`` and optional context. An unknown code becomes `InternalError`.
-        instance_id: For instance errors without an id.
+        instance_id: The id for instance errors that have none.
     """
     cls = _BY_CODE.get(str(data.get("code")), InternalError)
     context: dict[str, Any] = {"hint": data.get("hint")}

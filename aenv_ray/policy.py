@@ -257,7 +257,7 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
     """Return the policy that settings make.
 
     Args:
-        settings: The operator's.
+        settings: The operator's settings.
         behind_gateway: Whether a gateway runs, so that ``AENV_POLICY=auto`` means ``strict``, and
             isolation is required unless ``AENV_ISOLATION`` says otherwise.
 

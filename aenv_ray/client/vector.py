@@ -78,7 +78,7 @@ class VectorEnvironment:
         """Call a tool on instances and wait for all of them.
 
         Args:
-            tool: Its name.
+            tool: Name of the tool.
             arguments: Arguments for each instance.
             indices: The instances, without repetition. None: all.
             timeout_s: Seconds for each call.
@@ -142,7 +142,7 @@ class VectorEnvironment:
         ready together.
 
         Args:
-            tool: Its name.
+            tool: Name of the tool.
             arguments: Arguments for each instance.
             indices: The instances, without repetition. None: all.
             timeout_s: Seconds for each call.

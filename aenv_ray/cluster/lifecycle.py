@@ -197,7 +197,7 @@ class Lifecycle:
 
         Args:
             documents: As for `apply`.
-            timeout_s: For the whole upgrade.
+            timeout_s: Timeout of the whole upgrade.
             at_once: Maximum number of workers that may be missing at a time.
             everything: Replace all pods. False: those with another image than the wanted one.
             force: As for `apply`.
@@ -235,7 +235,7 @@ class Lifecycle:
         """Set the bounds between which the autoscaler scales a group of workers.
 
         Args:
-            group: Its name.
+            group: Name of the worker group.
             least: The minimum, which runs without demand.
             most: The maximum. None: unchanged, or `least` if that is greater.
 
@@ -280,7 +280,7 @@ class Lifecycle:
         records from Redis. Network policies are deleted last, so that they protect every sandbox.
 
         Args:
-            timeout_s: For the whole deletion.
+            timeout_s: Timeout of the whole deletion.
             storage: Also delete volumes and Secrets.
 
         Returns:

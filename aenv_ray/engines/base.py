@@ -338,7 +338,7 @@ def check_os(config: EnvironmentConfig, own: str, whose: str) -> None:
     """Check that a project is for the operating system of the sandboxes.
 
     Args:
-        config: The project's.
+        config: The project's config.
         own: The sandboxes' operating system: ``linux``, ``darwin`` …
         whose: What runs it, for the message, for example ``this node``.
 

@@ -277,9 +277,9 @@ class Hub(ABC):
         Args:
             role: What it may do.
             owner: The owner of the token.
-            instance_id: For role agent, and only for it: the instance.
+            instance_id: The instance of an agent; only for the role agent.
             ttl_s: None: it does not expire.
-            note: For people.
+            note: A note, shown in listings.
             secret: None: a new one. The secret does not leave this process; the hub stores a hash.
 
         Raises:

@@ -385,7 +385,7 @@ class DirectoryFiles(ArtifactFiles):
 
     Args:
         directory: Created at the first write.
-        clock: For the age of unfinished files.
+        clock: Clock for the age of unfinished files.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:

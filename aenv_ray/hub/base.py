@@ -74,7 +74,7 @@ class HubBase(Hub, ABC):
 
     Args:
         redis: A client from `aenv_ray.hub.connection`.
-        clock: For deadlines.
+        clock: Clock for deadlines.
         prefix: Prefix of all keys, different for hubs that share a Redis.
         where: The address of Redis for messages, without credentials.
     """

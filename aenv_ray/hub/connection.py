@@ -76,7 +76,7 @@ def connect(url: str, answer_s: float = ANSWER_S, *, password: str | None = None
     Args:
         url: As in `AENV_REDIS_URL`.
         answer_s: Deadline of a command.
-        password: For a URL without one. None or empty: no password.
+        password: Password, if the URL has none. None or empty: no password.
 
     Raises:
         ConfigError: The URL is malformed.

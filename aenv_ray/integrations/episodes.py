@@ -207,7 +207,7 @@ class LiveEpisode:
         """Call a tool; the call is a step of the episode.
 
         Args:
-            tool_name: Its name.
+            tool_name: Name of the tool.
             arguments: Arguments by name.
             timeout: Seconds. None: 60.
 

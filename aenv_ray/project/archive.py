@@ -92,7 +92,7 @@ def check_size(what: str, size_bytes: int, files: int) -> None:
     """Check the size limits of a project.
 
     Args:
-        what: For messages: ``project /path``, ``the archive``.
+        what: Name in messages: ``project /path``, ``the archive``.
         size_bytes: Total size of its files.
         files: Number of files.
 
@@ -129,7 +129,7 @@ def read_tar(tar: tarfile.TarFile, what: str) -> Iterator[Member]:
 
     Args:
         tar: Opened with `CarefulTarInfo`, with a bounded size.
-        what: For messages.
+        what: Name in messages.
 
     Raises:
         ConfigError: A member is of another type, or there are too many, or they are too large.
@@ -164,7 +164,7 @@ def write_members(members: Iterable[Member], directory: Path, what: str) -> None
     Args:
         members: The members, in any order.
         directory: An existing, empty directory.
-        what: For messages.
+        what: Name in messages.
 
     Raises:
         ConfigError: A member is outside the directory or leads out of it, has the name of another,

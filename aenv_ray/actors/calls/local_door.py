@@ -55,7 +55,7 @@ class LocalDoor:
     Args:
         handle: Handle of the instance.
         role: What the connection may be used for.
-        introduction: For this role, if the host has given one already.
+        introduction: An introduction for this role, if the host has given one already.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class InstanceTable:
     Args:
         engines: Engines of the host.
         store: Store of the records.
-        clock: The host's.
+        clock: The host's clock.
         on_sandbox: Called with each instance and its sandbox, new or adopted.
         on_end: Called with each instance that has ended.
 

@@ -66,7 +66,7 @@ class ModelRelay:
 
     Args:
         given: The settings of this process: endpoint, model, key and limits.
-        http: For tests. None: a new client, at the first request.
+        http: HTTP client, for tests. None: a new client, at the first request.
     """
 
     def __init__(self, given: Settings, http: httpx.AsyncClient | None = None) -> None:

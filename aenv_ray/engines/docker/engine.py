@@ -64,12 +64,12 @@ class DockerEngine(Engine):
 
     Args:
         host_id: Identifies the sandboxes of a host, also after its restart.
-        runtime_dir: For sockets; short, and the same path for the daemon.
-        data_dir: For kits; the same path for the daemon.
+        runtime_dir: Directory for sockets; a short path, and the same one for the daemon.
+        data_dir: Directory for kits; the same path for the daemon.
         scope: The Ray node; each scope has one janitor.
         owner_pid: Process with which everything ends: the raylet.
         address: The address of the daemon: ``unix:///path``.
-        image: For projects that name none.
+        image: Image of projects that name none.
         runtime: OCI runtime for projects that name none; None for the daemon's default.
         docker_config: Directory of Docker's ``config.json``, with the logins for registries.
         grace_s: How long containers wait for a host that went away.

@@ -116,7 +116,7 @@ class DockerFiles:
         """Return the deadline of a container, in seconds since the epoch.
 
         Args:
-            name: The container's.
+            name: The name of the container.
             labelled: The deadline on its label, valid unless `set_deadline` has overridden it.
         """
         with contextlib.suppress(OSError, ValueError):

@@ -148,9 +148,9 @@ class DockerImages:
 
     Args:
         client: The client of the node's daemon.
-        credentials: For registries.
+        credentials: Logins for registries.
         own_labels: Labels of containers that inspect an image; the janitor finds them by these.
-        cache_dir: For kits and facts about images; shared by all hosts of the node.
+        cache_dir: Directory of kits and facts about images; shared by all hosts of the node.
         clock: Wall clock.
     """
 

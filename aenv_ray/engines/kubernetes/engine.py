@@ -70,7 +70,7 @@ class KubernetesEngine(Engine):
         runtime_dir: Directory for the key of this pod's hosts; it ends with the pod.
         data_dir: Cache directory for runtime kits.
         scope: Distinguishes the hosts of one Ray node from those of others.
-        settings: The operator's.
+        settings: The operator's settings.
         client: The client of the API. None: with this pod's service account.
         schedule_s: How long a pod may wait for a node.
         policy: Returns what projects may request of images.

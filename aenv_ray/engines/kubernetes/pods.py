@@ -187,8 +187,8 @@ class Pods:
         """Delete a pod, and return when it is gone; a pod that does not exist is not an error.
 
         Args:
-            name: The pod's.
-            uid: The pod's. "": any pod of that name.
+            name: The name of the pod.
+            uid: The uid of the pod. "": any pod of that name.
 
         Raises:
             FabricUnavailable: Its node did not end it in time.

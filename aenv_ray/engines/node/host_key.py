@@ -44,7 +44,7 @@ class HostKey:
         """Derive a secret of one sandbox.
 
         Args:
-            name: The sandbox's.
+            name: The name of the sandbox.
             nonce: Distinguishes it from other sandboxes of that name.
             purpose: Distinguishes the secrets of one sandbox.
         """

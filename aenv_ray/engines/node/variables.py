@@ -34,8 +34,8 @@ def instance_variables(spec: SandboxSpec, isolation: str, python: str) -> dict[s
 
     Args:
         spec: The instance.
-        isolation: Its kind. Only ``namespaces`` has a fixed work directory; elsewhere the runtime
-            sets ``HOME``.
+        isolation: Kind of isolation. Only ``namespaces`` has a fixed work directory; elsewhere the
+            runtime sets ``HOME``.
         python: Path of its interpreter.
     """
     variables = shared_variables(spec, WORK, python)

@@ -68,15 +68,15 @@ class ProcessEngine(Engine):
     """Sandboxes as processes of the node's launcher.
 
     Args:
-        host_id: A restarted host finds its sandboxes by it.
-        runtime_dir: For sockets; a short path.
-        data_dir: For caches.
+        host_id: Id of the host, by which a restarted host finds its sandboxes.
+        runtime_dir: Directory for sockets; its path must be short.
+        data_dir: Directory for caches.
         scope: Name of the Ray node; each scope has its own launcher.
         owner_pid: The raylet; the launcher and all sandboxes end with it.
-        isolation: ``auto``, ``none`` or ``required``; or returns that, for each start.
-        storage_dir: For storage that outlives sandboxes. None: in the data directory.
-        requirements_cache: For virtual environments. None: in the data directory.
-        cgroup: For control groups of sandboxes. None: they have none.
+        isolation: ``auto``, ``none`` or ``required``, or a function that returns it for each start.
+        storage_dir: Directory of storage that outlives sandboxes. None: below the data directory.
+        requirements_cache: Directory of virtual environments. None: below the data directory.
+        cgroup: Directory of the sandboxes' control groups. None: they have none.
     """
 
     name = "process"
@@ -120,7 +120,7 @@ class ProcessEngine(Engine):
     ) -> list[Sandbox | AenvError]:
         await self._launcher.connect()
         results = await self._start(specs)
-        # Start a template again that was idle or died: once.
+        # If the template was ended as idle, or died, start it again, but only once.
         again = [spec for spec in specs if results[spec.instance_id] is None]
         if again:
             results |= await self._start(again)

@@ -62,7 +62,7 @@ MAX_DEAD_SPARES: Final = 3
 """A start fails when this many processes died before they became the instance."""
 SWEEP_S: Final = 0.5
 MAX_UNREPORTED: Final = 4096
-"""Ends that are remembered for hosts that are away."""
+"""Maximum number of ends that are remembered for hosts that are away."""
 TTL_PASSED: Final = "its TTL passed"
 HOST_GONE: Final = "its host is gone"
 _LOCK_DEADLINE_S: Final = 0.2
@@ -73,7 +73,7 @@ class InstanceFiles:
     """A launcher's files for its instances: sockets, logs, work directories.
 
     Args:
-        directory: The launcher's.
+        directory: The launcher's directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -128,7 +128,7 @@ class Launcher:
     """The event loop.
 
     Args:
-        directory: For its socket, and for the sockets and logs of instances.
+        directory: Directory for its socket, and for the sockets and logs of instances.
         clock: Wall-clock seconds; deadlines are compared across processes.
         grace_s: How long instances outlive the connection of their host.
     """

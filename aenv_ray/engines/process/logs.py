@@ -36,7 +36,7 @@ POLL_S: Final = 0.1
 """How often a follower looks for new output."""
 _PIECE_BYTES: Final = 65_536
 _LAST_PIECES: Final = 16
-"""Read from a pipe for the end of its log: more than any of our pipes holds."""
+"""Bytes to read from a pipe for the end of its log: more than any of our pipes holds."""
 _MARK: Final = re.compile(rb"\[log cut: the first (\d+) bytes are gone\]\n")
 
 
@@ -97,8 +97,8 @@ class Logs:
     """The logs that a launcher writes.
 
     Args:
-        selector: The launcher's; its data are functions that are called with ``(fileobj, events)``.
-        directory: For the files.
+        selector: The launcher's selector; its data are functions that take ``(fileobj, events)``.
+        directory: Directory of the files.
     """
 
     def __init__(self, selector: selectors.BaseSelector, directory: Path) -> None:

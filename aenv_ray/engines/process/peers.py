@@ -30,7 +30,7 @@ class Peers:
     """The connections of a launcher.
 
     Args:
-        selector: The launcher's.
+        selector: The launcher's selector.
         on_message: Called with each message.
         on_away: Called with a host's id when its last connection is closed.
     """

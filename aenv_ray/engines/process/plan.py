@@ -175,7 +175,7 @@ def why_not_from_template(
     Args:
         spec: The instance.
         shared: The variables with which the template imported the code.
-        report: The template's; its ``env_reads`` are the variables that the code read then.
+        report: The template's report; its ``env_reads`` are the variables that the code read then.
     """
     if spec.arguments:
         return "it has arguments, which its code may read at import"

@@ -81,7 +81,7 @@ _JAILER_VARIABLES: Final = {
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""Nothing of the project's: the jailer runs outside the sandbox."""
+"""Variables of the jailer. The project's variables are not set: it runs outside the sandbox."""
 NAMESPACES_REQUIRED: Final = "namespaces are required, but the kernel allows none"
 _DIED: Final = "its template process died"
 _EXIT_CODE_S: Final = 0.1
@@ -94,24 +94,24 @@ class InstanceProcess:
     id: str
     host: str
     template: str
-    """Its key."""
+    """The key of its template."""
     deadline: float
     item: dict[str, Any]
-    """The request."""
+    """The request for it."""
     boot_by: float
     fork: Fork | None = None
     """Its process; None while the instance waits for one."""
     dead_spares: int = 0
     """Processes assigned to it that died while they were still spares."""
     reply: tuple[Peer, int] | None = None
-    """Who asked for it, with the request's number; None once answered."""
+    """The host that asked for it, and the number of the request; None once answered."""
     status: str = "starting"
     stoppers: list[tuple[Peer, int]] = field(default_factory=list)
-    """Who asked for its end."""
+    """The hosts that asked for its end, with the numbers of their requests."""
     cause: str = ""
     """Why it is being ended; "" unless the launcher ends it."""
     inside: InsideCause | None = None
-    """Set if it is being ended for what happened in it, as for a limit that it exceeded."""
+    """Set if it is ended because of something inside it, such as an exceeded limit."""
     oom_kills: int = 0
     """How many processes the node had killed for lack of memory when this one started."""
 
@@ -148,12 +148,12 @@ class Fork:
     """A process that was ordered from a template: first a spare, then an instance."""
 
     number: int
-    """Identifies it at the template."""
+    """Its number, by which the template knows it."""
     channel: socket.socket
     """The channel to the process, until the instance has started."""
     pid: int = 0
     pidfd: int = -1
-    """Readable when the process has ended; -1 before it is a spare."""
+    """A descriptor that is readable once the process has ended; -1 before it is a spare."""
     instance: str = ""
     """Id of its instance; empty for a spare."""
     status: int | None = None
@@ -161,11 +161,11 @@ class Fork:
     sweeps: int = 0
     """Sweeps since it ended without a status."""
     is_gone: bool = False
-    """Its end is known."""
+    """Whether its end is known."""
     group: SandboxGroup | None = None
     """Its control group, until it has ended."""
     ran_out_of_memory: bool = False
-    """The kernel ended it because of the limit of its group."""
+    """Whether the kernel ended it because of the limit of its group."""
 
     def has_ended(self) -> bool:
         """Return whether the process has ended, known or not."""
@@ -205,7 +205,7 @@ class TemplateProcess:
     forked: int = 0
     """Number of processes ordered so far."""
     ordered: dict[int, Fork] = field(default_factory=dict)
-    """Processes that were ordered and are not spares yet, by number; so are the next three."""
+    """Ordered processes that are not spares yet. The key is their number, as in the next three."""
     spares: dict[int, Fork] = field(default_factory=dict)
     """Processes that wait for an instance, oldest first."""
     instances: dict[int, Fork] = field(default_factory=dict)
@@ -217,11 +217,11 @@ class TemplateProcess:
     no_spares_before: float = 0.0
     """Until then no spare is ordered ahead, because one could not be created, or died."""
     has_raised: bool = False
-    """The project's code raised when it was loaded."""
+    """Whether the project's code raised when it was loaded."""
     env_reads: list[str] = field(default_factory=list)
-    """Variables that code which failed to load had read."""
+    """If the code failed to load: the variables that it had read."""
     held: list[FileLock] = field(default_factory=list)
-    """Keep the project and its virtual environment in the node's caches."""
+    """Locks that keep the project and its virtual environment in the node's caches."""
 
     @property
     def log(self) -> str:
@@ -255,10 +255,10 @@ class Templates:
     """The templates of a launcher: started on request, ended when they hang or are idle.
 
     Args:
-        directory: The launcher's.
-        selector: The launcher's.
+        directory: The launcher's directory.
+        selector: The launcher's selector.
         peers: The hosts that request templates.
-        logs: For the output of templates.
+        logs: The logs for the output of templates.
         clock: Returns seconds since the epoch.
         on_spare: Called with a template that has a new spare.
         on_refused: Called with ``(template, why)`` when it could not fork a spare.
@@ -480,7 +480,7 @@ class Templates:
     def _on_readable(self, template: TemplateProcess) -> None:
         for _ in range(_PACKETS_AT_A_TIME):
             try:
-                data = template.control.recv(PACKET_BYTES)  # without descriptors: they are dropped
+                data = template.control.recv(PACKET_BYTES)  # drops any descriptors
             except BlockingIOError:
                 return
             except OSError:
@@ -729,7 +729,7 @@ def _start(
     """Start a template process.
 
     Args:
-        key: Its name.
+        key: The name of the template.
         setup: Contains ``runtime_path``, where the jailer finds this package.
         first: The first message to it.
         output: Descriptor of its log.
@@ -777,7 +777,7 @@ def _receive_from_fork(channel: socket.socket) -> tuple[bytes, int]:
     Raises:
         BlockingIOError: There is no packet.
     """
-    room = socket.CMSG_SPACE(_CREDENTIALS.size)  # for nothing else
+    room = socket.CMSG_SPACE(_CREDENTIALS.size)  # no room for descriptors: they are dropped
     data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, room, socket.MSG_DONTWAIT)
     for _, kind, content in ancillary:
         if kind == socket.SCM_CREDENTIALS:

@@ -112,7 +112,7 @@ class Build:
     Args:
         project_dir: Unpacked project.
         cache_dir: The directory of all environments.
-        requirements: The project's.
+        requirements: The project's requirements.
         isolation: As for `ensure`.
         interpreter: Its Python.
         is_jailed: Build it in a sandbox. Environments that were not are never used as if they were.

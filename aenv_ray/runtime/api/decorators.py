@@ -35,7 +35,7 @@ def register_tool(
     Args:
         function: Sync (runs in a thread) or async.
         name: The tool's name. None: the function's name.
-        description: For the model. None: the docstring up to its first section.
+        description: Description for the model. None: the docstring up to its first section.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
         idempotent: Whether a second call with the same arguments has no further effect.
         input_schema: JSON Schema of the arguments, shown to callers as it is. The arguments are

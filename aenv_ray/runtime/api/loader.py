@@ -214,7 +214,7 @@ class BareNames(MetaPathFinder):
 
     Args:
         root: The package's directory.
-        package: Its name.
+        package: The package's name.
     """
 
     def __init__(self, root: Path, package: str) -> None:

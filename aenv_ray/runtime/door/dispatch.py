@@ -574,7 +574,7 @@ class _Batch:
     Args:
         key: The key of the batch.
         params: ``calls``, each with ``name`` and ``arguments``, and ``parallel``.
-        timeout_s: For all of them together.
+        timeout_s: Timeout of all calls together.
         on_outcome: Called with the key and the outcome, by every `finish`.
 
     Raises:

@@ -133,8 +133,8 @@ class Leftovers:
     def _writable_elsewhere(self) -> list[str]:
         """Return files and directories that the agent could change, apart from the roots.
 
-        They are those that could be changed at the start, and what was created in them, which the
-        change of a directory tells. So they are listed once.
+        They are those that the agent could change at the start, and those that were created in
+        them since, which shows as a change of their directory. So one listing is enough.
         """
         skipped = {_identity(root) for root in self._roots} | {_identity("/proc")}
         user = os.getuid()

@@ -136,7 +136,7 @@ def _sockets() -> tuple[str, ...]:
 
 
 def _is_private(mount: _Mount) -> bool:
-    """Whether a mount below a directory that sandboxes see is not for them.
+    """Whether a mount below a directory that sandboxes see must be hidden from them.
 
     What someone mounts into a node's system directories may be a Secret, whose files every user of
     its container can read. Kubernetes and Docker keep secrets in memory. Other mounts may be
@@ -190,7 +190,7 @@ def _python_paths(python: str) -> list[str]:
         wanted += [sys.prefix, sys.exec_prefix]
         wanted += [p for p in (*site.getsitepackages(), *sys.path) if os.path.isabs(p)]
     else:
-        # A virtual environment, and the interpreter that it is of.
+        # A virtual environment, and the interpreter on which it is based.
         links = [python, os.path.realpath(python)]
         links += [os.readlink(python)] if os.path.islink(python) else []
         wanted += [str(Path(link).parent.parent) for link in links if os.path.isabs(link)]

@@ -68,7 +68,7 @@ class StartPlan:
         self._last_need = -math.inf
 
     def resize(self, concurrency: int) -> None:
-        """Change the most episodes at once."""
+        """Change the maximum number of episodes at once."""
         self._most_ahead = min(concurrency, MOST_AHEAD)
         self.most = concurrency + self._most_ahead
         """Maximum number of instances at once, in whatever state."""
@@ -169,7 +169,7 @@ class InstanceSource:
         self._is_closed = False
 
     def resize(self, concurrency: int) -> None:
-        """Change the most episodes at once."""
+        """Change the maximum number of episodes at once."""
         self._plan.resize(concurrency)
 
     def start_ahead(self) -> None:
@@ -259,14 +259,14 @@ class InstanceSource:
             await instance.env.connect_directly()
 
     def release(self, instance: Instance) -> None:
-        """Disconnect from an instance and release it; its place is counted until it is gone."""
+        """Disconnect from an instance and release it; it counts as live until it is gone."""
         self._connected.discard(instance.env.instance_id)
         self._ended.append(instance)
         if self._releaser is None or self._releaser.done():
             self._releaser = asyncio.create_task(self._release_ended())
 
     def give_back(self, instance: Instance) -> None:
-        """Return an instance in which nothing has been done; after `close` it is released."""
+        """Take back an instance that was not used; after `close` it is released."""
         if self._is_closed:
             self.release(instance)
         else:

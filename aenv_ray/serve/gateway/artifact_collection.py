@@ -27,7 +27,7 @@ class ArtifactCollector:
     Args:
         hub: Knows who uploaded what, and what is published.
         store: Holds the artifacts.
-        clock: For their age.
+        clock: Clock for the age of artifacts.
         replica: Name of this replica.
     """
 

@@ -108,7 +108,7 @@ def bring_up(settings: GatewaySettings, secret: str | None) -> None:
     Disconnects from Ray afterwards.
 
     Args:
-        settings: The gateway's; a gateway that runs with other settings is replaced.
+        settings: Settings of the gateway; one that runs with other settings is replaced.
         secret: The administrator token; None: none is created.
 
     Raises:

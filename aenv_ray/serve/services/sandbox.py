@@ -40,7 +40,7 @@ class ReplicaSandbox:
 
     Args:
         make: Creates an instance with a TTL of `LEASE_S`.
-        clock: For deadlines.
+        clock: Clock for deadlines.
         healthy_within_s: How long an environment may take to become healthy.
     """
 

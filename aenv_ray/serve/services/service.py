@@ -55,7 +55,7 @@ class Services:
     Args:
         hub: Stores the records.
         resolve: Finds projects by reference.
-        clock: For times in records.
+        clock: Clock for times in records.
         apps: The applications of services.
         delete_data: Deletes the data of a storage volume.
         policy: Returns what environments may request.
@@ -91,8 +91,8 @@ class Services:
         """Create a service.
 
         Args:
-            reference: Its environment.
-            owner: Its owner.
+            reference: The service's environment.
+            owner: The service's owner.
             name: None makes one up from the environment's name.
             wait: Return once all replicas are healthy, instead of at once.
             storage: The requested storage; one with this service name and owner is reused.
@@ -347,7 +347,7 @@ class _Rollbacks:
     Args:
         records: The records of all services.
         apps: The applications of all services.
-        clock: For times in records.
+        clock: Clock for times in records.
     """
 
     def __init__(self, records: ServiceRecords, apps: Apps, clock: Clock) -> None:

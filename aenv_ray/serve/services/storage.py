@@ -98,7 +98,7 @@ class Storages:
 
     Args:
         hub: Stores the records.
-        clock: For times in records.
+        clock: Clock for times in records.
         delete: Deletes the data of a storage volume.
     """
 
@@ -236,8 +236,8 @@ async def placed(
     """Return a service's storage for its next sandbox, and the nodes on which that can run.
 
     Args:
-        records: The hub's.
-        mount: The service's.
+        records: The hub's records.
+        mount: The service's storage mount.
         engine: The engine of the sandbox.
 
     Returns:
