@@ -46,7 +46,7 @@ from aenv_ray.engines.process.reports import (
     read_fork_report,
     read_template_report,
 )
-from aenv_ray.engines.process.resource_watch import DEFAULT_SHARE, read_node
+from aenv_ray.engines.process.resource_watch import DEFAULT_LIMIT_SHARE, read_node
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock
 from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES
@@ -466,7 +466,7 @@ class Templates:
         limit = template.setup["jail"]["memory_bytes"]
         if limit is None:
             node = read_node()
-            limit = int(DEFAULT_SHARE * node.total_bytes) if node is not None else sys.maxsize
+            limit = int(DEFAULT_LIMIT_SHARE * node.total_bytes) if node is not None else sys.maxsize
         name = f"{short_name(template.key)}-{template.process.pid}-{fork.number}"
         fork.group = groups.add(name, fork.pid, memory_bytes=limit, processes=MAX_PROCESSES)
 
