@@ -219,7 +219,7 @@ class Environment:
         return backend
 
     async def _create(self, create: Callable[[], Awaitable[BackendT]]) -> BackendT:
-        """Create the instance, again after errors that may pass."""
+        """Create the instance; try again after transient errors."""
         pause_s = _FIRST_PAUSE_S
         for attempt in range(self.max_retries + 1):
             try:

@@ -165,12 +165,13 @@ class GatewayPolicy:
 
     @contextmanager
     def translated(self, method: str, path: str, repeatable: bool | None = None) -> Iterator[bool]:
-        """Raise errors of ours in place of httpx's that leave the block.
+        """Translate httpx's errors that leave the block into ours.
 
         Args:
             method: The request's HTTP method.
             path: Its path, for messages.
-            repeatable: As for `pause_before_retry`; a lost response is then no unknown outcome.
+            repeatable: As for `pause_before_retry`. If true, a lost response is not an unknown
+                outcome.
                 None: depends on the method.
 
         Yields:

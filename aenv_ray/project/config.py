@@ -87,7 +87,7 @@ class DeployConfig(_ProjectSection):
     cpu: str | float | None = None
     """Cores: ``2``, ``"2C"``, ``"500m"``. None: no limit."""
     memory: str | int | None = None
-    """``"4G"`` or ``"4Gi"``. None: no limit."""
+    """``"4G"`` or ``"4Gi"``. None: no limit; with the process engine, half of the node's memory."""
     ephemeral_storage: str | int | None = Field(default=None, alias="ephemeralStorage")
     """Size limit of the work directory and of a container's writable layer."""
     os: str | None = None

@@ -63,7 +63,7 @@ class ChatModel(Protocol):
         Raises:
             ContextFull: The conversation is too long.
             Filtered: A filter refuses it.
-            EndpointUnavailable: No answer could be had; the episode is void.
+            EndpointUnavailable: The endpoint gave no answer; the episode is void.
         """
         ...
 
@@ -84,7 +84,7 @@ class ChatOptions:
         images: Pass images in results on to the model, which must accept them.
         parallel: Run the calls of one answer concurrently rather than in order.
         call_timeout_s: Deadline of a tool call, in seconds.
-        result_characters: Longest result that the model gets; the rest is cut, which it is told.
+        result_characters: Longest result that the model gets. The rest is cut, with a note.
     """
 
     system: str = SYSTEM
@@ -123,7 +123,7 @@ class ChatOptions:
             if completion.cost is None and self.max_cost is not None:
                 raise ConfigError(
                     f"the endpoint did not report the cost of an answer, so that max_cost "
-                    f"{self.max_cost:g} cannot be kept",
+                    f"{self.max_cost:g} cannot be enforced",
                     hint="give prices=(IN, OUT) for a million tokens (--price IN,OUT)",
                 )
             return completion.cost
@@ -266,7 +266,7 @@ class _Conversation:
         return [call.result() for call in calls]
 
     async def _call(self, request: ToolRequest) -> ToolResult:
-        """Run a call; what the tool or the request has against it is an error for the model."""
+        """Run a call; an error of the tool or of the request becomes a message to the model."""
         try:
             name = self._tools.own_name(request.name)
             arguments = openai_arguments(name, request.arguments)
@@ -280,7 +280,7 @@ class _Conversation:
 
 
 def shown_text(result: ToolResult, options: ChatOptions) -> str:
-    """Return the text that a model gets of a result; what it does not get, it is told of."""
+    """Return the text of a result for a model, with notes about what was left out."""
     parts = []
     for block in result.content:
         if block.get("type") == "text":
@@ -309,7 +309,7 @@ def image_part(image: Mapping[str, Any]) -> Message:
 
 
 def image_note(image: Mapping[str, Any]) -> Message:
-    """Return what stands for an image in a record: its attachments."""
+    """Return the note that replaces an image in a record; it names the attachment."""
     names = [f"{one.media_type}, attachment {one.digest}" for one in attached([image], "")]
     return {"type": "text", "text": f"[{', '.join(names) or 'an empty image'}]"}
 

@@ -32,7 +32,7 @@ ATTEMPTS: Final = 6
 LONGEST_PAUSE_S: Final = 60.0
 _FIRST_PAUSE_S: Final = 0.5
 _LIMIT_BYTES: Final = 64 * 2**20
-"""Longest answer that is read; a longer one is nonsense."""
+"""Longest answer that is read; a longer one is invalid."""
 _SHOWN_CHARACTERS: Final = 300
 _RETRIED: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which a request is sent again."""
@@ -205,7 +205,7 @@ class Endpoint:
 
 
 class _Failed(Exception):
-    """A request failed in a way that may pass."""
+    """A request failed, but may succeed if it is repeated."""
 
     def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
         super().__init__(message)
