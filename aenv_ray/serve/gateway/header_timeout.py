@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from aenv_ray.serve.gateway.write_coalescing import CoalescingTransport
+
 HEAD_S = 60.0
 """Maximum time from the start of the wait for a request to the end of its head."""
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -27,7 +29,7 @@ class HeadTooLarge(Exception):
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, with limits on heads."""
+    """Uvicorn's protocol, with limits on heads; a response leaves in one write if it is small."""
 
     cycle: Any
     """The latest request and its answer; None before the first."""
@@ -42,7 +44,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
         """Bytes received since the current head began; limits a header that never ends."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
-        super().connection_made(transport)
+        super().connection_made(CoalescingTransport(transport, self.loop))  # type: ignore[arg-type]
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
