@@ -266,5 +266,5 @@ async def test_a_sample_that_slime_aborts_has_no_reward(
 
 
 def test_the_example_has_a_function_for_slime() -> None:
-    example = Path(__file__).parents[3] / "examples/integrations/trainers/slime_rollouts.py"
+    example = Path(__file__).parents[4] / "examples/integrations/trainers/slime_rollouts.py"
     assert asyncio.iscoroutinefunction(runpy.run_path(str(example))["custom_generate"])
