@@ -32,6 +32,11 @@ CLAIM_S: Final = 5.0
 """If a spare does not answer a claim within this time, it is ended and a new host is started."""
 
 
+PAUSE_S: Final = 0.3
+"""Between a create and the start of the next spare, which takes a whole core for half a second: the
+first call of the new instance comes first."""
+
+
 class SpareKind(NamedTuple):
     """What a spare host is for."""
 
@@ -195,6 +200,7 @@ class SpareHosts:
 
     async def _refill(self) -> None:
         """Start missing spares one after another, unless creates are under way."""
+        await asyncio.sleep(PAUSE_S)
         while not self._is_busy() and (kind := self._plan.missing(_now())) is not None:
             name = new_instance_id(kind.environment)
             self._starting = {name}
