@@ -122,8 +122,9 @@ async def test_a_service_that_no_node_can_run_is_refused(
     boxes = CREATE | {"service_name": "boxes"} | fields
     answer = await ann.post("/env-service", json=boxes)
     assert answer.status_code == 503
-    assert "1 with process" in answer.json()["message"]
-    assert "choose an engine" in answer.json()["hint"]
+    error = answer.json()["error"]
+    assert "1 with process" in error["message"]
+    assert "choose an engine" in error["hint"]
     refused = await error_of(ann, "PUT", "/env-service/desk", **fields)
     assert refused == (503, "fabric_unavailable")
     assert (await ann.put("/env-service/desk", json={"replicas": 3})).status_code == 200
