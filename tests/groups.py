@@ -17,6 +17,7 @@ GROUPS: Final = {
     "ray": (
         "ray/instances",
         "ray/hub",
+        "ray/nodes/test_demand.py",
         "ray/nodes/test_remote_tasks.py",
         "e2e/test_quickstart.py",
         "e2e/test_examples.py",

@@ -139,6 +139,8 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     with gateway(system_url, api_key, timeout) as client, interrupts():
         create_request = _CreateRequest(client, name, wanted, startup_timeout, max_retries)
         made = create_request.send(None if skip_health else _expect_healthy)
+        if engine is None:
+            console.say(f"engine: {', '.join(sorted({one.engine for one in made}))}")
         # Once the instance is shown, Ctrl-C is the regular way to end the command.
         end = contextlib.nullcontext() if keep_alive else contextlib.suppress(KeyboardInterrupt)
         with _released(client, [] if keep_alive else made), end:

@@ -324,6 +324,10 @@ def _settled(client: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAns
     return found
 
 
+def _chosen(found: ServiceAnswer) -> str:
+    return f"{found.chosen_engine} (chosen by the cluster)" if found.chosen_engine else ""
+
+
 def _show(found: ServiceAnswer, output: Any) -> None:
     lines = {
         "id": found.id,
@@ -333,7 +337,7 @@ def _show(found: ServiceAnswer, output: Any) -> None:
         "replicas": f"{found.available_replicas}/{found.replicas}",
         "autoscale": found.autoscale,
         "owner": found.owner,
-        "engine": found.engine,
+        "engine": found.engine or _chosen(found),
         "image": found.image,
         "cpu": found.cpu,
         "memory": found.memory,

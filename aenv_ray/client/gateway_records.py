@@ -100,6 +100,7 @@ class ServiceAnswer(GatewayRecord):
     service_url: str = ""
     mcp_url: str = ""
     engine: str = ""
+    chosen_engine: str = ""
     image: str = ""
     cpu: str = ""
     memory: str = ""

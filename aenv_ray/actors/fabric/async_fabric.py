@@ -127,6 +127,15 @@ class AsyncFabric:
         reference = self._controller.list_instances.remote()
         return list(await wait_async(reference, "listing instances", _CONTROL_S))
 
+    async def check_engines(self, engines: Sequence[str]) -> None:
+        """Check that some node can run one of these engines, or that one may join.
+
+        Raises:
+            FabricUnavailable: None can; the message names the engines that the nodes have. Or no
+                node has a host.
+        """
+        await self._protocol.shared_hosts.look(0, engines)
+
     async def pools(self) -> dict[str, int]:
         """Return the number of ready sandboxes in warm pools, by environment reference.
 

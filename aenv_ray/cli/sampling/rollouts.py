@@ -80,6 +80,17 @@ def on_ray() -> Iterator[None]:
             driver_api.shutdown()
 
 
+def say_engine(environment: str, engine: str | None) -> None:
+    """Print the engine of a sampling, unless the caller, the project or a setting names it."""
+    from aenv_ray.actors.fabric import driver_api
+    from aenv_ray.actors.fabric.engine_choice import likely_engine, possible_engines
+    from aenv_ray.actors.fabric.references import resolve
+
+    source = resolve(environment, driver_api.init)
+    if not possible_engines(source, engine).is_fixed:
+        console.say(f"engine: {likely_engine(source, engine)}")
+
+
 @contextlib.contextmanager
 def draining(sampling: Sampling) -> Iterator[None]:
     """During the block, the first Ctrl-C lets running episodes finish, and the second one stops."""

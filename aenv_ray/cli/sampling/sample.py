@@ -190,6 +190,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         )
         if rollouts is not None:
             chosen_tasks = [chosen_tasks[n % len(chosen_tasks)] for n in range(rollouts)]
+        shown.say_engine(environment, engine)
         run = sampling.sample(
             environment,
             act,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
+from aenv_ray import logs
 from aenv_ray.actors.calls.batched_sender import BatchedSender
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created
@@ -133,6 +134,7 @@ class DriverRunners:
             await asyncio.sleep(wait_s)
             return []
         self._is_open = True
+        logs.configure("runner")
         return [await self._open()]
 
     @property

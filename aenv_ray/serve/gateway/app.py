@@ -82,7 +82,9 @@ class GatewayApp:
         self.creator = Creator(
             hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase, policy
         )
-        self.services = Services(hub, resolve, clock, apps or ServeApps(), delete_storage, policy)
+        self.services = Services(
+            hub, resolve, clock, apps or ServeApps(), delete_storage, fabric.check_engines, policy
+        )
         self.collector = ArtifactCollector(hub, artifacts, clock, self.replica)
         self.sweep = Sweep(
             hub,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def deploy(  # noqa: PLR0913  # each is an option
         EnvironmentNotFound: The environment does not exist.
         ConfigError: An option is invalid.
         CatalogConflict: The storage of an earlier service of this name is being deleted.
-        FabricUnavailable: The service does not become healthy; `aenv service get` says why.
+        FabricUnavailable: No node can run its sandboxes, or the service does not become healthy;
+            `aenv service get` says why.
     """
     driver_api.init()
     options: dict[str, Any] = {
@@ -150,5 +151,8 @@ def _services() -> Services:
     async def resolve(reference: str) -> Project:
         return await asyncio.to_thread(references.resolve, reference, driver_api.init)
 
+    async def check_engines(engines: Sequence[str]) -> None:
+        await asyncio.to_thread(lambda: driver_api.init().shared_hosts(0, engines))
+
     clock, policy = SystemClock(), operator_policy.current
-    return Services(ensure_hub(), resolve, clock, ServeApps(), delete_data, policy)
+    return Services(ensure_hub(), resolve, clock, ServeApps(), delete_data, check_engines, policy)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ _SUFFIX_BYTES: Final = 3
 _ROLLBACK_POLL_S: Final = 1.0
 
 Resolve = Callable[[str], Awaitable[Project]]
+CheckEngines = Callable[[Sequence[str]], Awaitable[None]]
+"""Raises FabricUnavailable if no node can run one of these engines, and none that can may join."""
 
 
 class Services:
@@ -58,6 +60,7 @@ class Services:
         clock: Clock for times in records.
         apps: The applications of services.
         delete_data: Deletes the data of a storage volume.
+        check_engines: Asks the cluster.
         policy: Returns what environments may request.
     """
 
@@ -68,9 +71,11 @@ class Services:
         clock: Clock,
         apps: Apps,
         delete_data: DeleteData,
+        check_engines: CheckEngines,
         policy: Callable[[], Policy] = Policy,
     ) -> None:
         self._policy = policy
+        self._check_engines = check_engines
         self._apps = apps
         self._storages = Storages(hub, clock, delete_data)
         self.records = ServiceRecords(hub)
@@ -102,7 +107,8 @@ class Services:
             CatalogConflict: A service has this name, or the storage is being deleted.
             ConfigError: The name or an option is invalid.
             EnvironmentNotFound: The environment does not exist.
-            FabricUnavailable: `wait`, and the service did not become healthy; it exists anyway.
+            FabricUnavailable: No node can run its sandboxes. Or, with `wait`, the service did not
+                become healthy; it exists anyway.
         """
         if name is not None:
             check_name(name)
@@ -114,6 +120,7 @@ class Services:
             reference=_reference(reference, source), digest=source.digest, owner=owner,
             created_at=now, updated_at=now, **_with_changes(options, DeployChanges()),
         )  # fmt: skip
+        await self._check_engines(self._engines_of(record, source))
         kept = None
         if storage.wants(source.config.deploy.service):
             kept, record = await self._with_new(record, storage, source)
@@ -189,6 +196,8 @@ class Services:
         if reference is not None:
             found |= {"reference": _reference(reference, source), "digest": source.digest}
         changed = _checked(source, self._policy(), **found)
+        if _needs(changed) != _needs(record):
+            await self._check_engines(self._engines_of(changed, source))
         kept = None
         if changed.storage is not None:
             engine = await _engine_of(changed, source)
@@ -200,6 +209,12 @@ class Services:
         if kept is not None:
             await self._storages.keep(kept)
         return _with_previous(changed, record)
+
+    def _engines_of(self, record: ServiceRecord, source: Project) -> list[str]:
+        """Return the engines that the sandboxes of a service may run on."""
+        names = possible_engines(source, record.engine, record.changes).names
+        policy = self._policy()
+        return [name for name in names if policy.allows_engine(name)]
 
     async def _reread(self, record: ServiceRecord) -> ServiceRecord:
         """Return the current record of a service.
@@ -412,6 +427,11 @@ class _Rollbacks:
 
 
 # --- records --------------------------------------------------------------------------------------
+
+
+def _needs(record: ServiceRecord) -> tuple[Any, ...]:
+    """Return what decides on which engines the sandboxes of a service can run."""
+    return record.digest, record.engine, record.changes
 
 
 def _deployed_state(record: ServiceRecord) -> tuple[Any, ...]:

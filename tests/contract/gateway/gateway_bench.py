@@ -17,6 +17,7 @@ from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.controller.draining import NodeState, NodeStatus
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.host.host import Host
+from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.errors import (
@@ -92,6 +93,8 @@ class LocalInstances(AsyncFabric):
         self.asked = asyncio.Event()
         self.failure: AenvError | None = None
         self.created: list[str] = []
+        self.engines: tuple[str, ...] = ()
+        """Of its node; empty: any."""
 
     async def _call(self, message: bytes) -> Any:
         decode, args = (await self._host.calls.call(CallMessage.decode(message))).__reduce__()
@@ -137,6 +140,11 @@ class LocalInstances(AsyncFabric):
 
     async def release(self, instance_ids: Sequence[str]) -> None:
         await self._host.release([InstanceId(i) for i in instance_ids])
+
+    async def check_engines(self, engines: Sequence[str]) -> None:
+        refusal = engine_refusal(engines, [self.engines])
+        if refusal is not None:
+            raise refusal
 
     async def pools(self) -> dict[str, int]:
         return self._host.pools()

@@ -112,6 +112,26 @@ async def test_what_cannot_be_is_refused(ann: httpx.AsyncClient) -> None:
     assert image == (400, "config_error")  # the process engine has none
 
 
+async def test_a_service_that_no_node_can_run_is_refused(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """At once, rather than by replicas that fail; what needs nothing new is not refused."""
+    await made(ann)
+    bench.fabric.engines = ("process",)
+    fields = {"engine": "docker", "image": "one:1"}
+    boxes = CREATE | {"service_name": "boxes"} | fields
+    answer = await ann.post("/env-service", json=boxes)
+    assert answer.status_code == 503
+    error = answer.json()["error"]
+    assert "1 with process" in error["message"]
+    assert "choose an engine" in error["hint"]
+    refused = await error_of(ann, "PUT", "/env-service/desk", **fields)
+    assert refused == (503, "fabric_unavailable")
+    assert (await ann.put("/env-service/desk", json={"replicas": 3})).status_code == 200
+    (kept,) = (await ann.get("/env-service/*/list")).json()["data"]
+    assert (kept["id"], kept["engine"], kept["replicas"]) == ("desk", "", 3)
+
+
 async def test_what_rolls_and_what_does_not(bench: Bench, ann: httpx.AsyncClient) -> None:
     """Replicas are numbers; variables need other sandboxes."""
     await made(ann)

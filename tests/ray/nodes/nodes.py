@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,8 @@ class RemoteError(AssertionError):
 class Console(Driver):
     """A driver that runs what it is told, line by line."""
 
-    def __init__(self, environment: dict[str, str | None]) -> None:
-        super().__init__(_CONSOLE, environment)
+    def __init__(self, environment: dict[str, str | None], inside: Sequence[str] = ()) -> None:
+        super().__init__(_CONSOLE, environment, inside)
 
     def _ask(self, kind: str, source: str) -> Any:
         assert self.process.stdin is not None

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.actors.ray_shell.nodes import ENGINE_LABEL
 from aenv_ray.cli.local.free_ports import free_port
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually_empty, processes_of
 
+ENGINES: Final = ("process", "fake")
+"""The engines of its nodes, in the order of their types in the autoscaler's configuration."""
 SLOTS: Final = 3
 MOST_NODES: Final = 2
 _HEAD: Final = "f" * 51 + "00000"
@@ -22,6 +25,8 @@ _HEAD: Final = "f" * 51 + "00000"
 
 class ScalingCluster:
     """A head that takes no instances, and up to `MOST_NODES` nodes with `SLOTS` slots each.
+
+    Each node has one of `ENGINES`.
 
     Args:
         root: For all its files; on a short path.
@@ -58,6 +63,7 @@ class ScalingCluster:
                 "RAY_CLOUD_INSTANCE_ID": _HEAD,
                 "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD,
                 "RAY_worker_niceness": "0",
+                "AENV_ENGINE_SLOTS": ",".join(f"{engine}={SLOTS}" for engine in ENGINES),
             },
             check=True,
             stdin=subprocess.DEVNULL,
@@ -100,11 +106,15 @@ def _config(address: str) -> dict[str, object]:
         },
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-            "worker": {
-                "resources": {"CPU": 1, "env_slot": SLOTS},
-                "node_config": {},
-                "min_workers": 0,
-                "max_workers": MOST_NODES,
+            **{
+                engine: {
+                    "resources": {"CPU": 1, "env_slot": SLOTS},
+                    "labels": {ENGINE_LABEL: engine},
+                    "node_config": {},
+                    "min_workers": 0,
+                    "max_workers": MOST_NODES,
+                }
+                for engine in ENGINES
             },
         },
         "head_node_type": "ray.head.default",

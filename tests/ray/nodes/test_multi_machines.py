@@ -31,6 +31,42 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 def call(handle):
     return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 30.0)).data
 """
+LOADS = """
+import threading, time
+from aenv_ray import sampling, serve
+from aenv_ray.hub.client import blocking
+from aenv_ray.hub.hub_actor import ensure_hub
+class Load(threading.Thread):
+    def __init__(self, act):
+        super().__init__(daemon=True)
+        self.act, self.done, self.failed, self.is_over = act, 0, [], threading.Event()
+        self.start()
+    def run(self):
+        while not self.is_over.wait(0.2):
+            try:
+                self.act()
+                self.done += 1
+            except Exception as exc:
+                self.failed.append(f"{type(exc).__name__}: {exc}")
+    def end(self):
+        self.is_over.set()
+        self.join(100)
+        return [self.is_alive(), self.failed]
+def call():
+    ray.get(kept.call_tool.remote("count"), timeout=20)
+def create():
+    aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
+async def act(env, task):
+    await env.call_tool("count")
+    await env.exec("sleep 0.5")
+def sample(runners, episodes=60):
+    tasks = [sampling.Task(id=f"t{n}", instruction="count") for n in range(episodes)]
+    run = sampling.sample(PROBE, act, tasks, concurrency=2, runners=runners)
+    thread = threading.Thread(target=run.run, daemon=True)
+    thread.start()
+    return run, thread
+"""
+"""What a driver does all the time while something is lost."""
 TTL_S: Final = 25.0
 LONG_S: Final = 120.0
 """For whatever Ray does about it on a busy machine."""
@@ -103,6 +139,25 @@ def drive(machines: Machines) -> Console:
     return console
 
 
+def drive_there(machines: Machines, cable: Cable) -> Console:
+    """Return a driver on the machine at the cable's other end.
+
+    Ray finds the nodes of its machine by their processes, of which it sees ours as well.
+    """
+    variables = {
+        **machines.variables,
+        "RAY_ADDRESS": machines.address,
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as `aenv_ray.init` sets it
+    }
+    console = Console(variables, cable.inside)
+    console.do(
+        f"ray.init({machines.address!r}, namespace='aenv', log_to_driver=False,\n"
+        f"    _node_ip_address={cable.there!r})\n"
+        f"PROBE = {str(PROBE)!r}\naenv_ray.init()\n{LOADS}"
+    )
+    return console
+
+
 @pytest.fixture
 def console(machines: Machines, words: dict[str, str]) -> Iterator[Console]:
     del words
@@ -164,6 +219,35 @@ def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -
         assert again.value("len(aenv_ray.list_instances())") == 0
     finally:
         again.close()
+
+
+def test_who_is_elsewhere_waits_until_the_head_is_back(
+    cable: Cable, machines: Machines, words: dict[str, str]
+) -> None:
+    """Calls do not pause, creates do; samplings lose no episode, in a driver or on nodes."""
+    del words
+    machines.worker("far", 8, ip=cable.there, inside=cable.inside)
+    driver = drive_there(machines, cable)
+    try:
+        driver.do("kept = aenv_ray.create_many(PROBE, 1)[0]")
+        driver.do("played, sampler = sample('driver')\nspread, other = sample('nodes')")
+        eventually(lambda: driver.value("min(played.finished, spread.finished)") > 2, LONG_S)
+        driver.do("calls, creates = Load(call), Load(create)")
+        eventually(lambda: driver.value("min(calls.done, creates.done)") > 2, LONG_S)
+        machines.lose("head")
+        before = driver.value("calls.done")
+        eventually(lambda: driver.value("calls.done") > before + 20, LONG_S)
+        assert "is up" in machines.head()
+        before = driver.value("creates.done")
+        eventually(lambda: driver.value("creates.done") > before + 3, LONG_S)
+        assert driver.value("calls.end()") == [False, []]
+        assert driver.value("creates.end()") == [False, []]
+        eventually(lambda: not driver.value("sampler.is_alive() or other.is_alive()"), LONG_S)
+        assert driver.value("[played.summary().succeeded, spread.summary().succeeded]") == [60, 60]
+        assert driver.value("len(aenv_ray.list_instances())") == 1
+    finally:
+        driver.close()
+    assert machines.run("far", "stop").returncode == 0
 
 
 def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> None:

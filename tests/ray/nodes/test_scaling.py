@@ -22,12 +22,14 @@ made, failed = {}, {}
 def create(name, count, **options):
     def run():
         try:
-            made[name] = aenv_ray.create_many(PROBE, count, engine="fake", **options)
+            made[name] = aenv_ray.create_many(PROBE, count, **{"engine": "fake", **options})
         except aenv_ray.AenvError as exc:
             failed[name] = exc
     threading.Thread(target=run, daemon=True).start()
 """
 NODES = "sorted(n for n, facts in ray_api.alive_nodes().items() if not facts.is_head)"
+ENGINES = "sorted(facts.engine or '' for facts in ray_api.alive_nodes().values())[1:]"
+"""Without that of the head."""
 DEMAND = (
     "[r['bundles'] for r in ray.util.placement_group_table().values() if r['state'] != 'REMOVED']"
 )
@@ -63,6 +65,7 @@ def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Cons
     console.do(f"create('first', {SLOTS})")
     eventually(lambda: _made(console, "first"), COMES_S)
     assert len(console.value(NODES)) == 1, "as many nodes as are needed"
+    assert console.value(ENGINES) == ["fake"], "of the engine that was asked for"
     assert {n: len(i) for n, i in by_node(console, "made['first']").items()} == dict.fromkeys(
         console.value(NODES), SLOTS
     )
@@ -98,3 +101,15 @@ def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Cons
     eventually(lambda: _made(console, "again"), COMES_S)
     assert console.value("aenv_ray.init().count_processes()") == 0
     console.do("aenv_ray.release_many(made['again'])")
+
+
+def test_a_create_brings_a_node_of_its_engine(console: Console) -> None:
+    """Ray's autoscaler follows the label of the demand, whatever else has room."""
+    eventually(lambda: console.value(NODES) == [], COMES_S, lambda: console.value(NODES))
+    console.do("create('plain', 1, engine='process')")
+    eventually(lambda: _made(console, "plain"), COMES_S)
+    assert console.value(ENGINES) == ["process"]
+    console.do("create('other', 1)")
+    eventually(lambda: _made(console, "other"), COMES_S)
+    assert console.value(ENGINES) == ["fake", "process"], "room on another engine is no room"
+    console.do("aenv_ray.release_many(made['plain'] + made['other'])")

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray import logs
+from aenv_ray.config import Settings
 from aenv_ray.project.project import resolve
 from aenv_ray.sampling import EpisodeStatus, Task, user_code
 from tests.contract.processes import signal_all
@@ -83,21 +84,30 @@ def test_an_episode_records_its_steps(cluster: Cluster) -> None:
     assert (refused.is_error, refused.error) == (True, "tool_not_found")
 
 
+@pytest.fixture
+def as_json(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`AENV_LOG_FORMAT=json`; the loggers are as before afterwards."""
+    monkeypatch.setattr(logs, "settings", lambda: Settings(log_format="json"))
+    ours = logging.getLogger("aenv_ray")
+    before = ours.handlers, ours.level, ours.propagate, logs.events.level
+    yield
+    ours.handlers, ours.level, ours.propagate, logs.events.level = before
+
+
 def test_log_lines_name_episode_task_and_instance(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, as_json: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also those that other code logs during the episode."""
-    del cluster
-    caplog.handler.setFormatter(logs.JsonLines("runner"))
-    caplog.set_level(logging.INFO, logs.events.name)
+    """Also those that other code logs during the episode, and if the driver plays it."""
+    del cluster, as_json
 
     async def act(env: Any, task: Task) -> None:
         del env
         logging.getLogger("aenv_ray.a_policy").warning("thinking")
 
-    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1))
-    lines = [json.loads(line) for line in caplog.text.splitlines() if line.startswith("{")]
-    about = {"episode": 0, "task": "t0", "instance": episode.instance_id}
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), runners="driver")
+    written = capsys.readouterr().err.splitlines()
+    lines = [json.loads(line) for line in written if line.startswith("{")]
+    about = {"component": "runner", "episode": 0, "task": "t0", "instance": episode.instance_id}
     (thought,) = [line for line in lines if line["message"] == "thinking"]
     (ended,) = [line for line in lines if line["message"] == "episode 0, attempt 1: completed"]
     assert thought == thought | about

@@ -124,6 +124,9 @@ class ServiceObject(BaseModel):
     autoscale: str
     """``min:max``, or empty."""
     engine: str
+    """Empty: the environment's, or one that the cluster chooses."""
+    chosen_engine: str
+    """Those of the running sandboxes, if `engine` is empty; shown for a single service."""
     reason: str
     """Why it does not run as it should."""
     mcp_url: str
@@ -155,6 +158,7 @@ def service_object(
         port=changes.port,
         autoscale="" if scale is None else f"{scale.min_replicas}:{scale.max_replicas}",
         engine=record.engine or "",
+        chosen_engine="",
         reason=state.reason,
         mcp_url=f"{url}/mcp",
     )

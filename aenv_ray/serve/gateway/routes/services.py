@@ -18,6 +18,7 @@ from aenv_ray.errors import (
     ServiceNotFound,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord
+from aenv_ray.models import InstanceInfo
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.data.services import owned_service
 from aenv_ray.serve.gateway.routes.control import RouteCall
@@ -84,7 +85,12 @@ async def find(
 @router.get("/env-service/{id}", responses=_MISSING)
 async def get(call: UserCall, id: str) -> ServiceObject:
     """Show a service."""
-    return await _shown(call, await _owned(call, id))
+    record = await _owned(call, id)
+    shown = await _shown(call, record)
+    if shown.engine or not shown.available_replicas:
+        return shown
+    engines = {one.engine for one in await _sandboxes(call, record)}
+    return shown.model_copy(update={"chosen_engine": ", ".join(sorted(engines))})
 
 
 @router.put("/env-service/{id}", responses=failures(ServiceNotFound, *_CONFLICTS))
@@ -127,11 +133,15 @@ async def delete(call: UserCall, id: str, query: Annotated[ServiceDeletion, Quer
 async def logs(call: UserCall, id: str, query: Annotated[LogsTail, Query()]) -> Response:
     """Show the output of a service's sandboxes, each line after its sandbox's id."""
     record = await _owned(call, id)
-    live = await call.control.deps.fabric.list_instances()
-    mine = sorted(one.id for one in live if one.labels.get(SERVICE_LABEL) == record.id)
+    mine = sorted(one.id for one in await _sandboxes(call, record))
     async with asyncio.TaskGroup() as group:
         reads = [group.create_task(_log(call, one, query.tail)) for one in mine]
     return PlainTextResponse("".join(read.result() for read in reads))
+
+
+async def _sandboxes(call: RouteCall, record: ServiceRecord) -> list[InstanceInfo]:
+    live = await call.control.deps.fabric.list_instances()
+    return [one for one in live if one.labels.get(SERVICE_LABEL) == record.id]
 
 
 async def _log(call: RouteCall, instance_id: str, tail: int | None) -> str:
