@@ -86,7 +86,7 @@ def build(
     from aenv_ray.project import project
     from aenv_ray.project.dockerfile import EXPOSED_HINT, exposes_source
 
-    loaded = _project(work_dir, path)
+    loaded = project_of(work_dir, path)
     ours = config_file.find().values.build_config.registry
     registry = ours.host if registry is None else registry
     namespace = ours.namespace if namespace is None else namespace
@@ -105,7 +105,7 @@ def build(
     show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
 
 
-def _project(work_dir: Path, path: Path) -> Project:
+def project_of(work_dir: Path, path: Path) -> Project:
     """Return the project in a directory, or the built-in environment of that name.
 
     Raises:

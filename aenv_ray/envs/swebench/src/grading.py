@@ -124,8 +124,8 @@ def packages(root: str) -> Official:
         directory = Path(root, release)
         if not (directory / "swebench").is_dir():
             raise GradingError(
-                f"there is no swebench package in {directory} of this image: build it with the "
-                "Dockerfile of this environment and name it in AENV_DOCKER_IMAGE"
+                f"there is no swebench package in {directory} of this image: make one with "
+                "`aenv build swebench`"
             )
         done = subprocess.run(
             [sys.executable, "-I", "-c", PROGRAM, str(directory)],
