@@ -3,6 +3,9 @@
 It is loaded by the pytest of the task's tests, whatever its Python, so it uses nothing new. Code of
 the agent that the tests run cannot read this process or take over its connection. The variables
 that load the plugin are removed: what the tests start does not report.
+
+At the end it runs a test that passes and one that fails, and reports whether pytest calls the second
+one passed: then something of the agent, such as a conftest.py of its project, hides failures.
 """
 
 import json
@@ -10,6 +13,14 @@ import os
 import socket
 import sys
 
+_CANARY = """
+def test_passing():
+    pass
+
+
+def test_failing():
+    assert False
+"""
 _connection = None
 
 
@@ -70,8 +81,48 @@ def pytest_collectreport(report):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Report how the session ended."""
+    """Report whether failures are hidden, and how the session ended."""
+    if _connection is not None:
+        _say({"hides_failures": _hides_failures(session)})
     _say({"ended": int(exitstatus)})
+
+
+def _hides_failures(session):
+    """Return whether a test that fails is reported as passed; False if it cannot be told.
+
+    Nothing of this is in the output, the exit code or the reports of pytest.
+    """
+    try:
+        from _pytest import runner
+
+        outcomes = {}
+        for item in _canary(session):
+            del item.fixturenames[:]  # those of a conftest.py may take long, or work only once
+            reports = runner.runtestprotocol(item, log=False, nextitem=None)
+            outcomes[item.name] = {report.outcome for report in reports}
+    except Exception:  # of another pytest
+        return False
+    is_run = outcomes.get("test_passing") == {"passed"} and "test_failing" in outcomes
+    return is_run and "failed" not in outcomes["test_failing"]
+
+
+def _canary(session):
+    """Return the two tests, in a file of a name that nobody can know before."""
+    import pytest
+
+    directory = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(directory, "test_%x.py" % int.from_bytes(os.urandom(8), "big"))
+    with open(path, "w") as file:
+        file.write(_CANARY)
+    try:
+        import pathlib
+
+        module = pytest.Module.from_parent(session, path=pathlib.Path(path))
+    except TypeError:  # before pytest 7
+        import py
+
+        module = pytest.Module.from_parent(session, fspath=py.path.local(path))
+    return list(module.collect())
 
 
 _connect()

@@ -36,7 +36,13 @@ def has_passed(session: Session) -> bool:
     """Return whether a session of pytest ended by itself, and all of its tests passed."""
     tests = outcomes_of(session)
     ends = [one["ended"] for one in session if "ended" in one]
-    return bool(tests) and ends == [0] and set(tests.values()) == {PASSED}
+    has_ended = ends == [0] and not hides_failures(session)
+    return has_ended and bool(tests) and set(tests.values()) == {PASSED}
+
+
+def hides_failures(session: Session) -> bool:
+    """Return whether a session of pytest reported a test that fails as passed."""
+    return any(one.get("hides_failures") for one in session)
 
 
 def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
@@ -79,6 +85,8 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
 def _why_not(sessions: list[Session], tests: dict[str, str]) -> str:
     if not sessions:
         return "pytest did not run"
+    if any(map(hides_failures, sessions)):
+        return "pytest reports a test that fails as passed"
     failed = [name for name, state in tests.items() if state == FAILED]
     if failed:
         return f"{len(failed)} of {len(tests)} tests failed: {', '.join(failed[:5])}"

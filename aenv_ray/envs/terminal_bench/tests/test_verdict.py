@@ -44,6 +44,7 @@ def test_each_test_has_the_verdict_that_terminal_bench_gives_it() -> None:
         [{"began": 1}, {"ended": 5}],
         PASSING[:-1],  # pytest was killed
         [*PASSING[:-1], {"ended": 2}],
+        [*PASSING[:-1], {"hides_failures": True}, {"ended": 0}],
         [*PASSING, {"ended": 0}],
         [PASSING[0], phase("a", "passed")],
         FAILING,
