@@ -22,6 +22,7 @@ def test_failing():
     assert False
 """
 _connection = None
+_files = set()
 
 
 def _connect():
@@ -55,6 +56,35 @@ def _say(message):
 def pytest_sessionstart(session):
     """Report that a session has begun."""
     _say({"began": os.getpid()})
+
+
+def pytest_plugin_registered(plugin):
+    """Report the content of a conftest.py."""
+    path = str(getattr(plugin, "__file__", ""))
+    if os.path.basename(path) == "conftest.py":
+        _say_content(path)
+
+
+def pytest_collectstart(collector):
+    """Report the content of a file with tests."""
+    path = str(getattr(collector, "fspath", ""))
+    if path.endswith(".py"):
+        _say_content(path)
+
+
+def _say_content(path):
+    """Report the digest of a file once, so that another one in its place is noticed."""
+    if _connection is None or path in _files:
+        return
+    _files.add(path)
+    import hashlib
+
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return
+    _say({"file": os.path.realpath(path), "digest": digest})
 
 
 def pytest_runtest_logreport(report):

@@ -66,6 +66,9 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
     }
     if not outcome["in_time"]:
         return {"score": 0.0, "reason": "the tests did not end in time", **found}
+    if outcome["replaced_tests"]:
+        names = ", ".join(outcome["replaced_tests"][:5])
+        return {"score": 0.0, "reason": f"pytest ran other tests than the task's: {names}", **found}
     all_passed = bool(sessions) and all(map(has_passed, sessions))
     if kind == "pytest":
         reason = "all tests passed" if all_passed else _why_not(sessions, tests)
