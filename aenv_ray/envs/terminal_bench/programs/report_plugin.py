@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 
+MAX_DIRECTORIES = 20
 _CANARY = """
 def test_passing():
     pass
@@ -120,30 +121,39 @@ def pytest_sessionfinish(session, exitstatus):
 def _hides_failures(session):
     """Return whether a test that fails is reported as passed; False if it cannot be told.
 
-    Nothing of this is in the output, the exit code or the reports of pytest.
+    Hooks apply to the files below them, so each directory with tests is tried. Nothing of this is
+    in the output, the exit code or the reports of pytest.
     """
+    items = getattr(session, "items", None) or []
+    directories = sorted({os.path.dirname(str(item.fspath)) for item in items})
+    return any(_hides_failures_in(session, one) for one in directories[:MAX_DIRECTORIES])
+
+
+def _hides_failures_in(session, directory):
+    path = os.path.join(directory, "test_%x.py" % int.from_bytes(os.urandom(8), "big"))
+    outcomes = {}
     try:
         from _pytest import runner
 
-        outcomes = {}
-        for item in _canary(session):
-            del item.fixturenames[:]  # those of a conftest.py may take long, or work only once
-            reports = runner.runtestprotocol(item, log=False, nextitem=None)
-            outcomes[item.name] = {report.outcome for report in reports}
-    except Exception:  # of another pytest
+        with open(path, "x") as file:
+            file.write(_CANARY)
+        try:
+            for item in _items(session, path):
+                del item.fixturenames[:]  # those of a conftest.py may take long, or work only once
+                reports = runner.runtestprotocol(item, log=False, nextitem=None)
+                outcomes[item.name] = {report.outcome for report in reports}
+        finally:
+            os.unlink(path)
+    except Exception:  # of another pytest, or the directory cannot be written
         return False
     is_run = outcomes.get("test_passing") == {"passed"} and "test_failing" in outcomes
     return is_run and "failed" not in outcomes["test_failing"]
 
 
-def _canary(session):
-    """Return the two tests, in a file of a name that nobody can know before."""
+def _items(session, path):
+    """Return the tests of a file."""
     import pytest
 
-    directory = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(directory, "test_%x.py" % int.from_bytes(os.urandom(8), "big"))
-    with open(path, "w") as file:
-        file.write(_CANARY)
     try:
         import pathlib
 
