@@ -12,7 +12,8 @@ _COPIES_CONTEXT: Final = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 EXPOSED_HINT: Final = (
-    "copy only what the code needs besides its own files, which are mounted: COPY requirements.txt ."
+    "copy only what the code needs besides its own files, which are mounted, such as "
+    "requirements.txt"
 )
 
 

@@ -127,9 +127,7 @@ def pairs(values: Mapping[str, Any]) -> str:
     return "\n".join(f"{set_cell_size(name, width)}{_GAP}{known[name]}" for name in known)
 
 
-def table(
-    rows: Sequence[Sequence[str]], headings: Sequence[str], cut_first: str = ""
-) -> str:
+def table(rows: Sequence[Sequence[str]], headings: Sequence[str], cut_first: str = "") -> str:
     """Return aligned rows; on a terminal all columns but the first are cut to its width."""
     from rich.cells import cell_len
 

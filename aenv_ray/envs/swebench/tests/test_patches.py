@@ -47,7 +47,15 @@ def test_what_steers_the_tests_is_left_out(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["src/pytest/main.py", "setup.cfg", ".github/hooks/x", "tests/test_other.py", "pytest.md", "fix.py"]
+    "path",
+    [
+        "src/pytest/main.py",
+        "setup.cfg",
+        ".github/hooks/x",
+        "tests/test_other.py",
+        "pytest.md",
+        "fix.py",
+    ],
 )
 def test_other_files_are_graded(path: str) -> None:
     submitted = FORM.format(path)

@@ -234,9 +234,7 @@ class Comparison:
             paths = (os.path.join(one, name) for one in search_path.split(os.pathsep))
             first = next((path for path in paths if path in self._before), None)
             place = now.get(name)
-            if first is not None and (
-                place != first or fingerprint(first) != self._before[first]
-            ):
+            if first is not None and (place != first or fingerprint(first) != self._before[first]):
                 self.changed.append(place or first)
         self.changed += [
             path

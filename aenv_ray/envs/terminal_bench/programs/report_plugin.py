@@ -4,8 +4,8 @@ It is loaded by the pytest of the task's tests, whatever its Python, so it uses 
 the agent that the tests run cannot read this process or take over its connection. The variables
 that load the plugin are removed: what the tests start does not report.
 
-At the end it runs a test that passes and one that fails, and reports whether pytest calls the second
-one passed: then something of the agent, such as a conftest.py of its project, hides failures.
+At the end it runs a test that passes and one that fails, and reports whether pytest calls the
+second one passed: then something of the agent, such as a conftest.py of its project, hides failures.
 """
 
 import json
@@ -130,7 +130,7 @@ def _hides_failures(session):
 
 
 def _hides_failures_in(session, directory):
-    path = os.path.join(directory, "test_%x.py" % int.from_bytes(os.urandom(8), "big"))
+    path = os.path.join(directory, "test_" + os.urandom(8).hex() + ".py")
     outcomes = {}
     try:
         from _pytest import runner
@@ -144,7 +144,7 @@ def _hides_failures_in(session, directory):
                 outcomes[item.name] = {report.outcome for report in reports}
         finally:
             os.unlink(path)
-    except Exception:  # of another pytest, or the directory cannot be written
+    except Exception:  # noqa: BLE001  # another pytest, or the directory cannot be written
         return False
     is_run = outcomes.get("test_passing") == {"passed"} and "test_failing" in outcomes
     return is_run and "failed" not in outcomes["test_failing"]
