@@ -5,7 +5,7 @@ the agent that the tests run cannot read this process or take over its connectio
 that load the plugin are removed: what the tests start does not report.
 
 At the end it runs a test that passes and one that fails, and reports whether pytest calls the
-second one passed: then something of the agent, such as a conftest.py of its project, hides failures.
+second one passed: then something of the agent, such as a conftest.py, hides failures.
 """
 
 import json
