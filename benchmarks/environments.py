@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import itertools
 import os
 import shutil
 import subprocess
+import sys
 import time
 from typing import Any, Final
 
@@ -20,9 +22,9 @@ import ray
 
 import aenv_ray
 from aenv_ray.engines.census import live_processes
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.runtime.system import linux
-from aenv_ray.sampling import Task, environment_tasks, load_tasks
+from aenv_ray.sampling import Episode, Sampling, Task, tasks_of
 from aenv_ray.sampling.policies.scripted import reference
 from benchmarks import soak
 
@@ -46,25 +48,38 @@ DEFAULT: Final = (
 
 
 class Together:
-    """A policy whose episodes end once all of them have played the reference."""
+    """A policy whose episodes end once all of them that can be played have played the reference."""
 
     def __init__(self, count: int) -> None:
         self._left = count
         self._containers_before = _containers()
-        self._all_played = asyncio.Event()
+        self._is_read = asyncio.Event()
         self.mib = 0.0
+        """Memory of all sandboxes together."""
 
     async def __call__(self, env: Any, task: Task) -> None:
-        """Play the reference and wait for the others; the last one reads the memory."""
-        try:
-            await reference(env, task)
-        finally:
-            self._left -= 1
-            if not self._left:
-                self.mib = await asyncio.to_thread(_sandboxes_mib, self._containers_before)
-                self._all_played.set()
+        """Play the reference and wait for the others."""
+        await reference(env, task)
+        await self.count_one()
         async with asyncio.timeout(LIMIT_S):
-            await self._all_played.wait()
+            await self._is_read.wait()
+
+    async def count_one(self) -> None:
+        """Count an episode that waits or has failed; after the last one, read the memory."""
+        self._left -= 1
+        if not self._left:
+            self.mib = await asyncio.to_thread(_sandboxes_mib, self._containers_before)
+            self._is_read.set()
+
+    async def play(self, name: str, tasks: list[Task]) -> Sampling:
+        """Play the tasks at the same time."""
+        sampling = aenv_ray.sample(
+            name, self, tasks, concurrency=len(tasks), runners="driver", infra_retries=0
+        )
+        async for _ in sampling:
+            if not self._is_read.is_set():  # it never came to wait
+                await self.count_one()
+        return sampling
 
 
 def _sandboxes_mib(containers_before: set[int]) -> float:
@@ -97,27 +112,57 @@ def measure(name: str, live: int, place: str | None) -> str:
         place: File or directory of its tasks; None: its own.
     """
     try:
-        every = environment_tasks(name) if place is None else load_tasks(place)
+        every = playable(name, place, live)
     except AenvError as exc:
         return f"| {name} | not measured: {exc} | | | | |"
     live = min(live, MOST.get(name, live))
     concurrency = CONTAINERS if name in IN_CONTAINERS else CONCURRENCY
     tasks = list(itertools.islice(itertools.cycle(every), live))
+    _say(f"{name}: {live} episodes at the same time")
     together = Together(live)
     started = time.perf_counter()
-    first = aenv_ray.sample(
-        name, together, tasks, concurrency=live, runners="driver", infra_retries=0
-    ).run()
+    first = asyncio.run(together.play(name, tasks))
     together_s = time.perf_counter() - started
+    _say(f"{name}: {live} episodes, {concurrency} at a time")
     started = time.perf_counter()
-    second = aenv_ray.sample(name, "reference", tasks, concurrency=concurrency).run()
+    second = aenv_ray.sample(name, "reference", tasks, concurrency=concurrency)
+    second.run()
     per_s = live / (time.perf_counter() - started)
-    voids = [run.infra_failed + run.policy_failed + run.reward_failed for run in (first, second)]
-    means = [run.reward_mean for run in (first, second)]
+    _say_failures([*first.episodes, *second.episodes])
+    runs = [first.summary(), second.summary()]
+    voids = [run.infra_failed + run.policy_failed + run.reward_failed for run in runs]
+    means = [run.reward_mean for run in runs]
     return (
-        f"| {name} | {live} in {together_s:.0f} s | {together.mib / live:.1f} | {per_s:.1f} "
+        f"| {name} | {live - voids[0]} in {together_s:.0f} s "
+        f"| {together.mib / max(1, live - voids[0]):.1f} | {per_s:.1f} "
         f"| {voids[0]}, {voids[1]} | {means[0]}, {means[1]} |"
     )
+
+
+def playable(name: str, place: str | None, most: int) -> list[Task]:
+    """Return the first tasks that can be played here, without those that would be refused.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    every = tasks_of(name, place, {}, {})
+    found = list(itertools.islice((task for task in every if task.unsupported is None), most))
+    if not found:
+        raise ConfigError(
+            f"all tasks of {place} need what is not here: {every[0].unsupported}",
+            hint="give other tasks with --tasks",
+        )
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say_failures(episodes: list[Episode]) -> None:
+    failures = collections.Counter(one.error for one in episodes if one.error is not None)
+    for error, count in failures.most_common(3):
+        _say(f"  {count} of {len(episodes)} failed: {error}")
 
 
 def main(arguments: list[str]) -> None:

@@ -24,6 +24,8 @@ from aenv_ray.findings import Finding, Verdict
 from aenv_ray.ids import HostId
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.project.dockerfile import EXPOSED_HINT, exposes_source
+from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.dispatch import HEALTHY
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -57,7 +59,7 @@ async def find_problems(
         loaded = project.load(path)
     except AenvError as exc:
         return [Finding(str(path), Verdict.FAILED, exc.message, exc.hint or "")]
-    findings = list(_config(loaded.config))
+    findings = [*_config(loaded.config), *_image(loaded)]
     try:
         async with fresh_sandbox(
             loaded, lifetime_s=units.DEFAULT_TTL_S, make_engine=make_engine
@@ -100,6 +102,11 @@ def _config(config: EnvironmentConfig) -> Iterator[Finding]:
         yield _warning(where, found, 'set "network": "none" unless the tools need a network')
     if not config.description.strip():
         yield _warning(where, "the description is empty", 'set "description"')
+
+
+def _image(loaded: Project) -> Iterator[Finding]:
+    if exposed := exposes_source(loaded):
+        yield _warning("Dockerfile", exposed, EXPOSED_HINT)
 
 
 def _start_mode(sandbox: Sandbox) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import contextlib
 import json
 import re
 import socket
@@ -228,7 +227,10 @@ class Studio:
             self.feed.say("failed", text="Stopped.")
             raise
         except AenvError as exc:
-            self.feed.say("failed", text=f"{exc.message} {exc.hint or ''}".strip())
+            self.feed.say("failed", text=f"{exc.message}\n{exc.hint or ''}".strip())
+        except Exception as exc:
+            self.feed.say("failed", text=f"{type(exc).__name__}: {exc}")
+            raise
         finally:
             self.feed.say("idle")
 
@@ -422,9 +424,14 @@ def main() -> None:
     parser.add_argument("--model", help="a model behind an OpenAI-compatible endpoint")
     parser.add_argument("--base-url", help="the endpoint; default OPENAI_BASE_URL, else OpenAI's")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         asyncio.run(serve(options))
-    aenv_ray.shutdown()
+    except KeyboardInterrupt:
+        pass
+    except AenvError as exc:
+        raise SystemExit(f"{exc.message}\n{exc.hint or ''}".strip()) from None
+    finally:
+        aenv_ray.shutdown()
 
 
 if __name__ == "__main__":

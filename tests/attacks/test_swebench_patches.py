@@ -142,6 +142,38 @@ def test_a_patch_does_not_forge_its_verdict(
     assert reason in verdict.reason
 
 
+HARMLESS = appended(INTERVALS, OWN, "# harmless\n")
+BODY = "@@ -0,0 +1,2 @@\n+def pytest_runtest_makereport(item, call):\n+    call.excinfo = None\n"
+HOOK = "@@ -0,0 +1,2 @@\n+#!/bin/sh\n+touch /tmp/hooked\n"
+HIDDEN = {
+    "after-a-hunk": f"--- /dev/null\n+++ b/conftest.py\n{BODY}",
+    "quoted": 'diff --git "a/conf\\164est.py" "b/conf\\164est.py"\nnew file mode 100644\n'
+    f'--- /dev/null\n+++ "b/conf\\164est.py"\n{BODY}',
+    "index-line": f"Index: a/conftest.py\n{BODY}",
+    "git-hook": "diff --git a/.git/hooks/post-checkout b/.git/hooks/post-checkout\n"
+    f"new file mode 100755\n--- /dev/null\n+++ b/.git/hooks/post-checkout\n{HOOK}",
+    "hidden-git-hook": f"Index: a/.git/hooks/post-checkout\n{HOOK}",
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_patch_cannot_hide_which_files_it_changes(
+    name: str, grading: ModuleType, official: Any, tmp_path: Path
+) -> None:
+    """Invariant 14: whatever of it git and patch understand, and our own reading does not."""
+    place = tmp_path / "repository"
+    row = make(INTERVALS, place)
+    (task,) = load_tasks([{**row, "directory": str(place)}])
+    assert task.reward is not None
+    instance = json.loads(json.dumps(task.reward.arguments["instance"]))
+    patch = diff(place, HARMLESS) + HIDDEN[name]
+    verdict = grading.grade(instance, patch, Machine(tmp_path), official, timeout_s=60)
+    assert not verdict.resolved
+    told = f"{verdict.reason} {verdict.left_out}"
+    assert "steer" in told or "conftest" in told or "hooks" in told, verdict
+    assert not Path("/tmp/hooked").exists()
+
+
 SUMMARY = "= short test summary info =\\n" + "\\n".join(
     [
         "PASSED r2e_tests/test_1.py::TestLevel::test_low",

@@ -198,7 +198,7 @@ class ModelRelay:
             raise ConfigError(
                 f"the chat model for environments answered {said}",
                 hint="shorten or correct the request; if every request fails, the operator checks "
-                "AENV_CHAT_MODEL and its key",
+                f"AENV_CHAT_MODEL and the key in {self._given.chat_model_key_env}",
             )
         return _completion(content, account)
 

@@ -114,7 +114,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
         except KeyboardInterrupt:
             has_ended = True
     evaluation.write()
-    show_rows([one.model_dump(mode="json") for one in evaluation.results], form, _COLUMNS)
+    rows = [one.model_dump(mode="json") for one in evaluation.results]
+    show_rows(rows, form, _COLUMNS, cut_first="PASS")
     for one in evaluation.results:
         if one.error is not None:
             console.say(f"{one.benchmark}: {one.error}")
@@ -204,6 +205,11 @@ def _file_name(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in label)
 
 
+def _successes(row: Any) -> str:
+    found = f"{row['succeeded']} of {row['episodes']}"
+    return found if row["is_complete"] else f"{found} (stopped)"
+
+
 def _interval(row: Any) -> str | None:
     found = row["confidence_interval"]
     return None if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
@@ -216,10 +222,9 @@ def _passes(row: Any) -> str | None:
 _COLUMNS: Columns = {
     "BENCHMARK": lambda r: r["benchmark"],
     "TASKS": lambda r: r["tasks"],
-    "EPISODES": lambda r: r["episodes"] if r["is_complete"] else f"{r['episodes']} (stopped)",
+    "SUCCESS": _successes,
     "REWARD": lambda r: None if r["reward_mean"] is None else f"{r['reward_mean']:.3f}",
     "95% INTERVAL": _interval,
-    "SUCCESS": lambda r: r["succeeded"],
     "PASS": _passes,
     "VOID": lambda r: r["void"],
     "TIME": lambda r: f"{r['wall_s']:.1f} s",

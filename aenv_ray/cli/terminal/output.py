@@ -44,7 +44,12 @@ def chosen(given: Format | None) -> Format:
 
 
 def show_rows(
-    rows: Sequence[Any], given: Format | None, columns: Columns, *, empty: str = "nothing"
+    rows: Sequence[Any],
+    given: Format | None,
+    columns: Columns,
+    *,
+    empty: str = "nothing",
+    cut_first: str = "",
 ) -> None:
     """Print a list.
 
@@ -53,14 +58,14 @@ def show_rows(
         given: The ``-o`` option.
         columns: Columns of the table.
         empty: Printed on standard error instead of an empty table.
+        cut_first: Heading of the column that is cut before others on a narrow terminal.
     """
     form = chosen(given)
     if form is not Format.TABLE:
         _write(as_text(list(rows), form))
     elif rows:
-        _write(
-            table([[_cell(get(row)) for get in columns.values()] for row in rows], list(columns))
-        )
+        cells = [[_cell(get(row)) for get in columns.values()] for row in rows]
+        _write(table(cells, list(columns), cut_first))
     else:
         console.say(empty)
 
@@ -122,7 +127,7 @@ def pairs(values: Mapping[str, Any]) -> str:
     return "\n".join(f"{set_cell_size(name, width)}{_GAP}{known[name]}" for name in known)
 
 
-def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
+def table(rows: Sequence[Sequence[str]], headings: Sequence[str], cut_first: str = "") -> str:
     """Return aligned rows; on a terminal all columns but the first are cut to its width."""
     from rich.cells import cell_len
 
@@ -130,20 +135,30 @@ def table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> str:
     widths = [max(cell_len(row[n]) for row in everything) for n in range(len(headings))]
     terminal = sys.stdout.isatty()
     if terminal:
-        widths = fitted(widths, shutil.get_terminal_size().columns)
+        first = headings.index(cut_first) if cut_first else None
+        widths = fitted(widths, shutil.get_terminal_size().columns, first)
     lines = [_line(row, widths) for row in everything]
     if terminal and console.wants_colour():
         lines[0] = f"{_BOLD}{lines[0]}{_OFF}"
     return "\n".join(lines) + "\n"
 
 
-def fitted(widths: Sequence[int], available: int) -> list[int]:
+def fitted(widths: Sequence[int], available: int, cut_first: int | None = None) -> list[int]:
     """Return column widths that fit: the widest are reduced first, to at least `_LEAST`.
 
     The first column keeps its width, as its names are used in further commands.
+
+    Args:
+        widths: Of the columns.
+        available: Width of the terminal.
+        cut_first: Number of the column that is reduced before others; None: none is.
     """
     first, *result = widths
     over = first + sum(result) + len(_GAP) * len(result) - available
+    if cut_first and over > 0:
+        taken = min(over, max(0, result[cut_first - 1] - _LEAST))
+        result[cut_first - 1] -= taken
+        over -= taken
     while over > 0 and result:
         widest = max(range(len(result)), key=result.__getitem__)
         if result[widest] <= _LEAST:

@@ -28,6 +28,7 @@ from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed
 from aenv_ray.files import FileLock, remove_unlocked, write_atomically
 from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.project.project import builtins
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,10 @@ def reference_of(
     reference = config.deploy.container.image or (built[0] if built else default)
     if reference is None:
         setting = "AENV_KUBERNETES_IMAGE" if needs_registry else "AENV_DOCKER_IMAGE"
+        command = f"aenv build {config.name if config.name in builtins() else 'PATH'}"
         raise ConfigError(
             f"{config.reference} has no image to run in",
-            hint=f"build one with `aenv build{' --push' if needs_registry else ''}`, set "
+            hint=f"build one with `{command}{' --push' if needs_registry else ''}`, set "
             f"deployConfig.container.image, or set {setting} to an image with Python 3.11 or newer",
         )
     return reference

@@ -106,12 +106,13 @@ def raised(entry: Registered, exc: BaseException) -> Outcome:
         return result_outcome(to_json(error_result(text, type(exc).__name__)))
     if entry.kind == "health":
         return result_outcome(to_json({"data": {"status": "unhealthy", "message": text}}))
+    what = "function" if entry.kind == "builtin" else entry.kind
     exhausted = _exhausted(exc)
     if exhausted is not None:
         return fault_outcome(
             Fault(
                 "sandbox_exhausted",
-                f"{entry.kind} {entry.name!r} raised {text}",
+                f"{what} {entry.name!r} raised {text}",
                 f"the sandbox has no {exhausted} left",
                 tool_name=entry.name,
                 died_of=exhausted,
@@ -120,7 +121,7 @@ def raised(entry: Registered, exc: BaseException) -> Outcome:
     return fault_outcome(
         Fault(
             "function_failed",
-            f"{entry.kind} {entry.name!r} raised {text}",
+            f"{what} {entry.name!r} raised {text}",
             tool_name=entry.name,
             traceback=trace[-4000:],
         )

@@ -9,7 +9,7 @@ from typing import Final
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.errors import ConfigError, FunctionFailed, ToolNotFound
 from aenv_ray.sampling.tasks.feed import load_tasks, task_directories
 from aenv_ray.trajectories.schema import Task
 
@@ -52,6 +52,12 @@ def environment_tasks(
                 "@register_tasks",
                 hint="give tasks with --tasks, or as an argument of sample",
             ) from None
+        except FunctionFailed as exc:
+            raise FunctionFailed(
+                f"the tasks of {environment} cannot be listed: {exc.message}",
+                hint="check the variables that its function reads, see --env and the "
+                "environment's README",
+            ) from exc
 
 
 def tasks_of(

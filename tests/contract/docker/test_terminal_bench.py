@@ -33,6 +33,7 @@ for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
     exec(compile(source, name + ".py", "exec"), module.__dict__)
 sys.modules[sys.argv[-2]].main()
 """
+GRADER = ("fingerprints", "package_managers", "grader")
 REAPER = "import signal, time; signal.signal(17, signal.SIG_IGN); time.sleep(300)"
 PASS = "#!/bin/sh\\nmkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt\\n"
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -46,12 +47,10 @@ class Container:
         self._tests = tests
         root = project.builtins()["terminal-bench"] / "programs"
         self._sources = {path.stem: path.read_text() for path in root.glob("*.py")}
-        self._fingerprints: Any = None
+        self._saved: dict[str, Any] = {}
 
     def _run(self, **request: Any) -> dict[str, Any]:
-        given = [
-            part for name in ("fingerprints", "grader") for part in (name, self._sources[name])
-        ]
+        given = [part for name in GRADER for part in (name, self._sources[name])]
         done = subprocess.run(
             ["docker", "--host", ADDRESS, "exec", "-i", self._name, *sidecar.PYTHON, "-c", LOADER,
              *given],
@@ -63,18 +62,18 @@ class Container:
     def begin(self) -> None:
         """Prepare it for the agent."""
         found = self._run(do="prepare", command=[], variables={}, directory="/app")
-        self._fingerprints = found["fingerprints"]
+        self._saved = found
 
     def act(self, command: str) -> None:
         """Run a command of the agent."""
         docker("exec", self._name, "bash", "-c", command)
 
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self, script: str = "test.sh") -> dict[str, Any]:
         """End the agent and grade the task."""
         self._run(do="end_others")
         outcome = self._run(
-            do="grade", tests=self._tests, script="test.sh", timeout_s=30.0, variables={},
-            directory="/app", fingerprints=self._fingerprints,
+            do="grade", tests=self._tests, script=script, timeout_s=30.0, variables={},
+            directory="/app", **self._saved,
             plugin=self._sources["report_plugin"],
         )  # fmt: skip
         with source_modules("terminal-bench", "verdict") as (verdict,):
@@ -84,6 +83,9 @@ class Container:
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "test.sh").write_text(HARBOR_TEST)
+    (tmp_path / "in_project.sh").write_text(IN_PROJECT)
+    (tmp_path / "installs.sh").write_text(INSTALLS)
+    (tmp_path / "replaces.sh").write_text(f"cp /mine/* /tests; {INSTALLS}")
     (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
     kit = asyncio.run(runtime_kit.carried(data_dir() / "kits"))
     name = docker(
@@ -99,9 +101,65 @@ def container(tmp_path: Path) -> Iterator[Container]:
         docker("rm", "--force", name)
 
 
+IN_PROJECT = (
+    "cp /tests/test_outputs.py . && pytest test_outputs.py && echo 1 >/logs/verifier/reward.txt"
+)
+"""Runs the tests in the directory of the agent, as tasks whose agents work in a repository do."""
+CONFTEST = {
+    "excinfo": "def pytest_runtest_makereport(call):\\n    call.excinfo = None\\n",
+    "call": "def pytest_pyfunc_call():\\n    return True\\n",
+    "report": "from _pytest.reports import TestReport\\nmade = TestReport.from_item_and_call\\n"
+    "def passed(item, call):\\n    report = made(item, call)\\n    report.outcome = 'passed'\\n"
+    "    return report\\nTestReport.from_item_and_call = passed\\n",
+}
+
+
+@pytest.mark.parametrize("hook", CONFTEST)
+def test_a_conftest_of_the_project_hides_no_failures(hook: str, container: Container) -> None:
+    """D19: settings of a project are not set aside if tests run in it, so failures must show."""
+    container.act(f'printf "{CONFTEST[hook]}" >/app/conftest.py')
+    found = container.verdict("in_project.sh")
+    assert found["score"] == 0.0, found
+    assert "a test that fails as passed" in found["reason"]
+
+
+INSTALLS = "apt-get update; pytest /tests/test_outputs.py && echo 1 >/logs/verifier/reward.txt"
+"""As most test scripts, it installs something first."""
+HOOK = """
+mkdir /mine; echo 'def test_a(): pass' >/mine/test_outputs.py
+echo 'APT::Update::Pre-Invoke {"cp /mine/* /tests";};' >/etc/apt/apt.conf.d/00-mine
+echo 'cp /mine/* /tests' >>/var/lib/dpkg/info/libc-bin.postinst; echo mine >/etc/apt/sources.list
+"""
+"""Replaces the tests when a package manager runs."""
+
+
+def test_package_managers_run_nothing_of_the_agent(container: Container) -> None:
+    """D19: what test scripts install is not chosen by the agent, and its hooks do not run."""
+    container.act(HOOK)
+    found = container.verdict("installs.sh")
+    assert found["score"] == 0.0, found
+    assert found["tests"]["test_outputs.py::test_sum"] == "failed"
+    assert {"/etc/apt", "/var/lib/dpkg/info/libc-bin.postinst"} <= {*found["set_aside"]}
+
+
+def test_tests_that_are_replaced_while_they_run_earn_nothing(container: Container) -> None:
+    """D19: whatever in the container does it, pytest must have run the task's tests."""
+    container.act("mkdir /mine; echo 'def test_a(): pass' >/mine/test_outputs.py")
+    found = container.verdict("replaces.sh")
+    assert found["score"] == 0.0, found
+    assert "other tests than the task's: /tests/test_outputs.py" in found["reason"]
+
+
+def test_the_settings_of_a_project_may_stay(container: Container) -> None:
+    container.act('printf "import os\n" >/app/conftest.py; echo 4 >/app/sum')
+    found = container.verdict("in_project.sh")
+    assert found["score"] == 1.0, found
+
+
 RELIED_ON = {
     f"{SITE}/_pytest/main.py": "echo 'raise SystemExit(0)' >{path}",
     "/usr/lib/python3.11/argparse.py": "echo 'raise SystemExit(0)' >{path}",
+    "/usr/bin/uname": "echo '#!/bin/true' >{path}",
     "/usr/bin/python3": "ln -sf /bin/true {path}",
     "/usr/local/bin/pytest": "echo '#!/bin/true' >{path}",
     "/e/libc.so.6": "mkdir /e; cp /lib/*/libc.so.6 /e; echo /e >/etc/ld.so.conf.d/0.conf; ldconfig",

@@ -22,9 +22,12 @@ from typing import Any, Final
 
 from uv import find_uv_bin
 
+from aenv_ray.project import project
 from tests.contract.docker.docker_node import base_image, docker
+from tests.contract.docker.python_image import python_image
 
 RELEASES: Final = {"4": "swebench==4.1.0", "5": "swebench==5.0.2"}
+UNIDIFF: Final = "unidiff==0.7.5"
 SITE: Final = "usr/local/lib/python3.11/dist-packages"
 IDENTITY: Final = {
     "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_AUTHOR_DATE": "2024-01-01T00:00:00Z",
@@ -460,7 +463,7 @@ def packages(directory: Path) -> Path:
         subprocess.run(
             [
                 find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--python-version",
-                "3.11", "--target", str(directory / release), requirement, "unidiff==0.7.5",
+                "3.11", "--target", str(directory / release), requirement, UNIDIFF,
             ],
             check=True, capture_output=True, timeout=120,
         )  # fmt: skip
@@ -469,14 +472,9 @@ def packages(directory: Path) -> Path:
 
 @cache
 def main_image() -> str:
-    """Return the image of the environment's main container, as its Dockerfile makes it."""
-    content = repr((base_image(), RELEASES)).encode()
-    name = f"aenv-test-swe-main:{hashlib.sha256(content).hexdigest()[:12]}"
-    if docker("images", "--quiet", name):
-        return name
-    with tempfile.TemporaryDirectory() as directory:
-        archive = Archive()
-        archive.add_tree(packages(Path(directory)), "opt/swebench")
-        image = _with_files(base_image(), "aenv-test-swe-main", archive.content())
-        docker("tag", image, name)
+    """Return the image of the environment's Dockerfile, built without a network."""
+    base = python_image(*(f"--no-deps {one} {UNIDIFF}" for one in RELEASES.values()))
+    name = f"aenv-test-swe-main:{base.rpartition(':')[2]}"
+    place = project.builtins()["swebench"]
+    docker("build", "--quiet", "--build-arg", f"PYTHON_IMAGE={base}", "--tag", name, str(place))
     return name

@@ -29,16 +29,18 @@ CODE = (
 )
 
 
+def compiler_lack() -> str:
+    """Return why a package without wheels cannot be built here; "" if it can."""
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    is_there = shutil.which(compiler) is not None and header.is_file()
+    return "" if is_there else f"{compiler} and {header} build a package without wheels"
+
+
 @pytest.fixture(scope="module")
 def tasks(cluster: Cluster) -> list[Task]:
     del cluster
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    require(
-        "compiler",
-        shutil.which(compiler) is not None and header.is_file(),
-        f"{compiler} and {header} build a package without wheels",
-    )
+    require("compiler", not compiler_lack(), compiler_lack())
     return environment_tasks(NAME, VARIABLES)
 
 

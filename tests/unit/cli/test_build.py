@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from aenv_ray.cli import build
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, EnvironmentNotFound
+from aenv_ray.project import project
 
 _FULL = """
 import resource, sys
@@ -76,3 +78,12 @@ def test_a_read_only_directory_is_reported_before_the_build(monkeypatch, config)
     monkeypatch.setattr("os.access", lambda *_: False)  # nothing is closed to root
     with pytest.raises(ConfigError, match="is not writable"):
         build.check_writable(config)
+
+
+def test_a_built_in_environment_is_named_and_a_directory_of_that_name_comes_first(tmp_path):
+    assert build.project_of(tmp_path, Path("code")).path == project.builtins()["code"]
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "config.json").write_text('{"name": "mine"}')
+    assert build.project_of(tmp_path, Path("code")).config.name == "mine"
+    with pytest.raises(EnvironmentNotFound, match="no project directory"):
+        build.project_of(tmp_path, Path("coda"))

@@ -126,8 +126,8 @@ def packages(root: str) -> Official:
         directory = Path(root, release)
         if not (directory / "swebench").is_dir():
             raise GradingError(
-                f"there is no swebench package in {directory} of this image: build it with the "
-                "Dockerfile of this environment and name it in AENV_DOCKER_IMAGE"
+                f"there is no swebench package in {directory} of this image: make one with "
+                "`aenv build swebench`"
             )
         done = subprocess.run(
             [sys.executable, "-I", "-c", PROGRAM, str(directory)],
@@ -336,16 +336,23 @@ def grade(
         introduce(instance["bug_patch"], instance["directory"], box)
     tests = patches.paths(instance["test_patch"])
     if is_r2e:
-        tests |= {path for path in patches.paths(patch) if path.startswith((R2E_TESTS, R2E_SCRIPT))}
-        tests |= {R2E_TESTS}
+        tests |= {R2E_TESTS, *of_r2e_tests(patches.paths(patch))}
     submission = patches.permitted(patch, tests, instance.get("gold_files") or ())
     script = ask({"do": "script", "instance": instance})["script"]
     canary = _working_canary(script.split("\n"), instance, tests, box, ask)
     if not submission.patch:
         return Grade(False, "the patch changes only tests", submission.left_out)
+    mark = _mark(instance["directory"], box)
     applied, output = _apply(submission.patch, instance["directory"], box)
     if not applied:
         return Grade(False, f"the patch does not apply: {output[-2000:]}", submission.left_out)
+    changed = _changed_since(mark, instance["directory"], box)
+    if is_r2e:
+        tests |= of_r2e_tests(changed)
+    hidden = patches.steering(changed, tests, instance.get("gold_files") or ())
+    if hidden:
+        reason = f"the patch changes files that steer the tests, and hides it: {', '.join(hidden)}"
+        return Grade(False, reason, submission.left_out)
     lines = script.split("\n")
     if canary is not None:
         box.write_file(canary.path, canary.text)
@@ -363,6 +370,11 @@ def grade(
         report = r2e_report(instance["expected"], own)
     reason = why_unresolved(report, statuses, log, canary)
     return Grade(not reason, reason or "resolved", submission.left_out, report, log[-4000:])
+
+
+def of_r2e_tests(paths: Collection[str]) -> set[str]:
+    """Return those of some paths that R2E-Gym's hidden tests have."""
+    return {path for path in paths if path.startswith((R2E_TESTS, R2E_SCRIPT))}
 
 
 def r2e_report(expected: dict[str, str], statuses: dict[str, str]) -> dict[str, Any]:
@@ -446,6 +458,22 @@ def _apply(patch: str, directory: str, box: Box) -> tuple[bool, str]:
             return True, output
     exit_code, _ = _shell(f"git apply --check --reverse {path}", directory, box)
     return exit_code == 0, output
+
+
+def _mark(directory: str, box: Box) -> str:
+    """Return the path of a file that is older than all changes that follow."""
+    path = f"/tmp/{secrets.token_hex(8)}.mark"
+    run_git(f"touch {path} && sleep 0.05", directory, box, "a file cannot be written")
+    return path
+
+
+def _changed_since(mark: str, directory: str, box: Box) -> list[str]:
+    """Return the files that are younger, whatever a patch calls them."""
+    find = "find . -path ./.git/objects -prune -o '(' -type f -o -type l ')'"
+    # Busybox does not know the first form.
+    command = f"{find} -cnewer {mark} -print 2>/dev/null || {find} -newer {mark} -print"
+    output = run_git(command, directory, box, "the changed files cannot be listed")
+    return [line.removeprefix("./") for line in output.splitlines()]
 
 
 def _run(lines: list[str], box: Box, timeout_s: float) -> str:

@@ -15,12 +15,16 @@ STEERING: Final = (
     "*.pth",
     "pytest.ini",
     ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
 )
 """Names of files that steer Python or its test runner, in whatever directory."""
 SHADOWS: Final = frozenset({"pytest", "_pytest", "pluggy", "unittest", "doctest", "nose"})
 """Test runners: a module of this name at the root of the repository would replace it."""
 INSTALLED: Final = frozenset({".venv", "site-packages", "dist-packages"})
 """Directories of installed packages, which the image of the task has, and no solution changes."""
+OF_GIT: Final = frozenset({"config", "hooks", "info", "attributes"})
+"""Files of git in which a patch could name programs that git runs."""
 _START: Final = re.compile(r"^diff --git ", re.MULTILINE)
 _HEADER: Final = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
 _PLAIN: Final = re.compile(r'^(?:---|\+\+\+) "?(?:[ab]/)?([^\t\n"]+)', re.MULTILINE)
@@ -77,6 +81,15 @@ def permitted(patch: str, tests: Collection[str], gold: Collection[str]) -> Subm
     return Submission("".join(kept), tuple(sorted(left_out)))
 
 
+def steering(paths: Collection[str], tests: Collection[str], gold: Collection[str]) -> list[str]:
+    """Return those of some changed files that a submission may not change.
+
+    The names in a patch may be written in many ways, so those of the files that it has changed are
+    looked at as well. Arguments as for `permitted`.
+    """
+    return sorted(path for path in paths if _is_refused(path, tests, gold))
+
+
 def _is_refused(path: str, tests: Collection[str], gold: Collection[str]) -> bool:
     if path in tests:
         return True
@@ -87,6 +100,8 @@ def _is_refused(path: str, tests: Collection[str], gold: Collection[str]) -> boo
         return True
     if not INSTALLED.isdisjoint(place.parts):
         return True
+    if place.parts[0] == ".git":
+        return not OF_GIT.isdisjoint(place.parts[1:2])
     return place.parts[0].removesuffix(".py") in SHADOWS
 
 

@@ -191,5 +191,5 @@ def test_an_instance_of_r2e_gym_needs_all_expected_statuses() -> None:
 
 
 def test_a_missing_package_is_named(tmp_path: Any) -> None:
-    with pytest.raises(grading.GradingError, match=r"AENV_DOCKER_IMAGE"):
+    with pytest.raises(grading.GradingError, match=r"aenv build swebench"):
         grading.packages(str(tmp_path))({"do": "script", "instance": INSTANCE})

@@ -31,6 +31,9 @@ def test_a_patch_without_git_headers_is_one_part() -> None:
         "lib/usercustomize.py",
         "x.pth",
         "pytest.ini",
+        "pytest.toml",
+        ".git/hooks/post-checkout",
+        ".git/config",
         "pytest.py",
         "_pytest/main.py",
         "unittest/__init__.py",
@@ -44,7 +47,15 @@ def test_what_steers_the_tests_is_left_out(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["src/pytest/main.py", "setup.cfg", "tests/test_other.py", "pytest.md", "fix.py"]
+    "path",
+    [
+        "src/pytest/main.py",
+        "setup.cfg",
+        ".github/hooks/x",
+        "tests/test_other.py",
+        "pytest.md",
+        "fix.py",
+    ],
 )
 def test_other_files_are_graded(path: str) -> None:
     submitted = FORM.format(path)

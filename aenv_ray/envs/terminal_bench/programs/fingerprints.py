@@ -9,6 +9,7 @@ agent added is set aside if it would change how the tests run.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import os
 import re
@@ -27,6 +28,14 @@ ALWAYS = (
     "python", "python3", "pytest", "py.test", "pip", "pip3", "uv", "uvx", "node", "perl",
 )  # fmt: skip
 """Programs that tests use without naming them, or by a shebang."""
+OF_INSTALLERS = (
+    "uname", "tar", "gzip", "gunzip", "xz", "unxz", "bzip2", "mktemp", "install", "ldd", "getconf",
+    "stat", "touch", "wc", "xargs", "seq", "sleep", "expr", "which", "printf", "tty", "sha256sum",
+    "apt", "apt-get", "apt-config", "gpgv", "dpkg", "dpkg-deb", "dpkg-query", "dpkg-split",
+    "dpkg-trigger", "update-alternatives", "ldconfig", "apk", "dnf", "yum", "rpm",
+)  # fmt: skip
+"""Programs that installers use, which most test scripts run. The agent may add those that the image
+did not have."""
 RUNNERS = frozenset(
     {
         *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "py.py", "exceptiongroup"),
@@ -42,10 +51,12 @@ SETTINGS = (
 """Files that pytest reads in the directories above the tests."""
 PRELOAD = "/etc/ld.so.preload"
 HOME_PROGRAMS = (".local/bin", ".cargo/bin")
-HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh")
+HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh", ".dpkg.cfg")
 """What installers of uv, Rust and Node leave in the home directory. Test scripts install them, and
-read the second, which puts the first on the search path; it keeps a file that is already there."""
+read the second, which puts the first on the search path; it keeps a file that is already there.
+Dpkg runs the hooks in its file."""
 MAX_FILES = 200_000
+OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
 _LIBRARY = re.compile(r"(/\S+)(?= \(0x[0-9a-f]+\)| =>|$)", re.MULTILINE)
 _SITE = ("site-packages", "dist-packages")
 _CODE = (".py", ".so", ".pth", ".pyc", ".zip")
@@ -63,7 +74,7 @@ def fingerprint(path: str) -> Fingerprint | None:
 def take(search_path: str, home: str) -> dict[str, Fingerprint]:
     """Return the fingerprints of all files that tests may rely on, by path."""
     paths = [*programs(search_path).values(), *python_files(search_path), PRELOAD]
-    paths += home_files(home)
+    paths += [*home_files(home), *files_of_apt()]
     for name in ("sh", "bash", "python3", "python", "cat"):
         paths += libraries(programs(search_path).get(name))
     found = {}
@@ -118,6 +129,11 @@ def interpreter(program: str) -> str | None:
         return None
     match = re.search(rb"(/lib[\w./+-]*/ld-[\w.+-]+)\0", head)
     return match[1].decode() if head.startswith(b"\x7fELF") and match else None
+
+
+def files_of_apt() -> list[str]:
+    """Return the programs and libraries that apt loads."""
+    return sorted(path for pattern in OF_APT for path in glob.glob(pattern))
 
 
 def python_roots(search_path: str) -> list[str]:
@@ -187,6 +203,7 @@ class Comparison:
         self.changed: list[str] = []
         self.added: list[str] = []
         self._compare_programs(search_path, words | set(ALWAYS))
+        self._compare_installers(search_path)
         self._compare_home(home, words | set(ALWAYS))
         self._compare_python(search_path)
         self._compare_settings(directory)
@@ -210,6 +227,21 @@ class Comparison:
                 self.added.append(place)
         if fingerprint(PRELOAD) is not None and PRELOAD not in self._before:
             self.added.append(PRELOAD)
+
+    def _compare_installers(self, search_path: str) -> None:
+        now = programs(search_path)
+        for name in OF_INSTALLERS:
+            paths = (os.path.join(one, name) for one in search_path.split(os.pathsep))
+            first = next((path for path in paths if path in self._before), None)
+            place = now.get(name)
+            if first is not None and (place != first or fingerprint(first) != self._before[first]):
+                self.changed.append(place or first)
+        self.changed += [
+            path
+            for pattern in OF_APT
+            for path in self._before
+            if fnmatch.fnmatch(path, pattern) and fingerprint(path) != self._before[path]
+        ]
 
     def _compare_home(self, home: str, names: set[str]) -> None:
         starts = {os.path.join(home, one) for one in HOME_STARTS}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import hashlib
 import io
 import json
 import os
@@ -27,6 +28,7 @@ import time
 from typing import Any
 
 import fingerprints
+import package_managers
 
 TESTS, LOGS, VERIFIER = "/tests", "/logs", "/logs/verifier"
 OUTPUT_BYTES = 64 * 1024
@@ -53,7 +55,7 @@ def main() -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take fingerprints, and start the container's own command."""
+    """Take fingerprints, save settings, and start the container's own command."""
     found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
     if request["command"]:
         subprocess.Popen(
@@ -61,7 +63,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, **request["variables"]},
         )  # fmt: skip
-    return {"fingerprints": found}
+    return {"fingerprints": found, "package_settings": package_managers.save()}
 
 
 def end_others(request: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -137,14 +139,19 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     stuck = fingerprints.set_aside(compared.added, aside)
     if stuck:
         return {"refused": f"what the agent added cannot be set aside: {', '.join(stuck[:20])}"}
-    forget_packages(compared.added)
+    try:
+        restored = package_managers.restore(request["package_settings"])
+        package_managers.forget(compared.added)
+    except OSError as exc:
+        return {"refused": f"settings of package managers cannot be restored: {exc}"}
     for path in (LOGS, VERIFIER, TESTS):
         os.mkdir(path, 0o755)
     _extract(request["tests"], TESTS)
     verifier = os.open(VERIFIER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     outcome = _run(request, aside)
     outcome["reward"] = _reward(verifier)
-    outcome["set_aside"] = compared.added
+    outcome["set_aside"] = [*compared.added, *restored]
+    outcome["replaced_tests"] = replaced_tests(outcome["sessions"], request["tests"])
     outcome["runs_pytest"] = runs_pytest(_texts(request["tests"], (request["script"],)))
     outcome["rewards_written"] = rewards_written(_texts(request["tests"], (".sh", ".py")))
     return outcome
@@ -182,6 +189,23 @@ def rewards_written(texts: list[str]) -> list[float] | None:
     return found or None
 
 
+def replaced_tests(sessions: list[list[dict[str, Any]]], archive: str) -> list[str]:
+    """Return the files in `TESTS` that pytest read, and that are none of the archive's."""
+    digests = set()
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None:
+                digests.add(hashlib.sha256(file.read()).hexdigest())
+    read = {
+        str(one["file"]): one.get("digest")
+        for session in sessions
+        for one in session
+        if str(one.get("file", "")).startswith(f"{TESTS}/")
+    }
+    return sorted(path for path, digest in read.items() if digest not in digests)
+
+
 def _code(text: str) -> list[str]:
     lines = map(str.strip, text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
@@ -193,31 +217,6 @@ def _texts(archive: str, ends: tuple[str, ...]) -> list[str]:
         members = [one for one in tar.getmembers() if one.isfile() and one.name.endswith(ends)]
         files = [tar.extractfile(one) for one in members]
         return [file.read().decode(errors="replace") for file in files if file is not None]
-
-
-def forget_packages(paths: list[str], root: str = "/var/lib/dpkg") -> None:
-    """Let dpkg forget the packages of programs that were set aside, so that tests install them."""
-    wanted = {f"{path}\n" for path in paths}
-    names = set()
-    for entry in os.scandir(f"{root}/info") if paths and os.path.isdir(f"{root}/info") else ():
-        if entry.name.endswith(".list"):
-            with open(entry.path, encoding="utf-8", errors="replace") as file:
-                if wanted.intersection(file):
-                    names.add(entry.name.removesuffix(".list").partition(":")[0])
-    if not names:
-        return
-    with open(f"{root}/status", encoding="utf-8", errors="replace") as file:
-        stanzas = file.read().split("\n\n")
-    kept = [one for one in stanzas if _package(one) not in names]
-    with open(f"{root}/status", "w", encoding="utf-8") as file:
-        file.write("\n\n".join(kept))
-
-
-def _package(stanza: str) -> str:
-    for line in stanza.splitlines():
-        if line.startswith("Package:"):
-            return line.partition(":")[2].strip()
-    return ""
 
 
 def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:

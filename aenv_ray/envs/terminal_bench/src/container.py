@@ -12,8 +12,17 @@ _DIRECTORY: Final = Path(__file__).resolve().parent.parent / "programs"
 # Read at import: later the project's files are hidden.
 _SOURCES: Final = {
     name: (_DIRECTORY / f"{name}.py").read_text(encoding="utf-8")
-    for name in ("screen", "terminal", "fingerprints", "grader", "report_plugin")
+    for name in (
+        "screen",
+        "terminal",
+        "fingerprints",
+        "package_managers",
+        "grader",
+        "report_plugin",
+    )
 }
+GRADER: Final = ("fingerprints", "package_managers", "grader")
+"""The grader and what it imports."""
 PLUGIN: Final = _SOURCES["report_plugin"]
 _LOADER: Final = """
 import sys, types

@@ -37,6 +37,7 @@ class _Task:
     directory: str
     variables: dict[str, str]
     fingerprints: dict[str, Any]
+    package_settings: dict[str, Any] | None
     terminal: str = field(default_factory=lambda: f"aenv-terminal-{secrets.token_hex(8)}")
 
 
@@ -66,8 +67,8 @@ def start_task(
         "do": "prepare", "command": command or [], "variables": variables or {},
         "directory": place,
     }  # fmt: skip
-    answer = container.run("fingerprints", "grader", request=request, timeout_s=START_S)
-    _task = _Task(place, dict(variables or {}), answer["fingerprints"])
+    answer = container.run(*container.GRADER, request=request, timeout_s=START_S)
+    _task = _Task(place, dict(variables or {}), **answer)
     return {"directory": place}
 
 
@@ -173,7 +174,7 @@ def upload(path: str, archive: str) -> dict[str, Any]:
     """
     _started()
     request = {"do": "unpack", "path": path, "archive": archive}
-    container.run("fingerprints", "grader", request=request, timeout_s=START_S)
+    container.run(*container.GRADER, request=request, timeout_s=START_S)
     return {"path": path}
 
 
@@ -198,12 +199,13 @@ def run_tests(
     request = {
         "do": "grade", "tests": tests, "script": script, "timeout_s": timeout_s,
         "variables": {**task.variables, **variables}, "directory": task.directory,
-        "fingerprints": task.fingerprints, "plugin": container.PLUGIN,
+        "fingerprints": task.fingerprints, "package_settings": task.package_settings,
+        "plugin": container.PLUGIN,
     }  # fmt: skip
     try:
-        container.run("fingerprints", "grader", request={"do": "end_others"}, timeout_s=START_S)
+        container.run(*container.GRADER, request={"do": "end_others"}, timeout_s=START_S)
         outcome = container.run(
-            "fingerprints", "grader", request=request, timeout_s=timeout_s + _GRACE_S + START_S
+            *container.GRADER, request=request, timeout_s=timeout_s + _GRACE_S + START_S
         )
     except (container.ProgramFailed, TimeoutError) as exc:
         # What runs in the task's container may end or stop the grader.

@@ -36,7 +36,13 @@ def has_passed(session: Session) -> bool:
     """Return whether a session of pytest ended by itself, and all of its tests passed."""
     tests = outcomes_of(session)
     ends = [one["ended"] for one in session if "ended" in one]
-    return bool(tests) and ends == [0] and set(tests.values()) == {PASSED}
+    has_ended = ends == [0] and not hides_failures(session)
+    return has_ended and bool(tests) and set(tests.values()) == {PASSED}
+
+
+def hides_failures(session: Session) -> bool:
+    """Return whether a session of pytest reported a test that fails as passed."""
+    return any(one.get("hides_failures") for one in session)
 
 
 def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
@@ -60,6 +66,9 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
     }
     if not outcome["in_time"]:
         return {"score": 0.0, "reason": "the tests did not end in time", **found}
+    if outcome["replaced_tests"]:
+        names = ", ".join(outcome["replaced_tests"][:5])
+        return {"score": 0.0, "reason": f"pytest ran other tests than the task's: {names}", **found}
     all_passed = bool(sessions) and all(map(has_passed, sessions))
     if kind == "pytest":
         reason = "all tests passed" if all_passed else _why_not(sessions, tests)
@@ -79,6 +88,8 @@ def verdict(kind: str, outcome: Outcome) -> dict[str, Any]:
 def _why_not(sessions: list[Session], tests: dict[str, str]) -> str:
     if not sessions:
         return "pytest did not run"
+    if any(map(hides_failures, sessions)):
+        return "pytest reports a test that fails as passed"
     failed = [name for name, state in tests.items() if state == FAILED]
     if failed:
         return f"{len(failed)} of {len(tests)} tests failed: {', '.join(failed[:5])}"

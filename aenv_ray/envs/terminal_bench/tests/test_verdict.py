@@ -20,7 +20,7 @@ FAILING = [{"began": 1}, phase("a", "passed"), phase("b", "failed"), {"ended": 1
 
 def outcome(**fields: Any) -> dict[str, Any]:
     base = {"exit_code": 0, "in_time": True, "output": "", "sessions": [], "reward": {}}
-    base |= {"set_aside": [], "runs_pytest": False, "rewards_written": None}
+    base |= {"set_aside": [], "runs_pytest": False, "rewards_written": None, "replaced_tests": []}
     return {**base, **fields}
 
 
@@ -44,6 +44,7 @@ def test_each_test_has_the_verdict_that_terminal_bench_gives_it() -> None:
         [{"began": 1}, {"ended": 5}],
         PASSING[:-1],  # pytest was killed
         [*PASSING[:-1], {"ended": 2}],
+        [*PASSING[:-1], {"hides_failures": True}, {"ended": 0}],
         [*PASSING, {"ended": 0}],
         [PASSING[0], phase("a", "passed")],
         FAILING,
@@ -100,6 +101,11 @@ def test_what_a_script_runs_and_writes_is_told_by_its_text(
     script: str, runs: bool, rewards: list[float] | None
 ) -> None:
     assert (grader.runs_pytest([script]), grader.rewards_written([script])) == (runs, rewards)
+
+
+def test_tests_that_were_replaced_earn_nothing() -> None:
+    found = verdict("pytest", outcome(sessions=[PASSING], replaced_tests=["/tests/test_a.py"]))
+    assert (found["score"], "/tests/test_a.py" in found["reason"]) == (0.0, True)
 
 
 def test_tests_that_were_refused_or_ended_late_earn_nothing() -> None:

@@ -86,6 +86,13 @@ def test_a_table_fits_its_terminal_as_far_as_columns_stay_readable(widths, avail
     assert fitted[0] == widths[0], "it names the row, for further commands"
 
 
+def test_a_column_may_be_cut_before_others():
+    widths = [14, 5, 14, 26, 4]
+    assert output.fitted(widths, 60, 3) == [14, 5, 14, 15, 4]
+    assert output.fitted(widths, 50, 3) == [14, 5, 11, 8, 4]
+    assert output.fitted(widths, 80, 3) == widths
+
+
 def test_moments_and_sizes_are_for_people():
     assert output.moment(None) == "-"
     assert output.moment("not a time") == "not a time"
