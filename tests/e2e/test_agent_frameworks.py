@@ -37,6 +37,8 @@ PYTEST = ("-m", "pytest", "-q", "--rootdir", ".", "--confcutdir", ".")
             ("anthropic", "langgraph", *BESIDE),
         ),
         ("rollout_frameworks", ("inspect", "gymnasium", "skyrl-gym"), BESIDE),
+        # Its requirements exclude the newest mcp and openai.
+        ("verifiers_framework", ("verifiers",), BESIDE),
     ],
 )
 def test_adapters_work_with_real_frameworks(
@@ -49,6 +51,7 @@ def test_adapters_work_with_real_frameworks(
     require("frameworks", environment is not None, refusal)
     assert environment is not None
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{variables['PATH']}"
     done = subprocess.run(
         [str(environment / "bin" / "python"), *PYTEST],
         cwd=TESTS / tests, env={**variables, "PYTHONPATH": str(ROOT)},

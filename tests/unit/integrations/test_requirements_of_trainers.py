@@ -20,6 +20,7 @@ TRAINERS = {
     "areal": ("areal", "areal>=1.0,<2"),
     "openrlhf": ("openrlhf", "openrlhf>=0.11,<1"),
     "openenv": ("openenv", "openenv-core>=0.3,<1"),
+    "verifiers": ("verifiers", "verifiers>=0.4,<0.5"),
 }
 """By module: our extra, and what it installs."""
 
