@@ -9,7 +9,6 @@ of the docker engine, and without a port on the network: connections reach it th
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 import urllib.error
@@ -21,7 +20,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.client.port_forward import PortForward
 from aenv_ray.errors import AenvError, ConfigError, SandboxLost
-from aenv_ray.integrations.agents import write_project
+from aenv_ray.integrations.image_projects import image_project
 from aenv_ray.integrations.requirement import require
 from aenv_ray.models import InstanceStatus
 
@@ -84,11 +83,7 @@ class InstanceProvider(ContainerProvider):
                 f"this provider runs {self._env.instance_id} already",
                 hint="call stop_container first, or make another provider",
             )
-        name = re.sub(r"[^a-z0-9]+", "-", image.rpartition("/")[2].partition(":")[0].lower())
-        container = {"image": image, "door": "commands"}
-        deploy = {"engine": "docker", "network": self._network, "container": container}
-        config = {"name": f"openenv-{name.strip('-') or 'image'}", "deployConfig": deploy}
-        project = write_project(config, {}, (), None)
+        project = image_project(image, "openenv", network=self._network)
         options = CreateOptions(
             environment_variables=env_vars or {}, **{**self._options, **kwargs}
         )
