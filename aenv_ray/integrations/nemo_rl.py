@@ -12,6 +12,7 @@ void episode has reward 0, and ``loss_multiplier`` 0, which takes it out of the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,10 @@ from aenv_ray.integrations.requirement import require
 from aenv_ray.integrations.text_actions import MAX_TURNS, TextEpisode, tool_instructions
 from aenv_ray.integrations.tools import framework_tools
 
-require("nemo-rl", "nemo-rl", "0.4", "1")
+require(
+    "nemo-rl", "", "0.1", "2",  # the package of this name on PyPI is empty
+    way_out="install NeMo RL from its repository, github.com/NVIDIA-NeMo/RL",
+)  # fmt: skip
 
 from nemo_rl.environments.interfaces import (  # noqa: E402
     EnvironmentInterface,
@@ -51,7 +55,7 @@ class EpisodeBatches(EnvironmentInterface):
         self._max_turns = int(cfg.get("max_turns", MAX_TURNS))
         self._timeout_s = cfg.get("timeout_s")
         self._playing: dict[int, TextEpisode] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(_THREADS, "aenv-nemo-rl")
 
     def step(
@@ -77,8 +81,7 @@ class EpisodeBatches(EnvironmentInterface):
         known = dict(metadata or {})
         playing = self._playing.get(known.get(_EPISODE, -1))
         if playing is None:
-            self._count += 1
-            known[_EPISODE] = self._count
+            known[_EPISODE] = next(self._numbers)
             episode = self._pool.begin_blocking(dict(known.get(ROW) or {}))
             playing = TextEpisode(
                 episode, only=self._only, max_turns=self._max_turns, timeout_s=self._timeout_s

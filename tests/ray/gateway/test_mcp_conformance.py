@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 import aenv_ray
 from aenv_ray import Environment
+from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import Role
 from aenv_ray.models import LogMessage, Question, ToolResult
 from tests.conftest import require
@@ -159,17 +160,15 @@ def test_a_handle_streams_questions_and_answers_them(cluster: Any) -> None:
             assert ray.get(env.answer.remote(item, {"action": "cancel"})) == {"accepted": False}
     assert isinstance(items[-1], ToolResult)
     assert 'action=accept, content={"x": 1}' in items[-1].text()
-    refused = [
-        ray.get(env.answer.remote(item, error="nobody is here")) or item
-        if isinstance(item, Question)
-        else item
-        for item in map(
-            ray.get, env.stream_tool.remote("test_elicitation", given, offers=["elicitation"])
-        )
-        if True
-    ]
-    assert refused[-1].is_error
-    assert "nobody is here" in refused[-1].text()
+    items = []
+    for reference in env.stream_tool.remote("test_elicitation", given, offers=["elicitation"]):
+        items.append(ray.get(reference))
+        if isinstance(items[-1], Question):
+            ray.get(env.answer.remote(items[-1], error="nobody is here"))
+    assert items[-1].is_error
+    assert "nobody is here" in items[-1].text()
+    with pytest.raises(ConfigError, match="invalid offers"):
+        env.stream_tool.remote("test_elicitation", given, offers=["telepathy"])  # type: ignore[list-item]
     ray.get(env.release.remote())
 
 
