@@ -20,7 +20,11 @@ TRAINERS = {
     "areal": ("areal", "areal>=1.0,<2"),
     "openrlhf": ("openrlhf", "openrlhf>=0.11,<1"),
     "openenv": ("openenv", "openenv-core>=0.3,<1"),
+    "openenv_containers": ("openenv", "openenv-core>=0.3,<1"),
     "verifiers": ("verifiers", "verifiers>=0.4,<0.5"),
+    "nemo_gym": ("nemo-gym", "nemo-gym>=0.3,<1"),
+    "nemo_gym_sandbox": ("nemo-gym", "nemo-gym>=0.4,<1"),
+    "camel": ("camel", "camel-ai>=0.2.90,<0.3"),
 }
 """By module: our extra, and what it installs."""
 
