@@ -1,4 +1,4 @@
-"""What a program offers to the tools that it calls: a log, and answers of its user and its model."""
+"""What a program offers to the tools that it calls: a log, and answers of user and model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OnLog = Callable[[LogMessage], Awaitable[None] | None]
 OnElicit = Callable[
     [str, Mapping[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None
 ]
-"""Takes a question to the user, and the JSON Schema of the answer. Returns the answer, or None if the
-user declines."""
+"""Takes a question to the user, and the JSON Schema of the answer. Returns the answer, or None if
+the user declines."""
 OnSample = Callable[[Mapping[str, Any]], Awaitable[str] | str]
 """Takes the parameters of MCP's ``sampling/createMessage``. Returns the text of the model."""
 

@@ -126,9 +126,7 @@ class AenvResourcesServer(SimpleResourcesServer):
             await earlier[0].abandon()
         task = dict((body.verifier_metadata or {}).get(ROW) or {})
         episode = await self._pool.begin(task)
-        tools = EnvironmentTools(
-            episode, only=self.config.only, timeout_s=self.config.timeout_s
-        )
+        tools = EnvironmentTools(episode, only=self.config.only, timeout_s=self.config.timeout_s)
         self._playing[session] = episode, tools
         return BaseSeedSessionResponse()
 

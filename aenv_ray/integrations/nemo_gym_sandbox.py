@@ -139,9 +139,7 @@ class AenvProvider:
         stderr = done.stderr.decode(errors="replace")
         return SandboxExecResult(done.text(), stderr, done.exit_code)
 
-    async def upload_file(
-        self, handle: SandboxHandle, source_path: Path, target_path: str
-    ) -> None:
+    async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy a file into the sandbox."""
         data = await asyncio.to_thread(Path(source_path).read_bytes)
         await handle.raw.write_file(target_path, data)

@@ -84,9 +84,7 @@ class InstanceProvider(ContainerProvider):
                 hint="call stop_container first, or make another provider",
             )
         project = image_project(image, "openenv", network=self._network)
-        options = CreateOptions(
-            environment_variables=env_vars or {}, **{**self._options, **kwargs}
-        )
+        options = CreateOptions(environment_variables=env_vars or {}, **{**self._options, **kwargs})
         self._loop = LoopThread("aenv-openenv")
         try:
             number = self._loop.wait(self._start(str(project), options, port or PORT))

@@ -43,6 +43,7 @@ import verifiers.v1 as vf  # noqa: E402
 from mcp.server.lowlevel import Server  # noqa: E402
 from mcp.server.transport_security import TransportSecuritySettings  # noqa: E402
 from mcp_types import CallToolResult, ListToolsResult, Tool  # noqa: E402
+from pydantic import Field  # noqa: E402
 from verifiers.v1.harnesses.null.harness import NullHarnessConfig  # noqa: E402
 from verifiers.v1.mcp import SharedToolServer  # noqa: E402
 from verifiers.v1.runtimes import runtime_is_local  # noqa: E402
@@ -70,7 +71,7 @@ class AenvConfig(vf.TasksetConfig):
     """Names of the tools to offer. None: all."""
     timeout_s: float | None = None
     """Timeout of a call. None: 60."""
-    pool: dict[str, Any] = {}
+    pool: dict[str, Any] = Field(default_factory=dict)
     """Options of the `EpisodePool`."""
 
 
@@ -368,7 +369,9 @@ class Seats:
             return
         token = _current.set(seat)
         try:
-            await self._mcp({**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}, receive, send)
+            await self._mcp(
+                {**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}, receive, send
+            )
         finally:
             _current.reset(token)
 

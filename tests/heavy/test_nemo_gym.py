@@ -110,7 +110,9 @@ async def test_sessions_are_apart(http: httpx.AsyncClient) -> None:
     for client, seed in ((http, 3), (other, 0)):
         row = {**ROW, "verifier_metadata": {"aenv": {"seed": seed}}}
         (await client.post("/seed_session", json=row)).raise_for_status()
-    ended = [json.loads((await one.post("/step", json={"action": 1})).text) for one in (http, other)]
+    ended = [
+        json.loads((await one.post("/step", json={"action": 1})).text) for one in (http, other)
+    ]
     assert [one["terminated"] for one in ended] == [True, False]
     (await other.post("/seed_session", json=ROW)).raise_for_status()  # abandons the first
 

@@ -62,7 +62,7 @@ async def test_the_example_runs(image: str, capsys: pytest.CaptureFixture[str]) 
 def test_a_server_that_does_not_start_says_why(image: str) -> None:
     provider = InstanceProvider("echo no server here; exit 3")
     url = provider.start_container(image)
-    with pytest.raises(ConfigError, match="runs .* already"):
+    with pytest.raises(ConfigError, match=r"runs .* already"):
         provider.start_container(image)
     with pytest.raises(TimeoutError, match="no server here"):
         provider.wait_for_ready(url, 3.0)

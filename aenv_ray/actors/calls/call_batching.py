@@ -179,9 +179,7 @@ class _RunningCall:
             if self.task.done():
                 self._expire()
 
-    def report(
-        self, progress: float | None, total: float | None, message: str | None
-    ) -> None:
+    def report(self, progress: float | None, total: float | None, message: str | None) -> None:
         self.reports.append((progress, total, message))
         if self.news is not None:
             self.news.set()

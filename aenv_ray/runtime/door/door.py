@@ -7,9 +7,9 @@ function it hands the lead to a *follower*, which reads on. `_LeaderMonitor`, on
 connections of the process, replaces a leader whose function turns out to be slow.
 
 Messages: the requests that `dispatch` runs, ``notifications/cancelled`` with ``requestId``, and
-``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``. Callers may also offer
-to take log messages and requests (see `caller_link`). The first message may be ``aenv/hello``, which
-limits what the peer may call (see `roles`).
+``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``. Callers may also take
+log messages and requests (see `caller_link`). The first message may be ``aenv/hello``, which limits
+what the peer may call (see `roles`).
 """
 
 from __future__ import annotations

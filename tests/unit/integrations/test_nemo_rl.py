@@ -141,6 +141,6 @@ def test_the_package_on_pypi_is_not_it(
 
     monkeypatch.setattr(importlib.metadata, "version", found)
     monkeypatch.delitem(sys.modules, "aenv_ray.integrations.nemo_rl", raising=False)
-    with pytest.raises(ConfigError, match="nemo-rl>=0.1") as caught:
+    with pytest.raises(ConfigError, match=r"nemo-rl>=0\.1") as caught:
         importlib.import_module("aenv_ray.integrations.nemo_rl")
     assert "github.com" in str(caught.value.hint)

@@ -1,7 +1,7 @@
 """The agent of an episode of verifiers: whoever calls the tools of this environment.
 
-verifiers runs an agent's program and records what its model answers. This program has no model: each
-call of a tool becomes an answer of the model that calls this tool, so that verifiers records,
+verifiers runs an agent's program and records what its model answers. This program has no model:
+each call of a tool becomes an answer of the model that calls this tool, so that verifiers records,
 limits and scores the episode as any other.
 """
 

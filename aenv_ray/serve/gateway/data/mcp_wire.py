@@ -1,8 +1,8 @@
 """Stateless MCP over HTTP: parsing of messages and formatting of answers, as pure functions.
 
 One endpoint serves both generations of the protocol. Versions up to 2025-11-25 begin with
-``initialize``, which gives the client a session id. It contains what the client offers to tools, and
-no other state belongs to it, so any replica answers any request of the session. Requests to a client
+``initialize``, which gives the client a session id. It contains what the client offers to tools; no
+other state belongs to it, so any replica answers any request of the session. Requests to a client
 have ids that name the question in its instance, so any replica takes the answer. Version 2026-07-28
 has no sessions.
 
