@@ -191,18 +191,21 @@ class AsyncEnvHandle:
         async def send(question: Question, result: dict[str, Any] | None) -> None:
             await self._wait(self.handle.answer.remote(question, result), "an answer", 60.0)
 
+        what = f"tool {name!r}"
         references = self.handle.stream_tool.remote(name, arguments, timeout_s, callbacks.offers)
         try:
             async with Answering(callbacks, send) as answering:
-                async for reference in references:
-                    item = await self._wait(reference, f"tool {name!r}", timeout_s)
+                while True:
+                    reference = await self._wait(anext(references, None), what, timeout_s)
+                    if reference is None:
+                        raise InternalError(f"{what}: the messages ended without a result")
+                    item = await self._wait(reference, what, timeout_s)
                     if isinstance(item, ToolResult):
                         return item
                     if isinstance(item, LogMessage | Question):
                         await answering.take(item)
         finally:
             ray_api.cancel(references)
-        raise InternalError(f"tool {name!r}: the messages ended without a result")
 
     async def _cancellable(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
         try:

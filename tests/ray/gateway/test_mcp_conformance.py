@@ -15,6 +15,7 @@ import ray
 import uvicorn
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
+from mcp_types import PromptReference, ResourceTemplateReference
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -202,20 +203,10 @@ async def test_arguments_are_completed(bench: GatewayBench) -> None:
     async with Environment("mcp-features", aenv_url=bench.url, api_key=token) as env:
         url = f"{bench.url}/instances/{env.instance_id}/mcp"
         transport = StreamableHttpTransport(url, headers={"Authorization": f"Bearer {token}"})
-        async with Client(transport, mode="legacy", timeout=30) as client:
-            prompt = {"type": "ref/prompt", "name": "test_prompt_with_arguments"}
-            given = {"ref": prompt, "argument": {"name": "arg1", "value": "test"}}
-            done = await client.session.send_request(*_completion(given))
-            assert done.completion.values == ["test", "testing"]
-            template = {"type": "ref/resource", "uri": "test://template/{id}/data"}
-            given = {"ref": template, "argument": {"name": "id", "value": "7"}}
-            done = await client.session.send_request(*_completion(given))
-            assert (len(done.completion.values), done.completion.total) == (100, 150)
-            assert done.completion.has_more
-
-
-def _completion(params: dict[str, Any]) -> Any:
-    from mcp_types import CompleteRequest, CompleteResult
-
-    request = CompleteRequest.model_validate({"method": "completion/complete", "params": params})
-    return request, CompleteResult
+        async with Client(transport, timeout=30) as client:
+            prompt = PromptReference(name="test_prompt_with_arguments")
+            done = await client.complete(prompt, {"name": "arg1", "value": "test"})
+            assert done.values == ["test", "testing"]
+            template = ResourceTemplateReference(uri="test://template/{id}/data")
+            done = await client.complete(template, {"name": "id", "value": "7"})
+            assert (len(done.values), done.total, done.has_more) == (100, 150, True)
