@@ -37,19 +37,15 @@ NOT_FOR_GATEWAYS = {"dns-rebinding-protection"}
 STEPS = [f"Tool execution {step}" for step in ("started", "processing data", "completed")]
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayBench]:
-    del cluster
-    made = GatewayBench(tmp_path_factory.mktemp("gateway"))
-    made.projects["mcp-features"] = PROJECT
-    yield made
-    made.close()
+@pytest.fixture
+def bench(gateway: GatewayBench) -> GatewayBench:
+    gateway.projects["mcp-features"] = PROJECT
+    return gateway
 
 
 @pytest.fixture(params=["ray", "gateway"])
-def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+def place(request: pytest.FixtureRequest, bench: GatewayBench) -> dict[str, Any]:
     """Return the arguments of an `Environment`."""
-    bench: GatewayBench = request.getfixturevalue("bench")
     if request.param == "ray":
         return {"env_name": str(PROJECT), "actor": "shared"}
     token = bench.token(Role.PUBLISHER)
