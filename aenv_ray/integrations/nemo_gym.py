@@ -117,7 +117,8 @@ class AenvResourcesServer(SimpleResourcesServer):
         """Begin the episode of a session; one that it has not ended is abandoned.
 
         Raises:
-            ConfigError: The task is wrong.
+            ConfigError: The task is wrong, `only` names a tool that the environment lacks, or a
+                schema contains itself.
             AenvError: The environment does not exist, or Ray cannot be reached.
         """
         session = request.session[SESSION_ID_KEY]
@@ -128,6 +129,12 @@ class AenvResourcesServer(SimpleResourcesServer):
         episode = await self._pool.begin(task)
         tools = EnvironmentTools(episode, only=self.config.only, timeout_s=self.config.timeout_s)
         self._playing[session] = episode, tools
+        try:
+            await tools.load()
+        except ConfigError:
+            raise
+        except AenvError:
+            pass  # it has ended: calls and /verify say so
         return BaseSeedSessionResponse()
 
     async def call_tool(self, tool_name: str, request: Request) -> Response:
@@ -137,12 +144,9 @@ class AenvResourcesServer(SimpleResourcesServer):
             return _text("there is no episode: call /seed_session first", _FAILED)
         try:
             given = json.loads(await request.body() or b"{}")
-            await playing[1].load()
             result = await playing[1].call(tool_name, given)
         except ValueError as exc:
             return _text(f"the arguments are no JSON: {exc}", _FAILED)
-        except ConfigError:
-            raise  # of the server's configuration
         except AenvError as exc:
             return _text(f"the episode has ended: {exc.message}", _OVER)
         return _text(model_text(result), _FAILED if result.is_error else 200)

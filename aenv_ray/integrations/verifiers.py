@@ -32,7 +32,7 @@ import uvicorn
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import EnvironmentTools
+from aenv_ray.integrations.tools import EnvironmentTools, FrameworkTool
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
 from aenv_ray.sampling.tasks.feed import load_tasks
@@ -238,6 +238,7 @@ class Seat:
         self._timeout_s = timeout_s
         self._episode: LiveEpisode | None = None
         self._tools: EnvironmentTools | None = None
+        self._offered: list[FrameworkTool] = []
         self.is_over = False
         """Whether a call has found the episode ended."""
 
@@ -245,27 +246,29 @@ class Seat:
         """Begin an episode; one that still runs is abandoned.
 
         Raises:
-            AenvError: The environment does not exist, or the task is wrong.
+            ConfigError: The task is wrong, `only` names a tool that the environment lacks, or a
+                schema contains itself.
+            AenvError: The environment does not exist.
         """
         await self.leave()
+        self._offered = []
         self._episode = episode = await self._pool.begin(self._task)
         self._tools = EnvironmentTools(episode, only=self._only, timeout_s=self._timeout_s)
         self.is_over = not episode.has_begun
-
-    async def list_tools(self) -> list[Tool]:
-        """Return the tools; none if the episode has ended."""
-        if self._tools is None or self.is_over:
-            return []
+        if self.is_over:
+            return
         try:
-            offered = await self._tools.load()
+            self._offered = await self._tools.load()
         except ConfigError:
-            raise  # of the taskset's configuration
+            raise
         except AenvError:
-            self.is_over = True
-            return []
+            self.is_over = True  # `finish` says why
+
+    def list_tools(self) -> list[Tool]:
+        """Return the tools; none if the episode has ended before it began."""
         return [
             Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
-            for tool in offered
+            for tool in self._offered
         ]
 
     async def call(self, name: str, arguments: dict[str, Any] | None) -> ToolResult:
@@ -394,7 +397,7 @@ class _Server(uvicorn.Server):
 
 async def _list_tools(context: Any, params: Any) -> ListToolsResult:
     del context, params
-    return ListToolsResult(tools=await _current.get().list_tools())
+    return ListToolsResult(tools=_current.get().list_tools())
 
 
 async def _call_tool(context: Any, params: Any) -> CallToolResult:
