@@ -96,7 +96,7 @@ class AenvResourcesServer(SimpleResourcesServer):
 
     def setup_webserver(self) -> FastAPI:
         """Return the application, with a route for each tool."""
-        app = super().setup_webserver()
+        app: FastAPI = super().setup_webserver()
         app.post("/{tool_name}")(self.call_tool)  # after the routes of NeMo Gym
         inner = app.router.lifespan_context
 
@@ -111,7 +111,7 @@ class AenvResourcesServer(SimpleResourcesServer):
         app.router.lifespan_context = lifespan
         return app
 
-    async def seed_session(  # type: ignore[override]
+    async def seed_session(
         self, request: Request, body: AenvSeedSessionRequest
     ) -> BaseSeedSessionResponse:
         """Begin the episode of a session; one that it has not ended is abandoned.
@@ -151,9 +151,7 @@ class AenvResourcesServer(SimpleResourcesServer):
             return _text(f"the episode has ended: {exc.message}", _OVER)
         return _text(model_text(result), _FAILED if result.is_error else 200)
 
-    async def verify(  # type: ignore[override]
-        self, request: Request, body: AenvVerifyRequest
-    ) -> AenvVerifyResponse:
+    async def verify(self, request: Request, body: AenvVerifyRequest) -> AenvVerifyResponse:
         """End the episode of a session, and return its reward.
 
         Raises:
