@@ -328,7 +328,8 @@ class Seats:
         listener.bind(("127.0.0.1", 0))
         self._url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         up = asyncio.Event()
-        self._server = _Server(uvicorn.Config(self._answer, log_level="error", lifespan="on"), up)
+        config = uvicorn.Config(self._answer, interface="asgi3", log_level="error", lifespan="on")
+        self._server = _Server(config, up)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         self._serving.add_done_callback(lambda _: up.set())
         await up.wait()

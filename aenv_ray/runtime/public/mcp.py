@@ -29,9 +29,8 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
-    Completion,
-    CompletionArgument,
-    CompletionContext,
+    CompleteRequestParams,
+    CompleteResult,
     CreateMessageRequest,
     CreateMessageResult,
     ElicitRequest,
@@ -44,9 +43,7 @@ from mcp_types import (
     ListResourceTemplatesRequest,
     ListToolsRequest,
     LoggingLevel,
-    PromptReference,
     ReadResourceRequestParams,
-    ResourceTemplateReference,
     SubscribeRequestParams,
     UnsubscribeRequestParams,
 )
@@ -437,23 +434,18 @@ def _mcp_error(fault: Fault) -> Exception:
 
 
 def _completer(calls: AsyncCalls) -> Any:
-    """Return FastMCP's handler of completions."""
+    """Return the handler of completions; FastMCP's own knows only its own prompts."""
 
-    async def complete(
-        ref: PromptReference | ResourceTemplateReference,
-        argument: CompletionArgument,
-        context: CompletionContext | None,
-    ) -> Completion:
-        params = {
-            "ref": ref.model_dump(mode="json", by_alias=True),
-            "argument": argument.model_dump(mode="json"),
-            "context": context.model_dump(mode="json") if context is not None else {},
-        }
+    async def complete(context: Any, params: CompleteRequestParams) -> CompleteResult:
+        del context
+        given = params.model_dump(
+            mode="json", by_alias=True, exclude_none=True, include={"ref", "argument", "context"}
+        )
         try:
-            result = read_outcome(await calls.call(COMPLETE, params))
+            result = read_outcome(await calls.call(COMPLETE, given))
         except Fault as fault:
             raise _mcp_error(fault) from None
-        return Completion.model_validate(result["completion"])
+        return CompleteResult.model_validate(result)
 
     return complete
 
@@ -487,7 +479,7 @@ class McpEndpoint:
             UNSUBSCRIBE, UnsubscribeRequestParams, self._followers.unsubscribe
         )
         if calls.dispatcher.registry.completes:
-            self._server.add_completion_handler(_completer(calls))
+            protocol.add_request_handler(COMPLETE, CompleteRequestParams, _completer(calls))
         self._sessions = self._server.http_app(path="/mcp", stateless_http=False)
         self._plain = self._server.http_app(path="/mcp", stateless_http=True, json_response=True)
 
