@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
 from mcp_types import PromptReference, ResourceTemplateReference
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 import aenv_ray
 from aenv_ray import Environment
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, FunctionFailed
 from aenv_ray.hub.records import Role
 from aenv_ray.models import LogMessage, Question, ToolResult
 from tests.conftest import require
@@ -57,6 +58,12 @@ def with_token(url: str, token: str) -> Iterator[str]:
     """Yield the address of a proxy that adds a token, which the suite cannot send."""
     http = httpx.AsyncClient(timeout=None)
 
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        async with http:
+            yield
+
     async def forward(request: Request) -> StreamingResponse:
         headers = {k: v for k, v in request.headers.items() if k not in {"host", "content-length"}}
         headers["authorization"] = f"Bearer {token}"
@@ -65,10 +72,13 @@ def with_token(url: str, token: str) -> Iterator[str]:
         )
         answer = await http.send(sent, stream=True)
         kept = {k: v for k, v in answer.headers.items() if k != "transfer-encoding"}
-        return StreamingResponse(answer.aiter_raw(), answer.status_code, kept)
+        over = BackgroundTask(answer.aclose)
+        return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=over)
 
-    app = Starlette(routes=[Route("/mcp", forward, methods=["GET", "POST", "DELETE"])])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    routes = [Route("/mcp", forward, methods=["GET", "POST", "DELETE"])]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    settings = uvicorn.Config(app, port=0, loop="asyncio", log_level="error")
+    server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -157,13 +167,11 @@ def test_a_handle_streams_questions_and_answers_them(cluster: Any) -> None:
             assert ray.get(env.answer.remote(item, {"action": "cancel"})) == {"accepted": False}
     assert isinstance(items[-1], ToolResult)
     assert 'action=accept, content={"x": 1}' in items[-1].text()
-    items = []
-    for reference in env.stream_tool.remote("test_elicitation", given, offers=["elicitation"]):
-        items.append(ray.get(reference))
-        if isinstance(items[-1], Question):
-            ray.get(env.answer.remote(items[-1], error="nobody is here"))
-    assert items[-1].is_error
-    assert "nobody is here" in items[-1].text()
+    references = env.stream_tool.remote("test_elicitation", given, offers=["elicitation"])
+    question = ray.get(next(references))
+    ray.get(env.answer.remote(question, error="nobody is here"))
+    with pytest.raises(FunctionFailed, match="nobody is here"):
+        ray.get(next(references))
     with pytest.raises(ConfigError, match="invalid offers"):
         env.stream_tool.remote("test_elicitation", given, offers=["telepathy"])  # type: ignore[list-item]
     ray.get(env.release.remote())
