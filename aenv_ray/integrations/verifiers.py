@@ -335,7 +335,10 @@ class Seats:
         await up.wait()
         if self._serving.done():
             self._serving.result()
-            raise ConfigError("the server of the environment's tools did not start")
+            raise ConfigError(
+                f"the server of the environment's tools did not start at {self._url}",
+                hint="the log of uvicorn says why",
+            )
 
     async def close(self) -> None:
         """End the server and all episodes."""

@@ -78,7 +78,9 @@ def taskset_env(
     try:
         given = json.dumps({"env": env, "agent": agent, "task_count": task_count}, indent=2)
     except TypeError as exc:
-        raise ConfigError(f"the config is no JSON: {exc}") from None
+        raise ConfigError(
+            f"the config is no JSON: {exc}", hint="give numbers, texts, lists and dicts"
+        ) from None
     files["src/taskset.json"] = given + "\n"
     deploy = {"network": network, "environmentVariables": dict(environment_variables or {})}
     project = {"name": name, "version": version, "deployConfig": deploy}

@@ -85,7 +85,7 @@ async def test_a_session_is_an_episode(http: httpx.AsyncClient, tmp_path: Path) 
     assert (told["reward"], told["void"], told["status"]) == (1.0, False, "completed")
     assert told["verifier_metadata"] == ROW["verifier_metadata"]
     [record] = trajectories.read(tmp_path / "records.jsonl")
-    assert (record.task_id, len(record.steps)) == ("walk", 3)
+    assert (record.task_id, len(record.steps)) == ("walk", 2)
 
 
 async def test_a_lost_sandbox_is_void(http: httpx.AsyncClient) -> None:

@@ -88,7 +88,7 @@ class Registered:
         """Return the MCP ``Tool`` object."""
         tool: dict[str, Any] = {
             "name": self.name,
-            "description": self.description or self.signature.description,
+            **self._described(),
             "inputSchema": self.schema or self.signature.schema,
         }
         if self.idempotent:
@@ -105,7 +105,7 @@ class Registered:
         resource = {
             "uriTemplate" if self.is_template else "uri": self.uri,
             "name": self.name,
-            "description": self.description or self.signature.description,
+            **self._described(),
         }
         return resource | ({"mimeType": self.mime_type} if self.mime_type else {})
 
@@ -118,8 +118,12 @@ class Registered:
             | ({"description": about["description"]} if "description" in about else {})
             for name, about in schema.get("properties", {}).items()
         ]
+        return {"name": self.name, **self._described(), "arguments": arguments}
+
+    def _described(self) -> dict[str, str]:
+        """Return the description; in MCP it is a text, or left out."""
         description = self.description or self.signature.description
-        return {"name": self.name, "description": description, "arguments": arguments}
+        return {"description": description} if description else {}
 
     def read_at(self, uri: str) -> Registered | None:
         """Return the resource with the arguments in `uri`; None if it has another URI."""

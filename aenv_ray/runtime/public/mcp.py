@@ -86,7 +86,7 @@ class _RegisteredTool(Tool):
     def of(cls, entry: Registered, calls: AsyncCalls) -> _RegisteredTool:
         listed = entry.mcp_tool()
         tool = cls(
-            name=entry.name, description=listed["description"], parameters=listed["inputSchema"]
+            name=entry.name, description=listed.get("description"), parameters=listed["inputSchema"]
         )
         tool._entry = entry
         tool._calls = calls
@@ -317,7 +317,7 @@ class _Refusals(Middleware):
         return [
             Prompt(
                 name=entry.name,
-                description=shown["description"],
+                description=shown.get("description"),
                 arguments=[PromptArgument.model_validate(one) for one in shown["arguments"]],
             )
             for entry in self._dispatcher.registry.prompts.values()
