@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -195,6 +197,30 @@ class PromptMessages(_Frozen):
     def from_wire(cls, data: dict[str, Any]) -> PromptMessages:
         """Build from an MCP ``GetPromptResult`` object."""
         return cls(description=data.get("description") or "", messages=data["messages"])
+
+
+@dataclass(frozen=True)
+class LogMessage:
+    """What a tool logged while it ran."""
+
+    level: str
+    """``debug``, ``info``, ``notice``, ``warning``, ``error``, ``critical``, ``alert`` or
+    ``emergency``."""
+    text: str
+    data: Any = None
+    """JSON data that came with it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a tool asks its caller while it runs, and waits for."""
+
+    id: str
+    """For the answer."""
+    method: str
+    """``elicitation/create``: of the caller's user; ``sampling/createMessage``: of its model."""
+    params: Mapping[str, Any]
+    """As in MCP: ``message`` and ``requestedSchema``, or ``messages`` and ``maxTokens``."""
 
 
 class ToolResult:

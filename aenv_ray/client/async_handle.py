@@ -21,12 +21,15 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.errors import AenvError
+from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
+from aenv_ray.errors import AenvError, InternalError
 from aenv_ray.models import (
     ExecResult,
     FileEntry,
     InstanceInfo,
+    LogMessage,
     PromptMessages,
+    Question,
     ResetResult,
     ResourceContents,
     TaskPage,
@@ -48,6 +51,9 @@ class AsyncEnvHandle:
 
     url: str = ""
     """Empty: the instance is not reached by HTTP."""
+
+    callbacks: ToolCallbacks | None = None
+    """What is offered to its tools."""
 
     digest: str = ""
     """Digest of the environment's content; empty if this process did not create the instance."""
@@ -168,8 +174,38 @@ class AsyncEnvHandle:
         call_id: str | None = None,
     ) -> ToolResult:
         """Call a tool; a tool that raises is a result."""
+        if self.callbacks is not None and self.callbacks.offers:
+            return await self._call_answering(self.callbacks, name, arguments, timeout_s)
         reference = self.handle.call_tool.remote(name, arguments, timeout_s, call_id)
         return await self._cancellable(reference, f"tool {name!r}", timeout_s)
+
+    async def _call_answering(
+        self,
+        callbacks: ToolCallbacks,
+        name: str,
+        arguments: Mapping[str, Any] | None,
+        timeout_s: float,
+    ) -> ToolResult:
+        """Call a tool, which may ask its caller."""
+
+        async def send(question: Question, result: dict[str, Any] | None) -> None:
+            await self._wait(self.handle.answer.remote(question, result), "an answer", 60.0)
+
+        what = f"tool {name!r}"
+        references = self.handle.stream_tool.remote(name, arguments, timeout_s, callbacks.offers)
+        try:
+            async with Answering(callbacks, send) as answering:
+                while True:
+                    reference = await self._wait(anext(references, None), what, timeout_s)
+                    if reference is None:
+                        raise InternalError(f"{what}: the messages ended without a result")
+                    item = await self._wait(reference, what, timeout_s)
+                    if isinstance(item, ToolResult):
+                        return item
+                    if isinstance(item, LogMessage | Question):
+                        await answering.take(item)
+        finally:
+            ray_api.cancel(references)
 
     async def _cancellable(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from aenv_ray.client.tool_callbacks import ToolCallbacks
 from aenv_ray.errors import AenvError
 from aenv_ray.models import (
     ExecResult,
@@ -25,6 +26,9 @@ class EnvironmentBackend(Protocol):
     the instance too. An ``aenv run`` server refuses commands, files, logs, `info` and `renew` with
     `ConfigError`.
     """
+
+    callbacks: ToolCallbacks | None
+    """What is offered to tools. Set before the first call."""
 
     @property
     def instance_id(self) -> str | None:

@@ -32,6 +32,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
+from aenv_ray.client.tool_callbacks import OnElicit, OnLog, OnSample, ToolCallbacks
 from aenv_ray.client.waiting import Wait, with_hint
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
@@ -86,6 +87,12 @@ class Environment:
         engine: None: chosen by project and cluster.
         idle_timeout: Ends the instance after this long without a call.
         seed: Seed of the first episode, see `aenv_ray.create`.
+        on_log: Takes the log messages of tools, each a `LogMessage`. It may be async.
+        on_elicit: Answers questions of tools to the user: takes the text and a JSON Schema, and
+            returns the values by name, or None to decline. It may be async.
+        on_sample: Answers requests of tools to a model: takes MCP's parameters, and returns the
+            text. It may be async. An exception of these functions cancels the call and is raised
+            by it.
 
     Methods may be called concurrently. The first call creates the instance if neither
     ``async with`` nor `initialize` did.
@@ -111,6 +118,9 @@ class Environment:
         engine: str | None = None,
         idle_timeout: str | float | None = None,
         seed: int | None = None,
+        on_log: OnLog | None = None,
+        on_elicit: OnElicit | None = None,
+        on_sample: OnSample | None = None,
     ) -> None:
         _check_numbers(timeout, startup_timeout, max_retries)
         self.env_name = str(env_name)
@@ -126,6 +136,7 @@ class Environment:
             environment_variables=environment_variables, arguments=arguments, labels=labels,
             owner=owner, datasource=datasource, seed=seed,
         )  # fmt: skip
+        self._callbacks = ToolCallbacks(on_log, on_elicit, on_sample)
         self._instance: EnvironmentBackend | None = None
         self._attach_to: str | None = None
         self._initializing = asyncio.Lock()
@@ -169,6 +180,7 @@ class Environment:
             self._wait = Wait(f"an instance of {self.env_name}", self.startup_timeout)
             async with self._within(self.startup_timeout, "raise startup_timeout"):
                 self._instance = await self._open()
+            self._instance.callbacks = self._callbacks
             return True
 
     @asynccontextmanager

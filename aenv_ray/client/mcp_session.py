@@ -19,7 +19,10 @@ import httpx
 
 from aenv_ray.client.gateway_http import NOT_SENT, rate_limited
 from aenv_ray.client.post_transport import PostResponse, PostTransport
+from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
+from aenv_ray.models import LogMessage, Question
+from aenv_ray.runtime.door.caller_link import ELICIT, LOG, SAMPLE
 from aenv_ray.runtime.public import mcp_messages
 from aenv_ray.runtime.public.mcp_messages import ACCEPT, SESSION
 
@@ -27,6 +30,7 @@ FAREWELL_S: Final = 2.0
 """Time limit for notifying the server of a cancellation or of the end of the session."""
 JSON: Final = {"content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"
+_UNSUPPORTED: Final = {"code": -32601, "message": "not supported by this client"}
 _NOT_SENT_BARE: Final = frozenset({"accept", "accept-encoding", "connection"})
 
 
@@ -69,6 +73,8 @@ class McpSession:
         self._opening = asyncio.Lock()
         self._headers: dict[str, str] | None = None
         self._farewells: set[asyncio.Task[None]] = set()
+        self.callbacks: ToolCallbacks | None = None
+        """Take log messages and questions of tools; to be set before the first request."""
 
     async def request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and return its result.
@@ -127,7 +133,9 @@ class McpSession:
 
     async def _initialize(self) -> dict[str, str]:
         received: dict[str, str] = {}
-        result = await self._exchange("initialize", mcp_messages.OPENING, {}, received)
+        offered = {} if self.callbacks is None else self.callbacks.capabilities
+        opening = {**mcp_messages.OPENING, "capabilities": offered}
+        result = await self._exchange("initialize", opening, {}, received)
         headers = mcp_messages.session_headers(result, received)
         await self._notify("notifications/initialized", {}, headers)
         return headers
@@ -147,6 +155,23 @@ class McpSession:
         headers: Mapping[str, str],
         received: dict[str, str] | None = None,
     ) -> dict[str, Any]:
+        if self.callbacks is None or not self.callbacks.offers:
+            return await self._exchange_messages(method, params, headers, received, None)
+
+        async def send(question: Question, result: dict[str, Any] | None) -> None:
+            await self._reply(question.id, result, headers)
+
+        async with Answering(self.callbacks, send) as answering:
+            return await self._exchange_messages(method, params, headers, received, answering)
+
+    async def _exchange_messages(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str],
+        received: dict[str, str] | None,
+        answering: Answering | None,
+    ) -> dict[str, Any]:
         request_id = next(self._ids)
         message = mcp_messages.request(request_id, method, params)
         try:
@@ -163,7 +188,9 @@ class McpSession:
                     async for answer in messages:
                         if mcp_messages.is_answer(answer, request_id):
                             return _result(answer)
-                        if "id" in answer and "method" in answer:
+                        if answering is not None and (told := _for_callbacks(answer)) is not None:
+                            await answering.take(told)
+                        elif "id" in answer and "method" in answer:
                             self._decline(answer, headers)
         except asyncio.CancelledError:
             cancelled = mcp_messages.cancellation(request_id)
@@ -222,13 +249,24 @@ class McpSession:
         told = httpx.Response(response.status_code, headers=response.headers_list, request=request)
         self._http.cookies.extract_cookies(told)
 
+    async def _reply(
+        self, request_id: str, result: dict[str, Any] | None, headers: Mapping[str, str]
+    ) -> None:
+        """Answer a request of the server."""
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": json.loads(request_id)}
+        if result is None:
+            answer["error"] = _UNSUPPORTED
+        else:
+            answer["result"] = result
+        await self._http.post(self._url, json=answer, headers={**ACCEPT, **headers})
+
     def _decline(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         """Answer a request of the server; only ``ping`` is supported."""
         answer: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
         if request["method"] == "ping":
             answer["result"] = {}
         else:
-            answer["error"] = {"code": -32601, "message": "not supported by this client"}
+            answer["error"] = _UNSUPPORTED
         self._say_goodbye(self._http.post(self._url, json=answer, headers={**ACCEPT, **headers}))
 
     def _say_goodbye(self, sending: Any) -> None:
@@ -244,6 +282,18 @@ class McpSession:
         task = asyncio.get_running_loop().create_task(send())
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
+
+
+def _for_callbacks(message: Mapping[str, Any]) -> LogMessage | Question | None:
+    """Return a log message or a question of the server; None for other messages."""
+    method, params = message.get("method"), message.get("params") or {}
+    if method == LOG:
+        data = params.get("data")
+        told = data if isinstance(data, dict) else {"msg": data}
+        return LogMessage(str(params.get("level")), str(told.get("msg", "")), told.get("extra"))
+    if method in (ELICIT, SAMPLE) and "id" in message:
+        return Question(json.dumps(message["id"]), str(method), params)
+    return None
 
 
 def _unknown(what: str, reason: str) -> CallOutcomeUnknown:

@@ -27,6 +27,7 @@ from aenv_ray.actors.calls.parameters import object_of
 from aenv_ray.client.gateway_http import NOT_SENT, SERVER_PORTS, parse_url, rate_limited
 from aenv_ray.client.mcp_session import McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
+from aenv_ray.client.tool_callbacks import ToolCallbacks
 from aenv_ray.client.waiting import Wait, until_healthy
 from aenv_ray.errors import (
     AenvError,
@@ -115,6 +116,15 @@ class HttpInstance:
         )
         self._session = McpSession(self._http, f"{self.url}/mcp", posts)
         self._answered = False
+
+    @property
+    def callbacks(self) -> ToolCallbacks | None:
+        """What is offered to tools; to be set before the first request."""
+        return self._session.callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: ToolCallbacks | None) -> None:
+        self._session.callbacks = callbacks
 
     # --- tools ----------------------------------------------------------------------------------
 

@@ -41,7 +41,9 @@ from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.roles import DoorRole
 
-OnProgress = Callable[[float, float | None, str | None], None]
+OnProgress = Callable[[float | None, float | None, str | None], None]
+"""Takes progress, total and message. Without a progress, the message is the JSON text of a note for
+the caller, see `aenv_ray.runtime.door.caller_link`."""
 """Called with ``progress``, ``total`` (None if unknown) and a message."""
 
 

@@ -15,6 +15,7 @@ from aenv_ray import errors
 from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.runtime.door.caller_link import NOTE
 from aenv_ray.runtime.door.host_link import (
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
@@ -249,7 +250,9 @@ class DoorSandbox(Sandbox):
             return
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
-                report = (params["progress"], params.get("total"), params.get("message"))
+                report = (params.get("progress"), params.get("total"), params.get("message"))
+                if message.get("method") == NOTE:
+                    report = (None, None, pydantic_core.to_json(params.get("note")).decode())
                 waiting.on_progress(*report)
 
     async def _learn_cause(self, exc: OSError | None) -> None:

@@ -86,13 +86,34 @@ def agent_env(
     files[f"src/{_MODULE}.py"] = "\n".join([*lines, "", f"serve_agent({given})", ""])
     deploy = {"network": network, "environmentVariables": dict(environment_variables or {})}
     config = {"name": name, "version": version, "deployConfig": deploy}
-    files["config.json"] = json.dumps(config, indent=2) + "\n"
-    files["requirements.txt"] = "".join(f"{line}\n" for line in requirements)
+    return write_project(config, files, requirements, directory)
+
+
+def write_project(
+    config: Mapping[str, Any],
+    files: Mapping[str, str],
+    requirements: Sequence[str],
+    directory: str | Path | None,
+) -> Path:
+    """Write an environment, and return its directory.
+
+    Args:
+        config: Its ``config.json``.
+        files: Texts of further files by their paths in the project.
+        requirements: Lines of its ``requirements.txt``.
+        directory: Directory to write to; files of the same names are replaced. None: one in the
+            data directory, named by the content.
+    """
+    texts = {
+        **files,
+        "config.json": json.dumps(config, indent=2) + "\n",
+        "requirements.txt": "".join(f"{line}\n" for line in requirements),
+    }
     if directory is None:
-        content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-        directory = settings().data_dir / "agents" / f"{name}-{content[:16]}"
+        content = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+        directory = settings().data_dir / "agents" / f"{config['name']}-{content[:16]}"
     root = Path(directory)
-    for relative, text in files.items():
+    for relative, text in texts.items():
         path = root / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, mode=0o644)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aenv_ray.runtime.api.results import Audio, EmbeddedResource, Image, PromptMessage
     from aenv_ray.runtime.door.agent import ChatEndpoint, serve_agent
     from aenv_ray.runtime.door.calls import current_call
+    from aenv_ray.runtime.door.subscriptions import resource_updated
 
 _HOMES = {
     "Audio": "api.results",
@@ -43,6 +44,7 @@ _HOMES = {
     "register_reward": "api.decorators",
     "register_tasks": "api.decorators",
     "register_tool": "api.decorators",
+    "resource_updated": "door.subscriptions",
     "serve_agent": "door.agent",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "register_reward",
     "register_tasks",
     "register_tool",
+    "resource_updated",
     "serve_agent",
 ]
 

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import tests
 from aenv_ray.integrations.episodes import EpisodePool
+
+# verl's wheel contains its own package `tests`, which hides ours.
+if (ours := str(Path(__file__).parents[1])) not in tests.__path__:
+    tests.__path__.insert(0, ours)
 
 CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
 

@@ -17,6 +17,7 @@ from openenv.core.mcp_client import MCPToolClient
 
 import aenv_ray
 from aenv_ray.integrations.openenv import FINISH
+from tests.fixtures.doc_blocks import doc_blocks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
 CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
@@ -70,6 +71,28 @@ async def test_tools_are_found_and_called_by_name(url: str) -> None:
         await env.reset(seed=2)
         result = await env.step(CallToolAction(tool_name="get_observation"))
         assert result.observation.result["info"] == {"place": 2}
+
+
+async def test_the_docs_serve_and_play(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apps: list[Any] = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: apps.append(app))
+    exec(doc_blocks("openenv-server")[0], {"__name__": "__main__"})
+    server = uvicorn.Server(uvicorn.Config(apps[0], port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        await asyncio.to_thread(thread.join, 0.05)
+    found: dict[str, Any] = {}
+    exec(doc_blocks("openenv-client")[0], found)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    await found["main"](f"http://127.0.0.1:{port}")
+    server.should_exit = True
+    thread.join(30)
+    shown, reward = capsys.readouterr().out.strip().splitlines()
+    assert "hello" in shown
+    assert reward == "None"
 
 
 async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> None:

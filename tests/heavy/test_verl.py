@@ -30,6 +30,7 @@ import aenv_ray
 from aenv_ray import trajectories
 from aenv_ray.engines.process.virtual_environment import find_uv
 from aenv_ray.sampling import EpisodeStatus
+from tests.fixtures.doc_blocks import doc_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = str(ROOT / "tests" / "fixtures" / "projects" / "corridor")
@@ -113,6 +114,10 @@ def _batch(*texts: str) -> DataProto:
     """Return rows as the example writes them, of another environment."""
     [row] = runpy.run_path(str(EXAMPLE))["rows"]()
     assert row["extra_info"]["aenv"].keys() == {"environment", "task"}
+    documented: dict[str, Any] = {}
+    exec(doc_blocks("verl")[0], documented)
+    assert documented["row"].keys() <= row.keys()
+    assert documented["row"]["agent_name"] == row["agent_name"]
     given = [
         {"aenv": {"environment": CORRIDOR, "task": {"id": f"row{number}", "seed": 3}}}
         for number in range(len(texts))

@@ -29,6 +29,17 @@ FENCE = re.compile(r"^```(\S+)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOT
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
+OF_FRAMEWORKS = (
+    "openai-agents",
+    "openenv-client",
+    "openenv-server",
+    "openrlhf",
+    "verifiers",
+    "verl",
+)
+"""Modes of blocks that tests with the framework run, see `tests/fixtures/doc_blocks.py`."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block: ``python`` runs here, ``python ray`` in the e2e tests."""
@@ -64,9 +75,18 @@ def text_of(*names: str) -> str:
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_blocks_compile_and_have_a_known_mode(block):
     compile(block.text, block.id, "exec")
-    assert block.mode in ("", "ray")
+    assert block.mode in ("", "ray", *OF_FRAMEWORKS)
     uses_ray = re.search(r"^import .*\bray\b|aenv_ray\.(create|sample)", block.text, re.MULTILINE)
     assert not (uses_ray and block.mode == ""), "mark it: ```python ray"
+
+
+@pytest.mark.parametrize("mode", OF_FRAMEWORKS)
+def test_python_blocks_of_a_framework_are_run_by_a_test(mode):
+    tests = [*ROOT.glob("tests/fixtures/*/test_*.py"), *ROOT.glob("tests/*/test_*.py")]
+    tests += ROOT.glob("tests/unit/integrations/test_*.py")
+    assert any(
+        f'"{mode}"' in path.read_text() for path in tests if "doc_blocks" in path.read_text()
+    )
 
 
 @pytest.mark.parametrize("block", PLAIN)

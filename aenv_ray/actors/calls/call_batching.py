@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import pydantic_core
 
+from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.wire import WireResult
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
@@ -38,8 +39,6 @@ call id prevents a second run."""
 PROGRESS: Final = 3
 """Reports since the last answer, as a list of ``[progress, total, message]``."""
 
-Report = tuple[float, float | None, str | None]
-"""Progress, total and message, as a tool reports them."""
 Reports = list[Report]
 Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
 Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]]
@@ -180,7 +179,7 @@ class _RunningCall:
             if self.task.done():
                 self._expire()
 
-    def report(self, progress: float, total: float | None, message: str | None) -> None:
+    def report(self, progress: float | None, total: float | None, message: str | None) -> None:
         self.reports.append((progress, total, message))
         if self.news is not None:
             self.news.set()

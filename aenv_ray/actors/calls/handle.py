@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Final,
     Generic,
+    Literal,
     ParamSpec,
     Self,
     TypeVar,
+    get_args,
     overload,
 )
 
@@ -32,11 +34,13 @@ from aenv_ray.models import (
     FileEntry,
     InstanceInfo,
     PromptMessages,
+    Question,
     ResetResult,
     ResourceContents,
     TaskPage,
     ToolResult,
 )
+from aenv_ray.runtime.door.caller_link import ANSWER, OFFERS
 from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
+Offer = Literal["logging", "elicitation", "sampling"]
+"""What a caller may offer to a tool."""
 
 EXEC_TIMEOUT_S: Final = 60.0
 FILE_TIMEOUT_S: Final = 60.0
@@ -164,12 +170,15 @@ class EnvHandle:
         params: dict[str, Any],
         timeout_s: float | None,
         call_id: str | None = None,
+        meta: Mapping[str, Any] | None = None,
     ) -> bytes:
         seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         now = self._now()
         sent_at = now if 0.0 <= now - self._last_sent_at < PIPELINED_WITHIN_S else 0.0
         self._last_sent_at = now
-        return call_message(self.instance_id, method, params, call_id_of(call_id), seconds, sent_at)
+        return call_message(
+            self.instance_id, method, params, call_id_of(call_id), seconds, sent_at, meta
+        )
 
     # --- tools, functions, rewards --------------------------------------------------------------
 
@@ -236,6 +245,7 @@ class EnvHandle:
         name: str,
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
+        offers: Collection[Offer] = (),
     ) -> ObjectRefGenerator:
         """Call a tool and follow its progress.
 
@@ -243,20 +253,49 @@ class EnvHandle:
             name: As for `call_tool`.
             arguments: Arguments by parameter name. None: no arguments.
             timeout_s: Seconds after which the runtime stops the tool. None means 60.
+            offers: What the caller offers to the tool: ``logging`` gives it its log messages;
+                ``elicitation`` and ``sampling`` its questions, which `answer` answers.
 
         Returns:
-            References to one ``(progress, total, message)`` tuple per progress report, and at the
-            end to the `ToolResult`.
+            References to one ``(progress, total, message)`` tuple per progress report, to a
+            `LogMessage` or `Question` for each, and at the end to the `ToolResult`.
 
         Raises:
             ToolNotFound, ToolInputInvalid, ToolTimeout: As `call_tool`.
         """
         bare = bare_tool_name(name, self.reference)
         params = {"name": bare, "arguments": object_of(bare, arguments)}
+        if isinstance(offers, str) or set(offers) - set(get_args(Offer)):
+            known = ", ".join(get_args(Offer))
+            raise ConfigError(f"invalid offers {offers!r}: expected a list of {known}")
+        meta = {OFFERS: list(offers)} if offers else None
         sent: ObjectRefGenerator = self._host.stream.remote(
-            self._message("tools/call", params, timeout_s)
+            self._message("tools/call", params, timeout_s, meta=meta)
         )
         return sent
+
+    @remote_method
+    def answer(
+        self, question: Question, result: Mapping[str, Any] | None = None, error: str = ""
+    ) -> ObjectRef[dict[str, Any]]:
+        """Answer a question that `stream_tool` yielded.
+
+        Args:
+            question: The question.
+            result: As in MCP: ``action`` and ``content`` of an elicitation, or ``content`` and
+                ``model`` of a message. None: the question is refused.
+            error: Why it is refused.
+
+        Returns:
+            ``accepted``: whether the tool still waited for it.
+
+        Raises:
+            ToolInputInvalid: The result is not a mapping.
+        """
+        told: dict[str, Any] = {"result": result} if result is not None else {}
+        if result is None:
+            told = {"error": {"code": -32603, "message": error or "the caller refused it"}}
+        return self._call(ANSWER, {"arguments": {"question": question.id, "answer": told}})
 
     @remote_method
     def list_tools(self) -> ObjectRef[list[dict[str, Any]]]:

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from aenv_ray.actors.calls.call_batching import MAX_REPORTS, BatchClient, Report, Reports
+from aenv_ray.actors.calls.call_batching import MAX_REPORTS, BatchClient, Reports
+from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
 from aenv_ray.actors.calls.parameters import call_id_of
 from aenv_ray.actors.calls.wire import call_message
@@ -21,12 +22,16 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Disconnect
+from aenv_ray.runtime.door.caller_link import OFFERS
+from aenv_ray.runtime.door.subscriptions import SESSION
 
 T = TypeVar("T")
 
 HOST_GRACE_S: Final = 90.0
 """Added to a call's own deadline: the time for a host to restart and adopt its sandboxes."""
 _MAX_HOSTS: Final = 10_000
+_PASSED_ON: Final = (OFFERS, SESSION)
+"""What an instance is told of a client's ``_meta``, besides call id and timeout."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class JsonCall:
             self.params,
             call_id_of(self.meta.get(CALL_ID)),
             self.timeout_s,
+            more_meta={key: self.meta[key] for key in _PASSED_ON if key in self.meta},
         )
 
 

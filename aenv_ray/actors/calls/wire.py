@@ -130,6 +130,7 @@ def call_message(
     call_id: CallId,
     timeout_s: Any,
     sent_at: float = 0.0,
+    more_meta: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the bytes of a call; see `CallMessage`.
 
@@ -143,7 +144,7 @@ def call_message(
             "seconds above 0",
             hint="leave the timeout out for the default",
         )
-    meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+    meta = {**(more_meta or {}), "aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
     try:
         encoded = pydantic_core.to_json({**params, "_meta": meta}, inf_nan_mode="strings")
     except (pydantic_core.PydanticSerializationError, ValueError) as exc:

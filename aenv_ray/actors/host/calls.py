@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from aenv_ray.actors.calls.call_batching import Report
+from aenv_ray.actors.calls.caller_notes import Report, message_of, note_of
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
@@ -15,6 +15,7 @@ from aenv_ray.clock import Clock
 from aenv_ray.engines.base import OnProgress, Sandbox
 from aenv_ray.errors import InstanceNotFound, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
+from aenv_ray.models import LogMessage, Question
 
 DELAYED_S: Final = 0.005
 """A pipelined call that waited this long in Ray's queues may be sent to the sandbox together with
@@ -75,14 +76,19 @@ class HostCalls:
         """
         return bool(message.sent_at) and self._clock.now() - message.sent_at > DELAYED_S
 
-    async def stream(self, message: CallMessage) -> AsyncGenerator[Report | WireResult]:
-        """Run one call; yield ``(progress, total, message)`` tuples, then the result."""
+    async def stream(
+        self, message: CallMessage
+    ) -> AsyncGenerator[Report | LogMessage | Question | WireResult]:
+        """Run one call; yield ``(progress, total, message)`` tuples and notes, then the result."""
         reports: asyncio.Queue[Report | None] = asyncio.Queue()
         task = asyncio.create_task(self.call(message, lambda *report: reports.put_nowait(report)))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:
-                yield report
+                if (note := note_of(report)) is None:
+                    yield report
+                elif (told := message_of(note)) is not None:
+                    yield told
             yield await task
         finally:
             task.cancel()

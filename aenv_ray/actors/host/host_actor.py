@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
 from aenv_ray import logs
-from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin, Report
+from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin
+from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
 from aenv_ray.actors.host.engines import EngineFactory
@@ -40,7 +41,7 @@ from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.files import make_private
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity
+from aenv_ray.models import ActorDensity, LogMessage, Question
 from aenv_ray.runtime.door.roles import DoorRole
 
 P = ParamSpec("P")
@@ -183,7 +184,9 @@ class HostShell:
         host = self._host or await self._open()
         return await host.calls.call(CallMessage.decode(message), on_progress)
 
-    async def stream(self, message: bytes) -> AsyncIterator[Report | WireResult]:
+    async def stream(
+        self, message: bytes
+    ) -> AsyncIterator[Report | LogMessage | Question | WireResult]:
         """See `HostCalls.stream`."""
         host = self._host or await self._open()
         async with contextlib.aclosing(host.calls.stream(CallMessage.decode(message))) as reports:

@@ -433,6 +433,11 @@ def disposable_actor(cls: type, *, max_concurrency: int) -> Any:
     return ray.remote(**options)(cls)
 
 
+def environment_actor(cls: type) -> Any:
+    """Return a class as an actor of somebody else's framework, which sets its options."""
+    return ray.remote(cls)
+
+
 def put(value: Any) -> Any:
     """Put a value into the object store; its reference can be passed in place of the value."""
     return ray.put(value)

@@ -8,7 +8,9 @@ import re
 from aenv_ray.errors import ConfigError
 
 
-def require(distribution: str, extra: str, minimum: str, below: str) -> None:
+def require(
+    distribution: str, extra: str, minimum: str, below: str, *, way_out: str | None = None
+) -> None:
     """Check a framework's version.
 
     Args:
@@ -16,11 +18,12 @@ def require(distribution: str, extra: str, minimum: str, below: str) -> None:
         extra: Our extra that installs it.
         minimum: Lowest version that works.
         below: First version that is not known to work.
+        way_out: The hint of the error. None: how to install the extra.
 
     Raises:
         ConfigError: It is missing, or of another version.
     """
-    hint = f"pip install 'aenv-ray[{extra}]'"
+    hint = way_out or f"pip install 'aenv-ray[{extra}]'"
     wanted = f"{distribution}>={minimum},<{below}"
     try:
         found = importlib.metadata.version(distribution)

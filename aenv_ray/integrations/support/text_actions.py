@@ -28,7 +28,8 @@ MAX_TURNS: Final = 16
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
-def _instructions(tools: Sequence[FrameworkTool]) -> str:
+def tool_instructions(tools: Sequence[FrameworkTool]) -> str:
+    """Return what a prompt has to say about tools."""
     listed = "\n".join(
         json.dumps(
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
@@ -94,7 +95,7 @@ class TextEpisode:
             if self._episode.instance_id is not None:
                 raise
             return ""  # it was not started: its outcome is void
-        return _instructions(tools)
+        return tool_instructions(tools)
 
     def act(self, text: str) -> TextTurn:
         """Run the calls of a text, one after the other; without one, end the episode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from aenv_ray.runtime.api.registry import get_registry
+from aenv_ray.runtime.api.registry import Completions, get_registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,6 +67,7 @@ def register_resource(
     description: str | None = None,
     mime_type: str = "",
     timeout: float | None = None,
+    completions: Completions | None = None,
 ) -> Callable[[F], F]:
     """Register a function that reads a resource, which MCP clients list and read.
 
@@ -79,10 +80,15 @@ def register_resource(
         description: None: the docstring up to its first section.
         mime_type: "" chooses by what the function returns.
         timeout: Seconds after which a read is stopped. None: only the caller's timeout applies.
+        completions: Values for parameters of a template, which clients offer to their users: a
+            list, of which those with the same beginning are offered, or a function, sync or async,
+            that takes ``value``, the beginning, and, if it likes, ``arguments``, those already
+            given, and returns a list.
 
     Raises:
         ValueError: The URI is taken or has no scheme, its names are not the function's parameters,
-            or `timeout` is not positive.
+            `completions` names another parameter, or `timeout` is not positive.
+        TypeError: A function of completions has other parameters.
     """
 
     def register(target: F) -> F:
@@ -93,6 +99,7 @@ def register_resource(
             description=description,
             mime_type=mime_type,
             timeout_s=timeout,
+            completions=completions,
         )
         return target
 
@@ -103,7 +110,11 @@ def register_resource(
 def register_prompt(function: F) -> F: ...
 @overload
 def register_prompt(
-    *, name: str | None = None, description: str | None = None, timeout: float | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    completions: Completions | None = None,
 ) -> Callable[[F], F]: ...
 def register_prompt(
     function: Any = None,
@@ -111,6 +122,7 @@ def register_prompt(
     name: str | None = None,
     description: str | None = None,
     timeout: float | None = None,
+    completions: Completions | None = None,
 ) -> Any:
     """Register a function that writes a prompt, which MCP clients list and get.
 
@@ -122,13 +134,18 @@ def register_prompt(
         name: None: the function's name.
         description: None: the docstring up to its first section.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
+        completions: Values for arguments, as for `register_resource`.
 
     Raises:
-        ValueError: The name is taken, or `timeout` is not positive.
+        ValueError: The name is taken, `completions` names an argument that it lacks, or `timeout`
+            is not positive.
+        TypeError: A function of completions has other parameters.
     """
 
     def register(target: F) -> F:
-        get_registry().add_prompt(target, name=name, description=description, timeout_s=timeout)
+        get_registry().add_prompt(
+            target, name=name, description=description, timeout_s=timeout, completions=completions
+        )
         return target
 
     return register(function) if function is not None else register

@@ -20,6 +20,10 @@ from aenv_ray.runtime.faults import Fault
 DEFAULT_REWARD_PATH = "/task/reward"
 RESET_PARAMETERS = ("task", "seed")
 """What a reset is given."""
+COMPLETION_PARAMETERS = ("value", "arguments")
+"""What a function of completions is given: the beginning, and the other arguments."""
+Completions = Mapping[str, Sequence[str] | Callable[..., Any]]
+"""By parameter: its values, or a function that returns those with a beginning."""
 HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -30,8 +34,8 @@ class Registered:
     name: str
     function: Callable[..., Any]
     kind: str
-    """``tool``, ``resource``, ``prompt``, ``reward``, ``function``, ``health``, ``reset`` or
-    ``tasks``."""
+    """``tool``, ``resource``, ``prompt``, ``completion``, ``reward``, ``function``, ``health``,
+    ``reset`` or ``tasks``; ``builtin`` and, with an empty result, ``empty``."""
     description: str | None = None
     timeout_s: float | None = None
     """Seconds after which a call is stopped. None: only the caller's timeout applies."""
@@ -53,7 +57,10 @@ class Registered:
     mime_type: str = ""
     """For a resource: its MIME type; "" derives it from what the function returns."""
     uri_arguments: Mapping[str, str] | None = None
-    """For a resource that is read: the arguments that its URI contains."""
+    """Of a resource that is read: the arguments that its URI contains; of others: arguments that
+    the call does not have under ``arguments``."""
+    completions: Completions = field(default_factory=dict)
+    """Of a resource or prompt."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -81,7 +88,7 @@ class Registered:
         """Return the MCP ``Tool`` object."""
         tool: dict[str, Any] = {
             "name": self.name,
-            "description": self.description or self.signature.description,
+            **self._described(),
             "inputSchema": self.schema or self.signature.schema,
         }
         if self.idempotent:
@@ -98,7 +105,7 @@ class Registered:
         resource = {
             "uriTemplate" if self.is_template else "uri": self.uri,
             "name": self.name,
-            "description": self.description or self.signature.description,
+            **self._described(),
         }
         return resource | ({"mimeType": self.mime_type} if self.mime_type else {})
 
@@ -111,8 +118,12 @@ class Registered:
             | ({"description": about["description"]} if "description" in about else {})
             for name, about in schema.get("properties", {}).items()
         ]
+        return {"name": self.name, **self._described(), "arguments": arguments}
+
+    def _described(self) -> dict[str, str]:
+        """Return the description; in MCP it is a text, or left out."""
         description = self.description or self.signature.description
-        return {"name": self.name, "description": description, "arguments": arguments}
+        return {"description": description} if description else {}
 
     def read_at(self, uri: str) -> Registered | None:
         """Return the resource with the arguments in `uri`; None if it has another URI."""
@@ -206,13 +217,16 @@ class Registry:
         description: str | None = None,
         mime_type: str = "",
         timeout_s: float | None = None,
+        completions: Completions | None = None,
     ) -> Registered:
         """Register a resource.
 
         Raises:
-            ValueError: The URI is taken, has no scheme or is not a template, its parameters are not
-                those of the function, or `timeout_s` is not positive.
-            TypeError: A parameter has a type without a JSON Schema.
+            ValueError: The URI is taken, has no scheme or is no template, its parameters are not
+                those of the function, `completions` names another one, or `timeout_s` is not
+                positive.
+            TypeError: A parameter has a type without a JSON Schema, or a function of completions
+                has other parameters.
         """
         entry = Registered(
             name=name or _name_of(function, "resource"),
@@ -222,6 +236,7 @@ class Registry:
             timeout_s=_positive(timeout_s),
             uri=uri,
             mime_type=mime_type,
+            completions=_completions(completions or {}, re.findall(r"\{(\w+)\}", uri), uri),
         )
         if not re.match(r"[A-Za-z][\w+.-]*:", uri):
             raise ValueError(f"resource {uri!r} has no scheme, as in note://{{name}}")
@@ -244,19 +259,24 @@ class Registry:
         name: str | None = None,
         description: str | None = None,
         timeout_s: float | None = None,
+        completions: Completions | None = None,
     ) -> Registered:
         """Register a prompt.
 
         Raises:
-            ValueError: The name is taken, or `timeout_s` is not positive.
-            TypeError: A parameter has a type without a JSON Schema.
+            ValueError: The name is taken, `completions` names a parameter that it lacks, or
+                `timeout_s` is not positive.
+            TypeError: A parameter has a type without a JSON Schema, or a function of completions
+                has other parameters.
         """
+        prompt_name = name or _name_of(function, "prompt")
         entry = Registered(
-            name=name or _name_of(function, "prompt"),
+            name=prompt_name,
             function=function,
             kind="prompt",
             description=description,
             timeout_s=_positive(timeout_s),
+            completions=_completions(completions or {}, _parameters_of(function), prompt_name),
         )
         return self._put(self.prompts, entry)
 
@@ -433,6 +453,48 @@ class Registry:
                 return found
         return self._find(self.resources, uri, "resource")
 
+    def completion(self, params: Mapping[str, Any]) -> Registered:
+        """Return what completes an argument, for the parameters of ``completion/complete``.
+
+        Raises:
+            Fault: ``tool_not_found``: there is no such prompt or resource. ``tool_input_invalid``:
+                the parameters are malformed, or it has no such argument.
+        """
+        about, argument = params.get("ref"), params.get("argument")
+        context = params.get("context") or {}
+        if not isinstance(about, dict) or not isinstance(argument, dict):
+            raise Fault("tool_input_invalid", "completion needs ref and argument, two objects")
+        if about.get("type") == "ref/prompt":
+            entry = self.prompt(str(about.get("name")))
+            known = _parameters_of(entry.function)
+        else:
+            uri = str(about.get("uri"))
+            entry = self.resources.get(uri) or self.resource(uri)
+            known = re.findall(r"\{(\w+)\}", entry.uri)
+        name, value = argument.get("name"), argument.get("value", "")
+        if name not in known:
+            raise Fault(
+                "tool_input_invalid",
+                f"{entry.kind} {entry.name!r} has no argument {name!r}",
+                f"its arguments are: {', '.join(known) or 'none'}",
+            )
+        source = entry.completions.get(str(name), ())
+        function = source if callable(source) else _beginning_with(source)
+        given = {"value": value, "arguments": context.get("arguments") or {}}
+        taken = _parameters_of(function)
+        return Registered(
+            f"completions of {name}",
+            function,
+            "completion",
+            timeout_s=entry.timeout_s,
+            uri_arguments={key: given[key] for key in taken},
+        )
+
+    @property
+    def completes(self) -> bool:
+        """Whether any argument has completions."""
+        return any(one.completions for one in (*self.resources.values(), *self.prompts.values()))
+
     def function(self, name: str) -> Registered:
         """Return the function.
 
@@ -566,6 +628,30 @@ def _parameters_of(function: Callable[..., Any], *, required: bool = False) -> l
         if parameter.kind is not parameter.VAR_KEYWORD
         and not (required and parameter.default is not parameter.empty)
     ]
+
+
+def _completions(completions: Completions, parameters: Sequence[str], what: str) -> Completions:
+    """Return checked completions."""
+    for name, source in completions.items():
+        if name not in parameters:
+            raise ValueError(f"{what}: completions of {name!r}, which is no parameter of it")
+        if not callable(source):
+            _texts(source, f"{what}: completions of {name!r}:")
+            continue
+        others = [one for one in _parameters_of(source) if one not in COMPLETION_PARAMETERS]
+        if others:
+            raise TypeError(
+                f"{what}: the function of completions of {name!r} takes {', '.join(others)}; it is "
+                f"given only {' and '.join(COMPLETION_PARAMETERS)}"
+            )
+    return completions
+
+
+def _beginning_with(values: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(value: str) -> list[str]:
+        return [one for one in values if one.startswith(value)]
+
+    return complete
 
 
 def _texts(values: Sequence[str], what: str) -> Sequence[str]:

@@ -202,6 +202,24 @@ def error_result(
     return result
 
 
+MAX_COMPLETIONS: Final = 100
+"""MCP's limit for one answer."""
+
+
+def completion_result(values: Any) -> dict[str, Any]:
+    """Return the MCP ``CompleteResult`` for what a function of completions returned.
+
+    Raises:
+        TypeError: It is no list of texts.
+    """
+    found = [] if values is None else list(values)
+    if isinstance(values, str) or not all(isinstance(value, str) for value in found):
+        raise TypeError(f"it returned {values!r:.100}, which is no list of texts")
+    shown = found[:MAX_COMPLETIONS]
+    about = {"values": shown, "total": len(found), "hasMore": len(found) > len(shown)}
+    return {"completion": about}
+
+
 def _clean_text(text: str) -> str:
     """Return text that can be encoded as UTF-8: lone surrogates become U+FFFD."""
     if text.isascii():

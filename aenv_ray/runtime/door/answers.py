@@ -11,6 +11,7 @@ from typing import Any, Final
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.api.results import (
     RESULT_LIMIT_BYTES,
+    completion_result,
     error_result,
     prompt_result,
     resource_result,
@@ -56,6 +57,8 @@ def returned(entry: Registered, value: Any) -> Outcome:
             value = resource_result(entry.name, entry.mime_type, value)
         elif entry.kind == "prompt":
             value = prompt_result(entry.description or entry.signature.description, value)
+        elif entry.kind == "completion":
+            value = completion_result(value)
         payload = to_json(value)
     except Exception as exc:  # noqa: BLE001  # __iter__ or a serializer of the value may raise
         if entry.kind == "tool":
@@ -74,8 +77,10 @@ def returned(entry: Registered, value: Any) -> Outcome:
                 tool_name=entry.name,
             )
         )
-    if entry.kind in {"resource", "prompt"}:
+    if entry.kind in {"resource", "prompt", "completion"}:
         return result_outcome(payload)
+    if entry.kind == "empty":
+        return result_outcome(b"{}")
     return result_outcome(b'{"data":' + payload + b"}")
 
 

@@ -67,5 +67,6 @@ def unsupported(what: str) -> Fault:
     return Fault(
         "caller_unsupported",
         f"the caller of this call offers no {what}",
-        "call the tool from an MCP client that offers it, in a session at the public door",
+        "pass a callback for it to Environment, or call the tool from an MCP client that offers it "
+        "in a session",
     )

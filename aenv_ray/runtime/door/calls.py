@@ -126,7 +126,7 @@ class RunningCall:
             self._on_progress(progress, total, message)
 
     def log(self, level: str, message: str, data: Any = None) -> None:
-        """Write a message to the instance's log, and send it to an MCP client in a session.
+        """Write a message to the instance's log, and send it to the caller, if it wants messages.
 
         Args:
             level: ``debug``, ``info``, ``notice``, ``warning``, ``error``, ``critical``, ``alert``
@@ -146,7 +146,7 @@ class RunningCall:
             self._caller.log(level, message, data)
 
     def elicit(self, message: str, schema: Mapping[str, Any]) -> Elicited:
-        """Ask the user of the calling MCP client, and wait for the answer until the deadline.
+        """Ask the user of the caller, and wait for the answer until the deadline.
 
         Blocks: an async tool calls it with ``await asyncio.to_thread(…)``.
 
@@ -164,7 +164,7 @@ class RunningCall:
     def sample(
         self, prompt: str, max_tokens: int = 1000, system_prompt: str | None = None
     ) -> Sampled:
-        """Ask the model of the calling MCP client, and wait for the answer until the deadline.
+        """Ask the model of the caller, and wait for the answer until the deadline.
 
         Blocks: an async tool calls it with ``await asyncio.to_thread(…)``.
 

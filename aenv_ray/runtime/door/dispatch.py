@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.runtime.api.registry import Registered, Registry
 from aenv_ray.runtime.api.results import to_json
-from aenv_ray.runtime.door import ports, workspace
+from aenv_ray.runtime.door import caller_link, ports, workspace
 from aenv_ray.runtime.door.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
@@ -42,6 +42,7 @@ from aenv_ray.runtime.door.calls import (
 from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
 from aenv_ray.runtime.door.host_requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
+from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
 
@@ -62,7 +63,9 @@ _MIN_TIMEOUT_S: Final = 0.001
 """Timeout of a call that begins at its deadline."""
 _ITEM_GRACE_S: Final = 1.0
 """How much longer than its timeout a batch waits for the outcome of an item."""
-_TOOL_METHODS: Final = frozenset({"tools/call", "aenv/call_tools", "resources/read", "prompts/get"})
+_TOOL_METHODS: Final = frozenset(
+    {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
+)
 """What an agent may call."""
 _RESET: Final = "aenv/reset"
 _OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
@@ -79,9 +82,14 @@ _MCP_LISTINGS: Final = {
 }
 """Listings of MCP, and the key of the list in the result."""
 _LISTINGS: Final = frozenset({*_MCP_LISTINGS, "aenv/functions", "ping"})
+_SUBSCRIPTIONS: Final = {
+    SUBSCRIBE: SUBSCRIPTIONS.subscribe,
+    UNSUBSCRIBE: SUBSCRIPTIONS.unsubscribe,
+}
+COMPLETE: Final = "completion/complete"
 _BUILTINS: Final = {
     method: Registered(method, function, "builtin")
-    for method, function in {**workspace.METHODS, **ports.METHODS}.items()
+    for method, function in {**workspace.METHODS, **ports.METHODS, **caller_link.METHODS}.items()
 }
 _NOT_AWAITABLE: Final = (str, dict, list, int, float, bytes, type(None))
 """Types that functions usually return; checking them first is cheaper than `inspect`."""
@@ -167,9 +175,9 @@ class Dispatcher:
         """Run one call. A sync function runs before this returns, an async one afterwards.
 
         Args:
-            method: ``tools/call``, ``aenv/function``, ``aenv/reward``, ``aenv/health``,
-                ``aenv/reset``, ``aenv/tasks``, ``aenv/call_tools``, a listing, or a workspace
-                method.
+            method: ``tools/call`` or another method of MCP, ``aenv/function``, ``aenv/reward``,
+                ``aenv/health``, ``aenv/reset``, ``aenv/tasks``, ``aenv/call_tools``, a listing, or
+                a workspace method.
             params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
             on_outcome: Called once, in any thread, with the outcome; must not raise.
             on_progress: Called with the function's progress reports.
@@ -187,6 +195,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
         on_progress: OnProgress | None = None,
+        caller: Caller | None = None,
     ) -> Callable[[], None] | None:
         """Accept a call that has to wait for a thread; its timeout starts now.
 
@@ -196,6 +205,7 @@ class Dispatcher:
             on_outcome: As for `submit`; also called if the call is cancelled or times out while it
                 waits.
             on_progress: As for `submit`.
+            caller: As for `submit`.
 
         Returns:
             A function that runs the call, unless it has an outcome by then. None when there is
@@ -222,7 +232,7 @@ class Dispatcher:
             self._forget(call)
             if begins:
                 left = {**meta, "aenv/timeout_s": call.remaining_s or _MIN_TIMEOUT_S}
-                self._run_admitted(key, method, params, left, on_progress, call.deadline)
+                self._run_admitted(key, method, params, left, on_progress, call.deadline, caller)
 
         return run
 
@@ -359,6 +369,10 @@ class Dispatcher:
             return self.registry.resource(_name_of(params, "uri"))
         if method == "prompts/get":
             return self.registry.prompt(_name_of(params))
+        if method == COMPLETE:
+            return self.registry.completion(params)
+        if method in _SUBSCRIPTIONS:
+            return self._subscription(method, params)
         if method == "aenv/function":
             return self.registry.function(_name_of(params))
         if method == "aenv/reward":
@@ -372,6 +386,25 @@ class Dispatcher:
         if method in self._builtins:
             return self._builtins[method]
         raise Fault("config_error", f"unknown method {method!r}", rpc_code=METHOD_NOT_FOUND)
+
+    def _subscription(self, method: str, params: Mapping[str, Any]) -> Registered:
+        """Return what follows a resource for a session, or stops to.
+
+        Raises:
+            Fault: ``tool_not_found``: there is no such resource. ``caller_unsupported``: there is
+                no session.
+        """
+        uri, session = _name_of(params, "uri"), (params.get("_meta") or {}).get(SESSION)
+        if method == SUBSCRIBE:
+            self.registry.resource(uri)
+        if not isinstance(session, str) or not session:
+            raise Fault(
+                "caller_unsupported",
+                f"{method} needs a session, since updates are sent to one",
+                "open a session with initialize, and send its id",
+            )
+        arguments = {"session": session, "uri": uri}
+        return Registered(method, _SUBSCRIPTIONS[method], "empty", uri_arguments=arguments)
 
     def _reset_entry(self) -> Registered:
         if self._reset is not None:

@@ -7,8 +7,9 @@ function it hands the lead to a *follower*, which reads on. `_LeaderMonitor`, on
 connections of the process, replaces a leader whose function turns out to be slow.
 
 Messages: the requests that `dispatch` runs, ``notifications/cancelled`` with ``requestId``, and
-``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``. The first message may
-be ``aenv/hello``, which limits what the peer may call (see `roles`).
+``notifications/progress`` to callers whose ``_meta`` has a ``progressToken``. Callers may also take
+log messages and requests (see `caller_link`). The first message may be ``aenv/hello``, which limits
+what the peer may call (see `roles`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from typing import Any, Final, Protocol
 import pydantic_core
 
 from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.door.caller_link import NOTE, OFFERS, LinkedCaller, Note
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
+from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, note_of
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import (
     has_children,
@@ -452,9 +455,15 @@ class Connection:
                 self._send(line)
 
         token = meta.get("progressToken")
+        caller: LinkedCaller | None = None
+        answered: Callable[[bytes], None] = on_outcome
+        if token is not None and isinstance(offers := meta.get(OFFERS), list):
+            send_note = self._note_sender(token)
+            caller = LinkedCaller(send_note, offers)
+            answered = _listening(send_note, meta.get(SESSION), on_outcome)
         if waits:
             progress = None if token is None else self._progress_sender(token)
-            run = self._dispatcher.accept(message["method"], params, on_outcome, progress)
+            run = self._dispatcher.accept(message["method"], params, answered, progress, caller)
             if run is not None:
                 with self._changed:
                     self._backlog.append(run)
@@ -465,9 +474,17 @@ class Connection:
             self._dispatcher.submit(message["method"], params, on_outcome)
         else:
             self._dispatcher.submit(
-                message["method"], params, on_outcome, self._progress_sender(token)
+                message["method"], params, answered, self._progress_sender(token), caller
             )
         self._is_quick[kind] = time.perf_counter() - started < QUICK_S
+
+    def _note_sender(self, token: Any) -> Callable[[Note], None]:
+        def send_note(note: Note) -> None:
+            params = {"progressToken": token, "note": note}
+            line = to_json({"jsonrpc": "2.0", "method": NOTE, "params": params})
+            self.send(line + b"\n")
+
+        return send_note
 
     def _progress_sender(self, token: Any) -> Any:
         def on_progress(progress: float, total: float | None, text: str | None) -> None:
@@ -506,6 +523,21 @@ def _kind(message: dict[str, Any]) -> str:
     params = message.get("params")
     name = params.get("name") if isinstance(params, dict) else None
     return f"{message['method']} {name}"
+
+
+def _listening(
+    send_note: Callable[[Note], None], session: Any, on_outcome: Callable[[bytes], None]
+) -> Callable[[bytes], None]:
+    """Tell a session of updated resources while its call runs; return what ends that."""
+    if not isinstance(session, str) or not session:
+        return on_outcome
+    stop = SUBSCRIPTIONS.listen(session, lambda uri: send_note(note_of(uri)))
+
+    def answered(outcome: bytes) -> None:
+        stop()
+        on_outcome(outcome)
+
+    return answered
 
 
 class _LeaderMonitor:

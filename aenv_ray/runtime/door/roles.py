@@ -14,13 +14,17 @@ _CALL_ID: Final = "aenv/call_id"
 _OF_AGENT: Final = "agent "
 _AGENT_METHODS: Final = frozenset(
     {
+        "aenv/answer",
         "aenv/call_tools",
+        "completion/complete",
         "ping",
         "prompts/get",
         "prompts/list",
         "resources/list",
         "resources/read",
+        "resources/subscribe",
         "resources/templates/list",
+        "resources/unsubscribe",
         "tools/call",
         "tools/list",
     }

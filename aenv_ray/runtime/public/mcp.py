@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Final, cast
 
@@ -29,10 +29,13 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
+    CompleteRequestParams,
+    CompleteResult,
     CreateMessageRequest,
     CreateMessageResult,
     ElicitRequest,
     ElicitResult,
+    EmptyResult,
     GetPromptRequestParams,
     GetPromptResult,
     ListPromptsRequest,
@@ -41,6 +44,8 @@ from mcp_types import (
     ListToolsRequest,
     LoggingLevel,
     ReadResourceRequestParams,
+    SubscribeRequestParams,
+    UnsubscribeRequestParams,
 )
 from mcp_types import Tool as McpTool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -52,10 +57,13 @@ from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.async_calls import LONGEST_CALL_S, AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.door.caller import unsupported
 from aenv_ray.runtime.door.calls import RunningCall, current_call
+from aenv_ray.runtime.door.dispatch import COMPLETE
+from aenv_ray.runtime.door.subscriptions import SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.faults import FOR_THE_MODEL, Fault, fault_result
 from aenv_ray.runtime.public.requests import watch
 
 _DISCONNECT: Final = "aenv.disconnect"
+_SESSION: Final = "mcp-session-id"
 _NOTES_BACKLOG: Final = 1000
 """Progress reports and log messages queued for a slow client; beyond, the oldest are dropped."""
 
@@ -78,7 +86,7 @@ class _RegisteredTool(Tool):
     def of(cls, entry: Registered, calls: AsyncCalls) -> _RegisteredTool:
         listed = entry.mcp_tool()
         tool = cls(
-            name=entry.name, description=listed["description"], parameters=listed["inputSchema"]
+            name=entry.name, description=listed.get("description"), parameters=listed["inputSchema"]
         )
         tool._entry = entry
         tool._calls = calls
@@ -309,7 +317,7 @@ class _Refusals(Middleware):
         return [
             Prompt(
                 name=entry.name,
-                description=shown["description"],
+                description=shown.get("description"),
                 arguments=[PromptArgument.model_validate(one) for one in shown["arguments"]],
             )
             for entry in self._dispatcher.registry.prompts.values()
@@ -342,6 +350,78 @@ class _Refusals(Middleware):
         return result
 
 
+class _Followers:
+    """The sessions that follow resources; each is told on its stream for GET.
+
+    Args:
+        calls: Of the environment.
+    """
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._registry = calls.dispatcher.registry
+        self._ends: dict[str, Callable[[], None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def subscribe(self, context: Any, params: SubscribeRequestParams) -> EmptyResult:
+        """Follow a resource for the session of the request."""
+        session, uri = _session_of(context), str(params.uri)
+        try:
+            self._registry.resource(uri)
+            SUBSCRIPTIONS.subscribe(session, uri)
+        except Fault as fault:
+            raise _mcp_error(fault) from None
+        if session not in self._ends:
+            loop, client = asyncio.get_running_loop(), context.session
+
+            def on_update(changed: str) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._tell, session, client, changed)
+
+            self._ends[session] = SUBSCRIPTIONS.listen(session, on_update)
+        return EmptyResult()
+
+    async def unsubscribe(self, context: Any, params: UnsubscribeRequestParams) -> EmptyResult:
+        """Stop following a resource."""
+        SUBSCRIPTIONS.unsubscribe(_session_of(context), str(params.uri))
+        return EmptyResult()
+
+    def end(self, session: str) -> None:
+        """Forget a session."""
+        SUBSCRIPTIONS.end(session)
+        if (stop := self._ends.pop(session, None)) is not None:
+            stop()
+
+    def _tell(self, session: str, client: Any, uri: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._send(session, client, uri))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _send(self, session: str, client: Any, uri: str) -> None:
+        try:
+            await client.send_resource_updated(uri)
+        except Exception:  # noqa: BLE001  # of the protocol library: the client is gone
+            self.end(session)
+
+
+def _session_of(context: Any) -> str:
+    """Return the id of the session of a request.
+
+    Raises:
+        MCPError: It has none.
+    """
+    request = context.request
+    session = request.headers.get(_SESSION) if request is not None else None
+    if not session:
+        raise _mcp_error(
+            Fault(
+                "caller_unsupported",
+                "updates of resources are sent to a session, and this request has none",
+                "open one with initialize, and send its id",
+            )
+        )
+    return str(session)
+
+
 def _shown(entry: Registered) -> dict[str, Any]:
     """Return a resource's listing with the names of FastMCP's fields."""
     names = {"uriTemplate": "uri_template", "mimeType": "mime_type"}
@@ -351,6 +431,23 @@ def _shown(entry: Registered) -> dict[str, Any]:
 def _mcp_error(fault: Fault) -> Exception:
     error = fault.rpc_error()
     return MCPError(error["code"], error["message"], error["data"])
+
+
+def _completer(calls: AsyncCalls) -> Any:
+    """Return the handler of completions; FastMCP's own knows only its own prompts."""
+
+    async def complete(context: Any, params: CompleteRequestParams) -> CompleteResult:
+        del context
+        given = params.model_dump(
+            mode="json", by_alias=True, exclude_none=True, include={"ref", "argument", "context"}
+        )
+        try:
+            result = read_outcome(await calls.call(COMPLETE, given))
+        except Fault as fault:
+            raise _mcp_error(fault) from None
+        return CompleteResult.model_validate(result)
+
+    return complete
 
 
 class McpEndpoint:
@@ -375,6 +472,14 @@ class McpEndpoint:
             strict_input_validation=False,
             on_duplicate="error",
         )
+        self._followers = _Followers(calls)
+        protocol = self._server._mcp_server
+        protocol.add_request_handler(SUBSCRIBE, SubscribeRequestParams, self._followers.subscribe)
+        protocol.add_request_handler(
+            UNSUBSCRIBE, UnsubscribeRequestParams, self._followers.unsubscribe
+        )
+        if calls.dispatcher.registry.completes:
+            protocol.add_request_handler(COMPLETE, CompleteRequestParams, _completer(calls))
         self._sessions = self._server.http_app(path="/mcp", stateless_http=False)
         self._plain = self._server.http_app(path="/mcp", stateless_http=True, json_response=True)
 
@@ -394,6 +499,8 @@ class McpEndpoint:
         scope[_DISCONNECT] = disconnect
         answer = _Answer(send, may_be_json=scope["method"] == "POST")
         if scope["method"] != "POST":
+            if scope["method"] == "DELETE":
+                self._followers.end(dict(scope["headers"]).get(_SESSION.encode(), b"").decode())
             await self._sessions(scope, receive, answer)
             await answer.finish()
             return

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import ConfigError
+from tests.fixtures.doc_blocks import doc_blocks
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer
 
 
@@ -88,6 +89,13 @@ async def test_a_label_that_is_no_task_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="not a task as JSON object"):
         await executed(openrlhf, monkeypatch, FakeEpisode(), label="42")
+
+
+def test_the_docs_have_it_too(openrlhf: Any) -> None:
+    del openrlhf
+    found: dict[str, Any] = {}
+    exec(doc_blocks("openrlhf")[0], found)
+    assert issubclass(found["AgentExecutor"], AgentExecutorBase)
 
 
 def test_the_example_has_the_class_that_openrlhf_asks_for(openrlhf: Any) -> None:

@@ -1,8 +1,8 @@
 """``/mcp`` and ``/instances/{id}/mcp``: the tools of an instance, for any MCP client.
 
 Requests are stateless, see `mcp_wire`: any replica can serve any of them. The answer is JSON; it
-becomes an event stream when the tool reports progress, or when it takes so long that a proxy could
-close the connection.
+becomes an event stream when the tool reports progress, logs or asks the client, or when it takes so
+long that a proxy could close the connection.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.errors import AenvError, ConfigError, InternalError
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Disconnect
+from aenv_ray.runtime.door.caller_link import ANSWER, OFFERS
+from aenv_ray.runtime.door.subscriptions import SESSION
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.http import JSON, proxy_app, watched_disconnect
@@ -36,7 +38,7 @@ _STREAM_HEADERS: Final = {
 }
 FindTarget = Callable[[Request], Awaitable[Target]]
 
-_PARAMS: Final = ("name", "arguments", "uri")
+_PARAMS: Final = ("name", "arguments", "uri", "ref", "argument", "context")
 """What the gateway passes on of a request's parameters, besides ``_meta``."""
 _METHODS: Final = "POST, DELETE"
 
@@ -87,11 +89,18 @@ class McpProxy:
             return await self._call(target, rpc, disconnect, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
-        """Act on a notification; the only one with an effect is a cancellation."""
+        """Act on a cancellation, or on the answer to a question of a tool."""
         if rpc.method == "notifications/cancelled" and rpc.session:
             name = rpc.cancel_name(target.instance_id, rpc.params.get("requestId"))
             with contextlib.suppress(AenvError):  # an instance that is gone runs no call
                 await self._calls.cancel(target.instance_id, name)
+        if rpc.answered:
+            arguments = {"question": rpc.answered, "answer": rpc.reply}
+            call = JsonCall(
+                target.instance_id, ANSWER, {"arguments": arguments}, {}, target.session
+            )
+            with contextlib.suppress(AenvError):  # its tool is gone, or the answer is malformed
+                await self._calls.call(call, Disconnect())
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -99,12 +108,18 @@ class McpProxy:
         self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: AnswerStream
     ) -> Response | None:
         params = {name: rpc.params[name] for name in _PARAMS if name in rpc.params}
-        meta = target.scoped(rpc.meta)
+        meta = dict(target.scoped(rpc.meta))
+        offers = rpc.offers if stream.is_wanted and rpc.method in mcp_wire.CALLS else []
+        meta.pop(OFFERS, None)
+        if offers:
+            meta[OFFERS] = offers
+        if rpc.session:
+            meta[SESSION] = rpc.session
         call = JsonCall(target.instance_id, rpc.method, params, meta, target.session)
         name = rpc.cancel_name(call.target, rpc.id) if rpc.method in mcp_wire.CALLS else ""
         stream.keep_alive()
         try:
-            if rpc.method == "tools/call" and rpc.progress_token is not None:
+            if rpc.method in mcp_wire.CALLS and (offers or rpc.progress_token is not None):
                 result = await self._followed(call, rpc, name, disconnect, stream)
             else:
                 result = await self._calls.call(call, disconnect, name)
@@ -126,7 +141,9 @@ class McpProxy:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news
-                await stream.send(*(rpc.progress(report) for report in news))
+                told = [message for report in news if (message := rpc.told(report)) is not None]
+                if told:
+                    await stream.send(*told)
         raise InternalError(f"{call.what}: the progress reports ended without a result")
 
 
@@ -165,7 +182,7 @@ class AnswerStream:
 
     def __init__(self, send: Send, *, is_wanted: bool) -> None:
         self._send_asgi = send
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         self._sending = asyncio.Lock()
         self._due: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
@@ -177,7 +194,7 @@ class AnswerStream:
         await self._send_text(data, more=more)
 
     async def _send_text(self, data: bytes, *, more: bool = True) -> None:
-        if not self._is_wanted:
+        if not self.is_wanted:
             return
         async with self._sending:
             if not self.is_open:
@@ -190,7 +207,7 @@ class AnswerStream:
 
     def keep_alive(self) -> None:
         """Send comments at an interval of `PING_S`, until `stop_pings`."""
-        if self._is_wanted:
+        if self.is_wanted:
             self._due = asyncio.get_running_loop().call_later(PING_S, self._begin_pings)
 
     def _begin_pings(self) -> None:

@@ -1,8 +1,10 @@
 """Stateless MCP over HTTP: parsing of messages and formatting of answers, as pure functions.
 
 One endpoint serves both generations of the protocol. Versions up to 2025-11-25 begin with
-``initialize``, which gives the client a session id; no state belongs to that id, so any replica
-answers any request of the session. Version 2026-07-28 has no sessions.
+``initialize``, which gives the client a session id. It contains what the client offers to tools; no
+other state belongs to it, so any replica answers any request of the session. Requests to a client
+have ids that name the question in its instance, so any replica takes the answer. Version 2026-07-28
+has no sessions.
 
 `load` imports the SDK's versions and rules when the first client connects: the import takes half a
 second, which would delay the start of every replica.
@@ -14,14 +16,17 @@ import asyncio
 import importlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pydantic_core
 from starlette.responses import Response
 
+from aenv_ray.actors.calls.caller_notes import Report, note_of
 from aenv_ray.errors import AenvError, to_wire
 from aenv_ray.runtime.api.results import to_json
+from aenv_ray.runtime.door.caller_link import WITHDRAWN
+from aenv_ray.runtime.door.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from aenv_ray.runtime.faults import (
     FOR_THE_MODEL,
     INVALID_REQUEST,
@@ -40,6 +45,8 @@ _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
 _VERSIONS: Final = "mcp_types.version"
 _RULES: Final = "mcp.shared.inbound"
+_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+"""In ``_meta`` of the version without sessions: the client wants log messages."""
 
 _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
     "ping": {},
@@ -49,15 +56,27 @@ _EMPTY: Final[Mapping[str, dict[str, Any]]] = {
 _LISTINGS: Final = frozenset(
     {"tools/list", "resources/list", "resources/templates/list", "prompts/list"}
 )
-CALLS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
+CALLS: Final = frozenset({"tools/call", "resources/read", "prompts/get", "completion/complete"})
 """Requests that run code of an instance, and can be cancelled."""
-OF_INSTANCE: Final = _LISTINGS | CALLS
+_SUBSCRIPTIONS: Final = frozenset({SUBSCRIBE, UNSUBSCRIBE})
+"""Requests of sessions."""
+OF_INSTANCE: Final = _LISTINGS | CALLS | _SUBSCRIPTIONS
 """Requests that an instance answers."""
 _CAPABILITIES: Final = {
     "tools": {"listChanged": False},
     "resources": {"listChanged": False, "subscribe": False},
     "prompts": {"listChanged": False},
+    "completions": {},
+    "logging": {},
 }
+_SESSION_CAPABILITIES: Final = {
+    **_CAPABILITIES,
+    "resources": {"listChanged": False, "subscribe": True},
+}
+_OFFERS: Final = {"elicitation": "e", "sampling": "s"}
+"""What a client may offer, and the letter for it in the id of its session."""
+_QUESTION: Final = "aenv-"
+"""Beginning of the ids of requests to a client."""
 _LOADED: Final[set[str]] = set()
 
 
@@ -82,12 +101,26 @@ class Rpc:
     id: str | int | None
     """None for a notification, which gets no answer."""
     method: str
-    """"" for an answer of the client; we send no requests."""
+    """"" for an answer of the client."""
     params: Mapping[str, Any]
     is_modern: bool
     """Whether it uses the version without sessions."""
     session: str
     """"" for none."""
+    answered: str = ""
+    """Of an answer of the client: the question in the instance; "" for other messages."""
+    reply: Mapping[str, Any] = field(default_factory=dict)
+    """Of an answer of the client: its ``result`` or ``error``."""
+
+    @property
+    def offers(self) -> list[str]:
+        """What the client offers to tools."""
+        if self.is_modern:
+            return ["logging"] if _LOG_LEVEL in self.meta else []
+        if not self.session:
+            return []
+        letters = self.session.partition("-")[2]
+        return ["logging", *(offer for offer, letter in _OFFERS.items() if letter in letters)]
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -110,7 +143,7 @@ class Rpc:
 
         Methods that neither the gateway nor an instance knows are refused here.
         """
-        if self.method in OF_INSTANCE:
+        if self.method in OF_INSTANCE and not (self.is_modern and self.method in _SUBSCRIPTIONS):
             return None
         result = self._own_result()
         if result is None:
@@ -120,8 +153,14 @@ class Rpc:
             )
         is_new = self.method == "initialize"
         return RpcAnswer(
-            self._result(to_json(result)), session=secrets.token_hex(16) if is_new else self.session
+            self._result(to_json(result)), session=self._new_session() if is_new else self.session
         )
+
+    def _new_session(self) -> str:
+        offered = self.params.get("capabilities")
+        known = offered if isinstance(offered, dict) else {}
+        letters = "".join(letter for offer, letter in _OFFERS.items() if offer in known)
+        return f"{secrets.token_hex(16)}-{letters}" if letters else secrets.token_hex(16)
 
     def _own_result(self) -> dict[str, Any] | None:
         from mcp_types import version
@@ -131,7 +170,7 @@ class Rpc:
             is_known = asked in version.HANDSHAKE_PROTOCOL_VERSIONS
             return {
                 "protocolVersion": asked if is_known else version.LATEST_HANDSHAKE_VERSION,
-                "capabilities": _CAPABILITIES,
+                "capabilities": _SESSION_CAPABILITIES,
                 "serverInfo": _SERVER,
             }
         if self.method == "server/discover" and self.is_modern:
@@ -171,8 +210,24 @@ class Rpc:
         status = _OK if self.session else error.http_status
         return RpcAnswer(self._error(fault.rpc_error()), status, self.session)
 
-    def progress(self, report: tuple[float, float | None, str | None]) -> bytes:
-        """Return the notification for one progress report."""
+    def told(self, report: Report) -> bytes | None:
+        """Return the message for a report of a call; None if the client did not ask for it."""
+        note = note_of(report)
+        if note is not None:
+            return self._noted(note)
+        return None if self.progress_token is None else self._progress(report)
+
+    def _noted(self, note: Mapping[str, Any]) -> bytes:
+        """Return the message for what a tool tells or asks the client."""
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": note["method"]}
+        params, question = note.get("params") or {}, note.get("question")
+        if note["method"] == WITHDRAWN:
+            params = {"requestId": f"{_QUESTION}{question}"}
+        elif question is not None:
+            message["id"] = f"{_QUESTION}{question}"
+        return to_json({**message, "params": params})
+
+    def _progress(self, report: Report) -> bytes:
         done, total, message = report
         params: dict[str, Any] = {"progressToken": self.progress_token, "progress": done}
         if total is not None:
@@ -238,12 +293,17 @@ def parse(body: bytes, headers: Mapping[str, str]) -> Rpc:
         raise _refused(None, INVALID_REQUEST, "the id of a request must be a string or an integer")
     if is_modern:
         _check_modern(message, headers, request_id)
+    answered = ""
+    if not method and isinstance(request_id, str) and request_id.startswith(_QUESTION):
+        answered = request_id.removeprefix(_QUESTION)
     return Rpc(
         id=request_id if is_request else None,
         method=method,
         params=params or {},
         is_modern=is_modern,
         session="" if is_modern else headers.get(SESSION_HEADER, ""),
+        answered=answered,
+        reply={key: message[key] for key in ("result", "error") if key in message},
     )
 
 

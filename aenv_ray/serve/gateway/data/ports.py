@@ -7,30 +7,25 @@ bytes travel as calls of the fast door; this module turns them back into HTTP/1.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
 from urllib.parse import quote, unquote
 
 import h11
-import pydantic_core
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
-from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
+from aenv_ray.actors.calls.json_calls import InstanceCalls
+from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
-from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
 
-PIECE_BYTES: Final = 256 * 1024
 _MAX_ENVIRONMENTS: Final = 1000
 """Environments whose ports are cached."""
-_CALL_S: Final = 75.0
-"""Longer than the runtime waits for a server that accepts no bytes."""
 OWN_HEADERS: Final = frozenset(
     {"authorization", "connection", "keep-alive", "proxy-connection", "te", "upgrade", "host"}
 )
@@ -53,53 +48,6 @@ class PortConvertor(Convertor[int]):
 
 
 register_url_convertor("port", PortConvertor())
-
-
-class PortStream:
-    """A connection to a port inside an instance."""
-
-    def __init__(self, calls: InstanceCalls, instance_id: str) -> None:
-        self._calls = calls
-        self._instance_id = instance_id
-        self._connection = ""
-
-    async def open(self, port: int) -> None:
-        """Connect.
-
-        Raises:
-            PortUnreachable: No server listens on the port.
-        """
-        self._connection = (await self._call("aenv/port_open", {"port": port}))["connection"]
-
-    async def read(self) -> bytes:
-        """Return the next bytes; b"" at the end."""
-        while True:
-            told = await self._call("aenv/port_read", {})
-            if told["data"] or told["ended"]:
-                return base64.b64decode(told["data"])
-
-    async def write(self, data: bytes) -> None:
-        """Send bytes.
-
-        Raises:
-            PortUnreachable: The server closed the connection.
-        """
-        for start in range(0, len(data), PIECE_BYTES):
-            piece = data[start : start + PIECE_BYTES]
-            await self._call("aenv/port_write", {"data": base64.b64encode(piece).decode()})
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self._connection:
-            await self._call("aenv/port_close", {})
-
-    async def _call(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"connection": self._connection} if self._connection else {}
-        params = {"arguments": {**own, **arguments}}
-        call = JsonCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
-        result = pydantic_core.from_json(await self._calls.call(call, Disconnect()))
-        data: dict[str, Any] = result["data"]
-        return data
 
 
 class PortProxy:

@@ -16,8 +16,9 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.errors import AenvError, PortUnreachable
-from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, PortStream, target_of
+from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, target_of
 from aenv_ray.serve.gateway.envelope import failure
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024

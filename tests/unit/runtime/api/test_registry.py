@@ -45,6 +45,7 @@ def test_tools_keep_working_as_functions(registry: Registry) -> None:
     assert entry.timeout_s == 2.0
     assert entry.mcp_tool()["annotations"] == {"idempotentHint": True}
     assert entry.mcp_tool()["description"] == "Said."
+    assert "description" not in registry.tools["bare"].mcp_tool()  # in MCP it is never null
     assert get_registry() is registry
 
 

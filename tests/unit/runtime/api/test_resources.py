@@ -12,6 +12,7 @@ from aenv_ray.runtime.api.results import (
     EmbeddedResource,
     Image,
     PromptMessage,
+    completion_result,
     prompt_result,
     resource_result,
     tool_result,
@@ -109,3 +110,67 @@ def test_a_tool_returns_audio_and_contents_of_resources() -> None:
         "type": "resource",
         "resource": {"uri": "a://b", "mimeType": "text/plain", "text": "hi"},
     }
+
+
+# --- completions ---------------------------------------------------------------------------------
+
+
+def weeks(value: str, arguments: dict[str, str]) -> list[str]:
+    return [f"{value} in {arguments.get('year', '?')}"]
+
+
+def completed(registry: Registry, about: dict[str, str], name: str, value: str, **more: Any) -> Any:
+    params = {"ref": about, "argument": {"name": name, "value": value}, **more}
+    entry = registry.completion(params)
+    return entry.function(**(entry.uri_arguments or {}))
+
+
+def test_arguments_of_templates_and_prompts_are_completed() -> None:
+    registry = Registry()
+    registry.add_resource(page, "notes://{year}/{day}", completions={"year": ["2025", "2026"]})
+    registry.add_prompt(page, completions={"day": weeks})
+    template = {"type": "ref/resource", "uri": "notes://{year}/{day}"}
+    assert completed(registry, template, "year", "2026") == ["2026"]
+    assert completed(registry, template, "year", "20") == ["2025", "2026"]
+    assert completed(registry, template, "day", "mon") == []
+    prompt = {"type": "ref/prompt", "name": "page"}
+    context = {"context": {"arguments": {"year": "2026"}}}
+    assert completed(registry, prompt, "day", "mon", **context) == ["mon in 2026"]
+    assert completed(registry, prompt, "day", "mon") == ["mon in ?"]
+    assert registry.completes
+    assert not Registry().completes
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        ({}, "tool_input_invalid"),
+        ({"ref": {"type": "ref/prompt", "name": "no"}, "argument": {"name": "x"}}, "tool_not"),
+        ({"ref": {"type": "ref/prompt", "name": "page"}, "argument": {"name": "x"}}, "tool_input"),
+        ({"ref": {"type": "ref/resource", "uri": "no://x"}, "argument": {"name": "x"}}, "tool_not"),
+    ],
+)
+def test_a_completion_of_nothing_is_refused(params: dict[str, Any], code: str) -> None:
+    registry = Registry()
+    registry.add_prompt(page)
+    with pytest.raises(Fault) as caught:
+        registry.completion(params)
+    assert caught.value.code.startswith(code)
+
+
+def test_completions_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="no parameter of it"):
+        Registry().add_prompt(page, completions={"week": []})
+    with pytest.raises(TypeError, match="takes who"):
+        Registry().add_prompt(page, completions={"day": lambda who: who})
+    with pytest.raises(TypeError, match="not a list of strings"):
+        Registry().add_resource(page, "notes://{year}/{day}", completions={"day": "monday"})
+
+
+def test_no_more_completions_than_mcp_allows_are_sent() -> None:
+    found = completion_result(str(number) for number in range(150))["completion"]
+    assert (len(found["values"]), found["total"], found["hasMore"]) == (100, 150, True)
+    assert completion_result(None)["completion"]["values"] == []
+    for wrong in ("text", [1]):
+        with pytest.raises(TypeError, match="no list of texts"):
+            completion_result(wrong)
