@@ -18,6 +18,7 @@ GROUPS: Final = {
         "ray/instances",
         "ray/hub",
         "ray/nodes/test_remote_tasks.py",
+        "attacks/test_inner_instances.py",
         "e2e/test_quickstart.py",
         "e2e/test_examples.py",
     ),

@@ -25,7 +25,11 @@ from aenv_ray.actors.controller.host_queries import (
     list_instances_on,
 )
 from aenv_ray.actors.controller.metrics import ClusterMetrics
-from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
+from aenv_ray.actors.controller.orphan_cleanup import (
+    OrphanCleanup,
+    forget_orphans_task,
+    orphan_cleanup_task,
+)
 from aenv_ray.actors.controller.placement import (
     SHARED_PREFIX,
     HostLoad,
@@ -582,12 +586,14 @@ class Controller:
         return known
 
     async def _end_orphans_on(self, node: str, ids: list[str]) -> None:
-        task = orphan_cleanup_task().options(scheduling_strategy=ray_api.pinned(node))
+        where = {"scheduling_strategy": ray_api.pinned(node)}
         with ray_api.translated(f"ending orphans on node {node[:8]}"):
             async with asyncio.timeout(CONTROL_DEADLINE_S):
-                inner = (await task.remote(ids)).inner
-        if inner:
-            await self.release(inner)
+                ended = await orphan_cleanup_task().options(**where).remote(ids)
+            if ended.outer:
+                await self.release(ended.inner)
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    await forget_orphans_task().options(**where).remote(ended.outer)
 
     # --- owners -----------------------------------------------------------------------------
 

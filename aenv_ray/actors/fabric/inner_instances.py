@@ -9,7 +9,7 @@ never need them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from aenv_ray import ids
@@ -56,7 +56,9 @@ class FabricInstances:
         instance_id: InstanceId,
         outer: InstanceSpec,
         ttl_s: float,
-        queue_s: float,
+        *,
+        take: Callable[[int], None],
+        on_queue: Callable[[bool], None],
     ) -> None:
         """See `InnerInstances.create`."""
         from aenv_ray.actors.fabric.create_options import CreateOptions
@@ -72,17 +74,19 @@ class FabricInstances:
             labels={**labels, OUTER_LABEL: outer.instance_id},
         )  # fmt: skip
         (made,) = options.specs(source, 1, job_id=outer.job_id)
+        take(made.places)
         spec = made.model_copy(
             update={
                 "instance_id": instance_id,
                 "outer": (*outer.outer, outer.reference),
+                "places": 0,  # the outermost instance counts for it
                 "idle_timeout_s": None,  # it ends with the outer instance
             }
         )
         claim = await asyncio.to_thread(self._fabric.claim_quota, [spec], options)
         try:
             created = await self._instances.create(
-                source, [spec], ActorDensity.SHARED, queue_s=queue_s
+                source, [spec], ActorDensity.SHARED, on_queue=on_queue
             )
         except BaseException:
             if claim is not None:
