@@ -114,7 +114,7 @@ async def test_usual_paths_are_served(endpoint: str) -> None:
 )
 async def test_a_listing_that_is_none_is_the_error_of_its_environment(answer: bytes) -> None:
     """Invariant 15: no failure of the gateway, and no long work for it."""
-    with pytest.raises(ConfigError, match="lists? its functions"):
+    with pytest.raises(ConfigError, match=r"lists? its functions"):
         await ask(Sandbox(answer), "/functions/f")
 
 
