@@ -12,7 +12,7 @@ import pytest
 import aenv_ray
 from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.driver_api import init
-from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import PolicyRefused, QuotaExceeded, is_infrastructure
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import InstanceCalls
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.actors.ray_shell.ray_api import wait_async
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.ids import InstanceId
@@ -22,9 +23,6 @@ from aenv_ray.models import InstanceSpec
 if TYPE_CHECKING:
     from aenv_ray.actors.fabric.async_fabric import AsyncFabric
     from aenv_ray.actors.fabric.fabric import Fabric
-
-OUTER_LABEL: Final = "aenv.outer"
-"""Label of an inner instance with the id of the instance whose code calls it."""
 
 _RENEW_S: Final = 60.0
 

@@ -45,6 +45,8 @@ from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
 
 logger = logging.getLogger(__name__)
 
+OUTER_LABEL: Final = "aenv.outer"
+"""Label of an inner instance with the id of the instance whose code calls it."""
 MAX_DEPTH: Final = 4
 """Instances inside each other, the outermost included."""
 MAX_TIMEOUT_S: Final = 86_400.0

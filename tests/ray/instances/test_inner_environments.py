@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aenv_ray
-from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import (
     ConfigError,
     PolicyRefused,
