@@ -9,6 +9,7 @@ them, and so does the cleanup that ends the outer instance when its host is gone
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -276,10 +277,14 @@ class EnvironmentRelay:
             known = ids.new_instance_id(name)
             self._note(life, {**life.record.inner, request.name: known})
             creating = asyncio.create_task(self._create(life, limit, request, known))
-            # Its calls may all be cancelled, and nobody waits for it.
-            creating.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._creating[known] = _Start(creating)
+            creating.add_done_callback(functools.partial(self._forget_start, known))
         return known
+
+    def _forget_start(self, inner_id: InstanceId, task: asyncio.Task[None]) -> None:
+        del self._creating[inner_id]
+        if not task.cancelled():
+            task.exception()  # retrieved: its calls may all be cancelled, and nobody waits for it
 
     def _take(
         self, life: InstanceLife, limit: int, request: EnvironmentRequest, places: int
@@ -356,8 +361,6 @@ class EnvironmentRelay:
                     f"{request.environment} did not start within {START_S:g} s"
                 ) from None
             raise
-        finally:
-            del self._creating[inner_id]
         if life.ended is not None or self._released.get(inner_id):
             self._in_background(self._end_surely(life.record, [inner_id]), f"ending {inner_id}")
             raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
