@@ -305,8 +305,8 @@ class DoorSandbox(Sandbox):
         if method in _REFUSALS:
             message, hint = _REFUSALS[method]
             raise errors.ConfigError(message, hint=hint)
-        wanted, inner = params.get("method"), params.get("params")
-        is_known = method == SIDECAR_METHOD and str(wanted) in SIDECAR_METHODS
+        wanted, inner = str(params.get("method") or ""), params.get("params")
+        is_known = method == SIDECAR_METHOD and wanted in SIDECAR_METHODS
         if not is_known or not isinstance(inner, dict):
             raise errors.ConfigError(
                 f"a runtime cannot request {wanted or method!r} of its host",
