@@ -76,6 +76,8 @@ class Settings(BaseModel):
     kubernetes_pull_secrets: str = ""
     """Names of the Secrets for private registries, separated by commas."""
     kubernetes_priority_class: str | None = None
+    kubernetes_user_namespaces: bool = False
+    """Whether each pod has a user namespace of its own: its users are nobody on the node."""
     kubernetes_carrier_image: str | None = None
     """Image with this package, for images without Python. None: the host's."""
     kubernetes_requests: float = Field(default=1.0, gt=0.0, le=1.0)

@@ -85,7 +85,10 @@ class InstanceSpec(_Frozen):
     near_node: str = ""
     """Ray node that a shared host is chosen on, if it has room there; empty: none."""
     outer: tuple[str, ...] = ()
-    """For an inner instance: the environments of the instances around it, outermost first."""
+    """Of an inner instance: the environments of those around it, from the outermost one."""
+    places: int = 1
+    """How many instances it counts for in quotas: itself and the inner instances that it may have.
+    0 for an inner instance, which the outermost one counts."""
 
     @property
     def possible_engines(self) -> tuple[str, ...]:
@@ -130,6 +133,12 @@ class InstanceRecord(_Frozen):
     """For an instance from a warm pool: the id that its creator requested."""
     inner: dict[str, ids.InstanceId] = Field(default_factory=dict)
     """The instances of other environments that its code calls, which end with it."""
+    inner_places: dict[str, int] = Field(default_factory=dict)
+    """How many of its inner instances each of these counts for: more than one if it may have inner
+    instances, too."""
+    has_ended: bool = False
+    """Its sandbox has ended or is about to; the record remains until its inner instances have
+    ended."""
 
     @property
     def id(self) -> ids.InstanceId:

@@ -42,6 +42,11 @@ wakes the sandbox and later the host: a tenth of a call's cost on two cores. Abo
 in a millisecond."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer message is ended, because it takes its host's memory."""
+MAX_REQUESTS: Final = 1024
+"""Requests of one runtime that are answered at the same time; further ones are refused."""
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""A sandbox that requests something while it has not read so much is ended: it takes its host's
+memory."""
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _LAST_ERROR_CHARACTERS: Final = 500
@@ -237,16 +242,15 @@ class DoorSandbox(Sandbox):
             self._last_error = str(message["error"]["message"])[:_LAST_ERROR_CHARACTERS]
             return
         params = message.get("params") or {}
+        if not isinstance(params, dict):
+            raise TypeError("params is not an object")
         if message.get("method") == "notifications/cancelled":
             cancelled = self._requests.get(str(params.get("requestId")))
             if cancelled is not None:
                 cancelled.cancel()
             return
         if "id" in message:
-            key = str(message["id"])
-            request = self._loop.create_task(self._answer(key, message))
-            self._requests[key] = request
-            request.add_done_callback(lambda _: self._requests.pop(key, None))
+            self._on_request(str(message["id"]), message)
             return
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
@@ -254,6 +258,22 @@ class DoorSandbox(Sandbox):
                 if message.get("method") == NOTE:
                     report = (None, None, pydantic_core.to_json(params.get("note")).decode())
                 waiting.on_progress(*report)
+
+    def _on_request(self, key: str, message: dict[str, Any]) -> None:
+        if len(self._unsent) > MAX_UNREAD_BYTES:
+            self._refuse("it makes requests and does not read what it is sent")
+            return
+        if len(self._requests) >= MAX_REQUESTS or key in self._requests:
+            refusal = errors.PolicyRefused(
+                f"{self.instance_id} has {len(self._requests)} requests under way, and may have "
+                f"{MAX_REQUESTS}, each with an id of its own",
+                hint="wait for the answers to earlier requests",
+            )
+            self._send_error(key, refusal)
+            return
+        request = self._loop.create_task(self._answer(key, message))
+        self._requests[key] = request
+        request.add_done_callback(lambda _: self._requests.pop(key, None))
 
     async def _learn_cause(self, exc: OSError | None) -> None:
         try:
@@ -269,23 +289,28 @@ class DoorSandbox(Sandbox):
     # --- requests of the runtime to its host and its sidecar ------------------------------------
 
     async def _answer(self, request_id: str, message: dict[str, Any]) -> None:
-        head = b'{"jsonrpc":"2.0","id":' + pydantic_core.to_json(request_id)
         try:
             method, params = message.get("method"), message.get("params") or {}
             service = self.services.get(str(method))
             result = await (service(params) if service else self._ask_sidecar(method, params))
         except errors.AenvError as exc:
-            error = {"code": -32000, "message": exc.message, "data": errors.to_wire(exc)}
-            self._send(head + b',"error":' + pydantic_core.to_json(error) + b"}\n")
+            self._send_error(request_id, exc)
             return
+        head = b'{"jsonrpc":"2.0","id":' + pydantic_core.to_json(request_id)
         self._send(head + b',"result":' + result + b"}\n")
+
+    def _send_error(self, request_id: str, refusal: errors.AenvError) -> None:
+        head = b'{"jsonrpc":"2.0","id":' + pydantic_core.to_json(request_id)
+        error = {"code": -32000, "message": refusal.message, "data": errors.to_wire(refusal)}
+        self._send(head + b',"error":' + pydantic_core.to_json(error) + b"}\n")
 
     async def _ask_sidecar(self, method: Any, params: dict[str, Any]) -> bytes:
         if method in _REFUSALS:
             message, hint = _REFUSALS[method]
             raise errors.ConfigError(message, hint=hint)
-        wanted, inner = params.get("method"), params.get("params")
-        if method != SIDECAR_METHOD or wanted not in SIDECAR_METHODS or not isinstance(inner, dict):
+        wanted, inner = str(params.get("method") or ""), params.get("params")
+        is_known = method == SIDECAR_METHOD and wanted in SIDECAR_METHODS
+        if not is_known or not isinstance(inner, dict):
             raise errors.ConfigError(
                 f"a runtime cannot request {wanted or method!r} of its host",
                 hint="the runtime in its image may be newer than this host: update aenv-ray here",

@@ -260,7 +260,10 @@ class Hub(ABC):
 
     @abstractmethod
     async def quotas(self) -> dict[str, tuple[int, int]]:
-        """Return the number of instances and the limit of each subject with a quota."""
+        """Return the number of instances and the limit of each subject with a quota.
+
+        The number includes the inner instances that these instances may have.
+        """
 
     async def create_token(
         self,

@@ -18,7 +18,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
+import math
+import re
 import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -53,6 +56,10 @@ _KEYS: Final = "hub.jsonl"
 _SUMMARY: Final = "summary.json"
 _ARTIFACTS: Final = "artifacts/"
 _PIECE_BYTES: Final = 1 << 20
+_KINDS: Final = frozenset({"hash", "set", "zset", "stream"})
+_STREAM_ID: Final = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
+_NEVER: Final = ("lease:", "once:", "quota:waiting:", "token:of:")
+"""Beginnings of names that no backup has, see `_NAMES`."""
 _MARK_MS: Final = 3_600_000
 
 _NAMES: Final = (
@@ -349,7 +356,7 @@ def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for number, info in enumerate(tar):
                 content: Any = tar.extractfile(info)
-                if content is None:
+                if content is None or info.issparse():  # which can be larger than the file
                     raise _foreign()
                 if number == 0:
                     if info.name != _HEADER:
@@ -359,7 +366,7 @@ def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
                     _check_artifact(info, content)
                 else:
                     members[info.name] = content.read()
-    except tarfile.ReadError as exc:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as exc:
         raise (_truncated() if "unexpected end" in str(exc) else _foreign()) from exc
     if _SUMMARY not in members or _KEYS not in members:
         raise _truncated()
@@ -369,7 +376,45 @@ def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
         raise _damaged(_SUMMARY) from exc
     if hashlib.sha256(members[_KEYS]).hexdigest() != summary.keys_sha256:
         raise _damaged(_KEYS)
-    return members[_KEYS].decode("utf-8", "surrogatepass").split("\n")[:-1], summary
+    try:
+        lines = members[_KEYS].decode("utf-8", "surrogatepass").split("\n")[:-1]
+        _check_keys(lines)
+    except (ValueError, RecursionError) as exc:
+        raise _foreign() from exc
+    return lines, summary
+
+
+def _check_keys(lines: list[str]) -> None:
+    """Check that `LOAD` can write these keys: it deletes the old ones first.
+
+    Raises:
+        ValueError: It cannot, or no backup has such keys.
+    """
+    names = set()
+    for line in lines:
+        match json.loads(line):
+            case [str(name), str(kind), list(items)] if kind in _KINDS and name not in names:
+                names.add(name)
+            case _:
+                raise ValueError("not a key with its content")
+        if name.startswith(_NEVER) or name == "layout" or not _is_content(kind, items):
+            raise ValueError(f"not a key of a backup: {name[:100]!r}")
+
+
+def _is_content(kind: str, items: list[Any]) -> bool:
+    """Return whether Redis accepts the content of a key, as `SNAPSHOT` returns it."""
+    if kind == "set":
+        return all(isinstance(item, str) for item in items)
+    firsts, seconds = items[::2], items[1::2]
+    if len(firsts) != len(seconds) or not all(isinstance(item, str) for item in items):
+        return False
+    if kind == "zset":
+        return all(not math.isnan(float(score)) for score in seconds)
+    if kind == "stream":
+        found = [_STREAM_ID.fullmatch(one) for one in firsts]
+        ids = [(int(one[1]), int(one[2])) for one in found if one is not None]
+        return len(ids) == len(firsts) and all(a < b for a, b in itertools.pairwise([(0, 0), *ids]))
+    return True
 
 
 def _check_header(data: bytes) -> None:

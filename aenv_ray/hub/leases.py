@@ -31,12 +31,20 @@ _LEASE: Final = """
 local root = KEYS[1]
 local function is_live(status) return status == 'Pending' or status == 'Running' end
 local function of(id) return root..'lease:one:'..id end
+-- Leases of earlier versions have no places.
+local function places_of(lease) return lease.places or 1 end
+local function change_places(command, id, lease)
+    for _, subject in ipairs(lease.subjects) do
+        for place = 1, places_of(lease) do
+            local member = place == 1 and id or id..'/'..place
+            redis.call(command, root..'lease:live:'..subject, member)
+        end
+    end
+end
 local function vacate(id, lease)
     redis.call('ZREM', root..'lease:deadlines', id)
     redis.call('SREM', root..'lease:live-ref:'..lease.reference, id)
-    for _, subject in ipairs(lease.subjects) do
-        redis.call('SREM', root..'lease:live:'..subject, id)
-    end
+    change_places('SREM', id, lease)
 end
 local function set_status(id, lease, old, new)
     redis.call('HSET', of(id), 'status', new)
@@ -84,8 +92,8 @@ local function place(lease)
     redis.call('ZADD', root..'lease:in:ref:'..lease.reference, 0, lease.member)
     for _, subject in ipairs(lease.subjects) do
         redis.call('ZADD', root..'lease:in:'..subject, 0, lease.member)
-        redis.call('SADD', root..'lease:live:'..subject, id)
     end
+    change_places('SADD', id, lease)
     redis.call('SADD', root..'lease:live-ref:'..lease.reference, id)
     redis.call('HSET', root..'lease:capabilities', lease.capability, id)
     redis.call('ZADD', root..'lease:deadlines', lease.deadline, id)
@@ -114,7 +122,10 @@ for _, lease in ipairs(leases) do
     if not seen[lease.id] and redis.call('EXISTS', of(lease.id)) == 0 then
         seen[lease.id] = true
         new[#new + 1] = lease
-        for _, subject in ipairs(lease.subjects) do needs[subject] = (needs[subject] or 0) + 1 end
+        local places = places_of(lease)
+        for _, subject in ipairs(lease.subjects) do
+            if places > 0 then needs[subject] = (needs[subject] or 0) + places end
+        end
     end
 end
 local limited = {}
@@ -273,7 +284,8 @@ class Leases(HubBase, ABC):
         if outcome == "never":
             subject, limit, need = facts
             raise QuotaExceeded(
-                f"the quota of {subject} is {limit} instances, and {need} were requested at once",
+                f"the quota of {subject} is {limit} instances, and {need} were requested at once"
+                f"{_with_inner(leases)}",
                 retry_after_s=MAX_RETRY_S,
                 hint="request fewer at once, or have the quota raised",
             )
@@ -281,7 +293,8 @@ class Leases(HubBase, ABC):
             subject, limit, need, live, ahead = facts
             queue = f" and {ahead} owners wait ahead" if ahead else ""
             raise QuotaExceeded(
-                f"{subject} has {live} of {limit} instances{queue}: no room for {need} more",
+                f"{subject} has {live} of {limit} instances{queue}: no room for {need} more"
+                f"{_with_inner(leases)}",
                 retry_after_s=min(RETRY_S * (1 + ahead), MAX_RETRY_S),
                 hint="end unused instances, or try again",
             )
@@ -377,6 +390,13 @@ class Leases(HubBase, ABC):
         return [_lease(row) for row in rows if row[0]]
 
 
+def _with_inner(leases: Sequence[Lease]) -> str:
+    """Return a remark for a refusal if the leases count for more instances than they are."""
+    if all(lease.places <= 1 for lease in leases):
+        return ""
+    return ", inner instances (deployConfig.innerInstances) included"
+
+
 def _check_subject(subject: str) -> None:
     if not re.fullmatch(r"owner:.+|label:[^=]+=.*", subject, re.DOTALL):
         raise ConfigError(
@@ -410,6 +430,7 @@ def _wire(lease: Lease) -> dict[str, Any]:
         "reference": lease.reference,
         "capability": lease.capability,
         "subjects": _subjects(lease),
+        "places": lease.places,
     }
     return {
         **names,

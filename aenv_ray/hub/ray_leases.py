@@ -39,6 +39,7 @@ def lease_of(
         created_at=now,
         deadline=now + starting_s + (spec.ttl_s if is_running else 0.0),
         capability=f"ray-{secrets.token_hex(20)}",  # given to nobody
+        places=spec.places,
     )
 
 

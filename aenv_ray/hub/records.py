@@ -193,6 +193,8 @@ class Lease(_Frozen):
     """Why it failed."""
     made_by: str = ""
     """The gateway replica that creates the instance; a Pending lease ends with that replica."""
+    places: int = Field(default=1, ge=0)
+    """How many instances quotas count it for, see `InstanceSpec.places`."""
 
 
 class LeaseQuery(_Frozen):

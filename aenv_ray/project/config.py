@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from aenv_ray import ids, units
 from aenv_ray.errors import ConfigError
 from aenv_ray.project import destinations, process_strings
+
+MAX_INNER_INSTANCES: Final = 16
 
 
 class _ProjectSection(BaseModel):
@@ -114,6 +116,10 @@ class DeployConfig(_ProjectSection):
     """Whether the code asks the operator's chat model, as `aenv_ray.runtime.chat_model`."""
     environments: tuple[str, ...] = ()
     """Environments that the code calls, ``name`` or ``name@version``."""
+    inner_instances: Annotated[int | None, Field(ge=1, le=MAX_INNER_INSTANCES)] = Field(
+        default=None, alias="innerInstances"
+    )
+    """Instances of these that one instance may have at once. None: one of each."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
     pod_template: str | None = Field(default=None, alias="podTemplate")
     container: ContainerConfig = Field(default_factory=ContainerConfig)
@@ -179,6 +185,15 @@ class DeployConfig(_ProjectSection):
             ids.split_reference(reference)
         return value
 
+    @model_validator(mode="after")
+    def _check_inner_instances(self) -> Self:
+        if self.inner_instances is not None and not self.environments:
+            raise ConfigError(
+                "deployConfig.innerInstances requires entries in deployConfig.environments",
+                hint="name the environments that the code calls, or remove innerInstances",
+            )
+        return self
+
     @field_validator("environment_variables", "env")
     @classmethod
     def _check_variables(cls, value: dict[str, str], info: Any) -> dict[str, str]:
@@ -189,6 +204,13 @@ class DeployConfig(_ProjectSection):
     def is_dual(self) -> bool:
         """Whether instances have a second container."""
         return (self.pod_template or "").lower() == "dualcontainer"
+
+    @property
+    def inner_limit(self) -> int:
+        """How many inner instances one instance may have at once, theirs included."""
+        if self.inner_instances is not None:
+            return self.inner_instances
+        return min(len(self.environments), MAX_INNER_INSTANCES)
 
     @property
     def variables(self) -> dict[str, str]:

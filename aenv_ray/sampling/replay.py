@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from aenv_ray import ids
 from aenv_ray.errors import ConfigError, ToolError
 from aenv_ray.sampling.runners.episode_env import EpisodeEnv
 from aenv_ray.sampling.sampler import Sampling, sample
+from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.trajectories.comparison import Comparison, compare
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task, ToolCall
 
@@ -52,7 +54,11 @@ class Replay(NamedTuple):
 
 
 def replay(
-    episodes: Iterable[Episode], environment: str | Path | None = None, **options: Any
+    episodes: Iterable[Episode],
+    environment: str | Path | None = None,
+    *,
+    files: Sequence[str | Path] = (),
+    **options: Any,
 ) -> Replay:
     """Prepare to run recorded calls again, each episode on a new instance.
 
@@ -62,16 +68,20 @@ def replay(
     Args:
         episodes: Void episodes are left out, except those whose reward failed.
         environment: As in `sample`. None: the one that the episodes name, which must be the same.
+        files: Directories whose files the recorded tasks may bring, such as that of a benchmark.
+            A record may come from others, and its tasks name the files that are read.
         options: Further arguments of `sample`.
 
     Raises:
-        ConfigError: There is nothing to replay, an episode does not hold its task, or the episodes
-            come from several environments and none is given.
+        ConfigError: There is nothing to replay, an episode does not hold its task, the episodes
+            come from several environments and none is given, or a task brings other files.
     """
     originals = tuple(one for one in episodes if one.status in REPLAYABLE)
     if not originals:
         raise ConfigError("there are no episodes to replay", hint="void episodes are not replayed")
     tasks = [_task(one) for one in originals]
+    hint = "look at the tasks; if you trust them, allow the directory: --files DIR, or files=[DIR]"
+    check_files(tasks, "the recorded tasks", [Path(one) for one in files], hint=hint)
     where = environment or _environment(originals)
     return Replay(originals, sample(where, recorded, tasks, **options))
 
@@ -94,4 +104,5 @@ def _environment(episodes: Iterable[Episode]) -> str:
             f"the episodes come from {len(names)} environments: {', '.join(names) or 'unknown'}",
             hint="name the environment to replay them on",
         )
+    ids.split_reference(names[0])  # and no path: a record may come from others
     return names[0]

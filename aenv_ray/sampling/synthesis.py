@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.scripted import null, reference
 from aenv_ray.sampling.sampler import Sampling, sample
+from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
 
 REPETITIONS: Final = 3
@@ -161,6 +162,11 @@ class Synthesizer:
             where = ".".join(map(str, wrong["loc"]))
             task_id = proposal.get("id") if isinstance(proposal, Mapping) else None
             drop(task_id, DropReason.INVALID, f"{where}: {wrong['msg']}" if where else wrong["msg"])
+            return None
+        try:
+            check_files([task], "a proposal", hint="")
+        except ConfigError as exc:  # models propose tasks, too
+            drop(task.id, DropReason.INVALID, exc.message)
             return None
         if not task.reference or task.reward is None:
             lacking = "reward" if task.reference else "reference solution"

@@ -97,7 +97,10 @@ def read_parquet(path: Path) -> list[Episode]:
     try:
         rows = pyarrow("pyarrow.parquet").read_table(path, partitioning=None).to_pylist()
         return [Episode.model_validate(_record(Episode, row)) for row in rows]
-    except (OSError, arrow.ArrowException, ValidationError, ValueError) as exc:
+    except (
+        OSError, arrow.ArrowException, ValidationError, ValueError, TypeError, AttributeError,
+        RecursionError,
+    ) as exc:  # fmt: skip
         raise _not_episodes(path, exc) from exc
 
 

@@ -7,6 +7,7 @@ security policy forbids scripts.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
@@ -145,6 +146,7 @@ def _plots(episodes: Sequence[Episode]) -> str:
 
 def _histogram(caption: str, values: Sequence[float]) -> str:
     """Return a histogram with counts on the vertical axis; nothing without values."""
+    values = [value for value in values if math.isfinite(value)]  # a record may hold anything
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -171,6 +173,7 @@ def _histogram(caption: str, values: Sequence[float]) -> str:
 
 def _bars(caption: str, rows: Sequence[tuple[str, float, str]]) -> str:
     """Return horizontal bars of (name, value, colour); nothing without rows."""
+    rows = [row for row in rows if math.isfinite(row[1])]
     if not rows:
         return ""
     most = max(value for _, value, _ in rows) or 1.0

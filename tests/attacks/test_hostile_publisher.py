@@ -22,12 +22,14 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.actors.fabric.publishing import inspect
 from aenv_ray.config import Settings
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.engines.process.package_proxy import PackageProxy
 from aenv_ray.engines.process.requirements import read_requirements
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
+from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import Bench, value_of, write_project
 from tests.contract.process.node import Node
 
@@ -364,6 +366,25 @@ def test_code_is_inspected_in_a_sandbox_or_not_at_all(
     assert done.stdout.startswith("INSPECTED" if is_loaded else "REFUSED"), done.stdout
     assert marker.exists() is is_loaded
     assert is_loaded or ("unshare" in done.stdout and "AENV_ISOLATION" in done.stdout)
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "7",
+        "{'functions': 7}",
+        "{'functions': [{}], 'reward': [], 'health': []}",
+        "{'functions': [7]}",
+    ],
+)
+async def test_a_project_that_lists_nonsense_is_refused(tmp_path: Path, listing: str) -> None:
+    """Invariant 13: what it says of itself is checked, and no failure of the gateway."""
+    lie = "from aenv_ray.runtime.api.registry import Registry\n"
+    lie += f"Registry.listing = lambda self: {listing}\n"
+    source = write_project(tmp_path / "project", {"tools.py": lie})
+    with pytest.raises(SandboxStartFailed, match="does not list its functions"):
+        await inspect(project.load(source))
 
 
 @pytest.mark.parametrize("key", ["context", "dockerfile"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -137,3 +138,39 @@ async def test_an_id_does_not_get_around_the_allowed_images(
                 with pytest.raises(PolicyRefused, match="by its id") as raised:
                     await bench.start(bench_project)
                 assert "AENV_ALLOW_IMAGES" in (raised.value.hint or "")
+
+
+LYING = """FROM {base}
+USER root
+RUN rm -f "$(command -v python3)" && printf '#!/bin/sh\\necho %s\\n' {report} > /usr/bin/python3 \\
+    && chmod 755 /usr/bin/python3
+"""
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        '\'{"version":[3,12],"machine":"UP%s","libc":"glibc"}\'',
+        '\'{"version":[4,"x/UP%s"],"machine":"x86_64","libc":"glibc"}\'',
+        "'[[[[[['",
+        "7",
+    ],
+    ids=["machine", "version", "no JSON", "a number"],
+)
+async def test_what_an_image_says_of_its_python_becomes_no_path_of_the_node(
+    dockered: Bench, tmp_path: Path, report: str
+) -> None:
+    """Invariant 13: it names the directory of the libraries that the node installs for it."""
+    target = tmp_path / "planted"
+    words = report.replace("UP", "../" * 20).replace("%s", str(target))
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text(LYING.format(base=base_image(), report=words))
+    name = f"aenv-test-lying:{uuid.uuid4().hex}"
+    docker("build", "--quiet", "--tag", name, str(context))
+    try:
+        with pytest.raises(SandboxStartFailed, match="is not a Python"):
+            await dockered.start(project_of(dockered, name))
+    finally:
+        docker("rmi", "--force", name)
+    assert list(tmp_path.glob("planted*")) == []

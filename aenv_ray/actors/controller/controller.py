@@ -23,9 +23,14 @@ from aenv_ray.actors.controller.host_queries import (
     count_pools,
     count_processes,
     list_instances_on,
+    without_outer,
 )
 from aenv_ray.actors.controller.metrics import ClusterMetrics
-from aenv_ray.actors.controller.orphan_cleanup import OrphanCleanup, orphan_cleanup_task
+from aenv_ray.actors.controller.orphan_cleanup import (
+    OrphanCleanup,
+    forget_orphans_task,
+    orphan_cleanup_task,
+)
 from aenv_ray.actors.controller.placement import (
     SHARED_PREFIX,
     HostLoad,
@@ -34,7 +39,7 @@ from aenv_ray.actors.controller.placement import (
     usable,
 )
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
-from aenv_ray.actors.host.environment_relay import ConnectInner
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL, ConnectInner
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
@@ -112,6 +117,10 @@ class Controller:
         )
         self._seen_dead: set[str] = set()
         self._dead_since: dict[str, float] = {}
+        self._live_nodes: set[str] = set()
+        # Nodes that were lost while there was no controller are unknown.
+        self._lost_nodes: set[str] = {"before"} if ray_api.was_restarted() else set()
+        """Nodes that left the cluster, until the inner instances of theirs have ended."""
         self._metrics = ClusterMetrics(is_continued=ray_api.was_restarted())
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         loop = asyncio.get_running_loop()
@@ -584,12 +593,14 @@ class Controller:
         return known
 
     async def _end_orphans_on(self, node: str, ids: list[str]) -> None:
-        task = orphan_cleanup_task().options(scheduling_strategy=ray_api.pinned(node))
+        where = {"scheduling_strategy": ray_api.pinned(node)}
         with ray_api.translated(f"ending orphans on node {node[:8]}"):
             async with asyncio.timeout(CONTROL_DEADLINE_S):
-                inner = (await task.remote(ids)).inner
-        if inner:
-            await self.release(inner)
+                ended = await orphan_cleanup_task().options(**where).remote(ids)
+            if ended.outer:
+                await self.release(ended.inner)
+                async with asyncio.timeout(CONTROL_DEADLINE_S):
+                    await forget_orphans_task().options(**where).remote(ended.outer)
 
     # --- owners -----------------------------------------------------------------------------
 
@@ -602,6 +613,7 @@ class Controller:
             await self._guarded("ending the instances of ended jobs", self._end_jobs())
             await self._guarded("retrying to end orphans", self._orphans.retry())
             await self._guarded("ending the instances of dead hosts", self._end_hosts())
+            await self._guarded("ending those of lost nodes", self._end_inner_of_lost_nodes())
             await self._guarded("draining nodes", self._keep_draining())
             await asyncio.sleep(LOOK_S)
 
@@ -682,6 +694,23 @@ class Controller:
             self._note_created(self._requested.get(name, name))
             self._forget(name)
             self._dedicated.pop(name, None)
+
+    async def _end_inner_of_lost_nodes(self) -> None:
+        """End inner instances whose outer one was lost with its node, its host and its records."""
+        nodes = set(await asyncio.to_thread(ray_api.alive_nodes))
+        self._lost_nodes |= self._live_nodes - nodes
+        self._live_nodes = nodes
+        if not self._lost_nodes:
+            return
+        lost = set(self._lost_nodes)
+        infos = await self.list_instances()
+        outer = {info.labels[OUTER_LABEL] for info in infos if OUTER_LABEL in info.labels}
+        found, doubtful = await self.account_for(outer)
+        left = without_outer(found, doubtful)
+        if left:
+            await self.release(left)
+        if not doubtful:
+            self._lost_nodes -= lost
 
     async def _end_jobs(self) -> None:
         dead = await asyncio.to_thread(ray_api.dead_jobs) - self._seen_dead

@@ -11,8 +11,10 @@ from typing import Any
 
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import SHARED_PREFIX, shared_host_names, usable
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceInfo
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,18 @@ class InstanceListing:
         heard = {n for n in names if n.startswith(SHARED_PREFIX)} - self.unheard
         known = {i: name for i, name in where.items() if name not in heard}
         return known | {info.id: info.host for info in self.found}
+
+
+def without_outer(found: Collection[InstanceInfo], doubtful: Collection[str]) -> list[InstanceId]:
+    """Return the inner instances whose outer one is gone.
+
+    Args:
+        found: All instances that were found.
+        doubtful: Ids of instances that were not found and may live.
+    """
+    present = {i for info in found for i in (info.id, info.requested_id)} | set(doubtful)
+    inner = [info for info in found if OUTER_LABEL in info.labels]
+    return [info.id for info in inner if info.labels[OUTER_LABEL] not in present]
 
 
 async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing:

@@ -106,6 +106,9 @@ class EndedOrphans(NamedTuple):
     """The ended instances."""
     inner: list[InstanceId]
     """Instances of other environments that their code called, on any host; they still run."""
+    outer: list[InstanceId]
+    """Those that have inner ones. Their records remain until `forget_orphans`, since they are all
+    that names these."""
 
 
 def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
@@ -119,8 +122,7 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
     Raises:
         FabricUnavailable: Some could not be ended; all others were.
     """
-    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
-    store = FileInstanceStore(directory / "records")
+    store = _store()
     records, engines_used = store.list(), store.engines_used()
     # List the actors after the records: a host registers its name before it writes a record.
     present = set(ray_api.actor_names())
@@ -150,10 +152,19 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
         raise FabricUnavailable(
             f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
         )
-    # Only these records name the inner instances: delete them once those can be reported.
-    store.delete([record.id for record in orphans if record.inner])
-    inner = [i for record in orphans for i in record.inner.values()]
-    return EndedOrphans(ended, inner)
+    outer = [record for record in orphans if record.inner]
+    inner = [i for record in outer for i in record.inner.values()]
+    return EndedOrphans(ended, inner, [record.id for record in outer])
+
+
+def forget_orphans(instance_ids: Sequence[InstanceId]) -> None:
+    """Delete the records of ended orphans whose inner instances have ended; runs on the node."""
+    _store().delete(instance_ids)
+
+
+def _store() -> FileInstanceStore:
+    directory = node_directory(settings().runtime_dir, ray_api.session_scope())
+    return FileInstanceStore(directory / "records")
 
 
 async def end_each(
@@ -219,3 +230,9 @@ async def _end_unrecorded(
 def orphan_cleanup_task() -> Any:
     """Return the Ray task; cached, because each `ray.remote` exports the function again."""
     return ray_api.cheap_task(end_orphans)
+
+
+@functools.cache
+def forget_orphans_task() -> Any:
+    """Return the Ray task of `forget_orphans`, cached likewise."""
+    return ray_api.cheap_task(forget_orphans)

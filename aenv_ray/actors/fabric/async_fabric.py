@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.controller.draining import NodeState
-from aenv_ray.actors.fabric.create_protocol import CreateProtocol
+from aenv_ray.actors.fabric.create_protocol import CreateProtocol, OnQueue
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.waits import AsyncWaits
 from aenv_ray.actors.ray_shell.ray_api import wait_async
@@ -46,18 +46,22 @@ class AsyncFabric:
         density: ActorDensity,
         *,
         queue_s: float = QUEUE_S,
+        on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
         """Create instances with the ids of their specs, all or none.
 
         It waits for room in a full cluster for `queue_s`, but no longer than `QUEUE_S`.
 
-        If cancelled, instances that were already created are released.
+        If cancelled, instances that were already created are released. `on_queue` is as for
+        `CreateProtocol.create`.
 
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
         waits_s = min(queue_s, QUEUE_S)
-        created = await self._protocol.create(source, specs, density, waits_s, may_rename=False)
+        created = await self._protocol.create(
+            source, specs, density, waits_s, may_rename=False, on_queue=on_queue
+        )
         by_id = {one.spec.instance_id: one for one in created}
         made = []
         for spec in specs:

@@ -148,6 +148,7 @@ class CreateOptions:
                 storage=self.storage,
                 node_ids=self.node_ids,
                 near_node=self.near_node,
+                places=1 + deploy.inner_limit,
             )
             for _ in range(count)
         ]

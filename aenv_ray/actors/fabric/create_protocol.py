@@ -13,7 +13,7 @@ Drivers run it blocking, and the gateway runs it in its event loop, see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -75,6 +75,8 @@ class _Started(NamedTuple):
         return Created(spec, self.host, self.outcome, self.introduction)
 
 
+OnQueue = Callable[[bool], None]
+"""Called with True when a create begins to wait for room in a full cluster, with False after it."""
 _Refusals = dict[str, AenvError]
 """By host name: why the host started no instance of its share."""
 
@@ -171,13 +173,15 @@ class CreateProtocol:
         queue_s: float,
         *,
         may_rename: bool = True,
+        on_queue: OnQueue = lambda _: None,
     ) -> list[Created]:
         """Create all instances of a group, or none.
 
         If it fails or is cancelled, the instances that were started are released.
 
-        In a full cluster it waits for room for `queue_s`. If a host fails and `may_rename` is true,
-        the rest of the group is started on other hosts under new ids; otherwise the create fails.
+        It waits for room in a full cluster for `queue_s`. If a host fails, `may_rename` has the
+        group started again on other hosts under new ids; otherwise the create fails. `on_queue` is
+        told of the wait of shared instances.
 
         Raises:
             AenvError: As `aenv_ray.create`.
@@ -188,7 +192,7 @@ class CreateProtocol:
                 started = await self._create_dedicated(source, specs, queue_s)
             else:
                 started = await self._create_shared(
-                    source, list(specs), queue_s, tried if may_rename else None
+                    source, list(specs), queue_s, tried if may_rename else None, on_queue
                 )
         except BaseException:
             # If Ray has ended, send nothing: that would start another local Ray.
@@ -264,6 +268,7 @@ class CreateProtocol:
         specs: list[InstanceSpec],
         queue_s: float,
         tried: list[InstanceId] | None,
+        on_queue: OnQueue,
     ) -> list[_Started]:
         """Start a group on the shared hosts.
 
@@ -280,7 +285,9 @@ class CreateProtocol:
         is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
         is_anywhere = not specs or not specs[0].node_ids  # the queue may grant slots on any node
         if refusals and is_full and queue_s and is_anywhere:
+            on_queue(True)
             shares = await self._queue(source, _without(specs, started), queue_s)
+            on_queue(False)
             more, refusals = await self._start(source, shares)
             started += more
         for refusal in refusals.values():

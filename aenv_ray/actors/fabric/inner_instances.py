@@ -9,11 +9,12 @@ never need them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import InstanceCalls
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.actors.ray_shell.ray_api import wait_async
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.ids import InstanceId
@@ -22,9 +23,6 @@ from aenv_ray.models import InstanceSpec
 if TYPE_CHECKING:
     from aenv_ray.actors.fabric.async_fabric import AsyncFabric
     from aenv_ray.actors.fabric.fabric import Fabric
-
-OUTER_LABEL: Final = "aenv.outer"
-"""Label of an inner instance with the id of the instance whose code calls it."""
 
 _RENEW_S: Final = 60.0
 
@@ -56,7 +54,9 @@ class FabricInstances:
         instance_id: InstanceId,
         outer: InstanceSpec,
         ttl_s: float,
-        queue_s: float,
+        *,
+        take: Callable[[int], None],
+        on_queue: Callable[[bool], None],
     ) -> None:
         """See `InnerInstances.create`."""
         from aenv_ray.actors.fabric.create_options import CreateOptions
@@ -72,17 +72,19 @@ class FabricInstances:
             labels={**labels, OUTER_LABEL: outer.instance_id},
         )  # fmt: skip
         (made,) = options.specs(source, 1, job_id=outer.job_id)
+        take(made.places)
         spec = made.model_copy(
             update={
                 "instance_id": instance_id,
                 "outer": (*outer.outer, outer.reference),
+                "places": 0,  # the outermost instance counts for it
                 "idle_timeout_s": None,  # it ends with the outer instance
             }
         )
         claim = await asyncio.to_thread(self._fabric.claim_quota, [spec], options)
         try:
             created = await self._instances.create(
-                source, [spec], ActorDensity.SHARED, queue_s=queue_s
+                source, [spec], ActorDensity.SHARED, on_queue=on_queue
             )
         except BaseException:
             if claim is not None:

@@ -123,12 +123,17 @@ def _for_inspection(config: EnvironmentConfig) -> EnvironmentConfig:
 async def _schemas(sandbox: Sandbox) -> tuple[FunctionSchema, ...]:
     tools = await sandbox.request("tools/list", {}, deadline_s=_CALL_S)
     listing = await sandbox.request("aenv/functions", {}, deadline_s=_CALL_S)
-    return (
-        *(_schema("tool", tool) for tool in tools["tools"]),
-        *(_schema("function", entry) for entry in listing["functions"]),
-        *(_schema("reward", entry) for entry in listing["reward"]),
-        *(_schema("health", entry) for entry in listing["health"]),
-    )
+    try:
+        return (
+            *(_schema("tool", tool) for tool in tools["tools"]),
+            *(_schema("function", entry) for entry in listing["functions"]),
+            *(_schema("reward", entry) for entry in listing["reward"]),
+            *(_schema("health", entry) for entry in listing["health"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
+        raise SandboxStartFailed(
+            "its runtime does not list its functions as that of an environment does"
+        ) from exc
 
 
 def _schema(kind: Kind, entry: Mapping[str, Any]) -> FunctionSchema:

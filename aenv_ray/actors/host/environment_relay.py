@@ -11,9 +11,11 @@ instance when its host is gone can end them, too.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +30,9 @@ from aenv_ray.errors import (
     AenvError,
     CallCancelled,
     CallOutcomeUnknown,
+    CapacityExceeded,
     ConfigError,
+    FabricUnavailable,
     InstanceReleased,
     PolicyRefused,
     ToolTimeout,
@@ -36,26 +40,33 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import InstanceSpec
+from aenv_ray.models import InstanceRecord, InstanceSpec
+from aenv_ray.project.config import DeployConfig
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.host_link import END_PROCESSES_METHOD
 from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
 
 logger = logging.getLogger(__name__)
 
+OUTER_LABEL: Final = "aenv.outer"
+"""Label of an inner instance with the id of the instance whose code calls it."""
 MAX_DEPTH: Final = 4
-"""Maximum depth of nesting, including the outermost instance."""
-MAX_INNER: Final = 16
-"""Maximum number of live inner instances of one instance."""
+"""Instances inside each other, the outermost included."""
 MAX_TIMEOUT_S: Final = 86_400.0
 _LEAST_TTL_S: Final = 1.0
 _LEAST_CALL_S: Final = 0.001
 _REMEMBERED: Final = 10_000
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses between attempts to end inner instances; the last one is repeated."""
+START_S: Final = 600.0
+"""Longest start of an inner instance, the wait for room in a full cluster included. It is no
+shorter for a call with less time: an agent may choose that, and the next call would start anew."""
 _QUEUE_SHARE: Final = 0.9
-"""Share of a call's timeout for which a new inner instance may wait for room in a full cluster. The
-rest is reserved for the answer: the call must end with `CapacityExceeded`, not at its deadline."""
+"""Share of a call's time for which it waits for a new inner instance that waits for room in a full
+cluster. The rest is for the answer: the call must end with `CapacityExceeded`, not at its deadline,
+which counts for the agent."""
+_CANCEL_S: Final = 30.0
+"""Longest wait for starts that are given up."""
 
 
 class InnerInstances(Protocol):
@@ -72,7 +83,9 @@ class InnerInstances(Protocol):
         instance_id: InstanceId,
         outer: InstanceSpec,
         ttl_s: float,
-        queue_s: float,
+        *,
+        take: Callable[[int], None],
+        on_queue: Callable[[bool], None],
     ) -> None:
         """Create an instance for the owner of another one, with its labels and its Ray job.
 
@@ -80,12 +93,15 @@ class InnerInstances(Protocol):
             reference: ``name`` or ``name@version``.
             instance_id: The id of the new instance.
             outer: The instance whose code calls it.
-            ttl_s: Seconds until the deadline of the outer instance.
-            queue_s: How long it may wait for room in a full cluster.
+            ttl_s: Until the deadline of the outer instance.
+            take: Called before the instance is created, with how many inner instances it counts
+                for: itself, and those that it may have. What this raises is raised.
+            on_queue: Called with True when it begins to wait for room in a full cluster, and with
+                False when it has room.
 
         Raises:
             EnvironmentNotFound: It does not exist, or the owner may not use it.
-            CapacityExceeded: There was no room within `queue_s`.
+            CapacityExceeded: There was no room in time.
             AenvError: As `aenv_ray.create`; nothing is left.
         """
 
@@ -119,6 +135,18 @@ class EnvironmentRequest(BaseModel):
         return f"{self.environment} {self.key}"
 
 
+@dataclass
+class _Start:
+    """An inner instance that is being created, for the calls that wait for it."""
+
+    task: asyncio.Task[None]
+    is_queued: bool = False
+    """Whether it waits for room in a full cluster."""
+
+    def note_queue(self, is_queued: bool) -> None:
+        self.is_queued = is_queued
+
+
 class EnvironmentRelay:
     """The inner instances of a host's instances. One event loop.
 
@@ -134,25 +162,27 @@ class EnvironmentRelay:
         self._clock = clock
         self._connection: InnerInstances | None = None
         self._connecting = asyncio.Lock()
-        self._creating: dict[InstanceId, asyncio.Task[None]] = {}
+        self._creating: dict[InstanceId, _Start] = {}
         self._released: BoundedCache[InstanceId, bool] = BoundedCache(_REMEMBERED)
         """Inner instances that the code of their outer instance has released."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(
-        self, life: InstanceLife, declared: Sequence[str], params: dict[str, Any]
+        self, life: InstanceLife, deploy: DeployConfig, params: dict[str, Any]
     ) -> bytes:
         """Return the JSON of an inner instance's answer.
 
         Args:
             life: The outer instance.
-            declared: ``deployConfig.environments`` of its project.
+            deploy: ``deployConfig`` of its project.
             params: As `EnvironmentRequest`.
 
         Raises:
             ConfigError: The request is malformed, or the project does not declare the environment.
-            PolicyRefused: It would exceed a limit of nesting.
+            PolicyRefused: It would exceed the number of inner instances, or a limit of nesting.
             ToolTimeout: The inner instance did not start or answer within the time of the call.
+                A start goes on, unless it waits for room.
+            CapacityExceeded: The cluster was full for all but the end of the time of the call.
             CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """
@@ -176,13 +206,12 @@ class EnvironmentRelay:
                 f"code of an environment cannot call {request.method!r} of another",
                 hint=f"it can call: {', '.join(sorted(CALLS))}",
             )
-        check_declared(request.environment, declared, life.record.spec.reference)
+        check_declared(request.environment, deploy.environments, life.record.spec.reference)
         check_nesting(request.environment, life.record.spec)
         ends_at = asyncio.get_running_loop().time() + request.timeout_s
-        is_first = request.name not in life.record.inner  # its creation has its own deadline
-        inner_id = self._inner(life, request)
+        inner_id = self._inner(life, deploy.inner_limit, request)
         try:
-            await self._started(inner_id, request, None if is_first else ends_at)
+            await self._started(inner_id, request, ends_at)
             return await self._called(inner_id, request, ends_at)
         except CallOutcomeUnknown as exc:
             # An agent can keep the inner sandbox from answering. That must not void its episode, so
@@ -247,68 +276,109 @@ class EnvironmentRelay:
                 self._connection = await self._connect()
             return self._connection
 
-    def _inner(self, life: InstanceLife, request: EnvironmentRequest) -> InstanceId:
+    def _inner(self, life: InstanceLife, limit: int, request: EnvironmentRequest) -> InstanceId:
         """Return the inner instance of a name; begin to create it if there is none."""
         known = life.record.inner.get(request.name)
         if known is None:
-            if len(life.record.inner) >= MAX_INNER:
-                raise PolicyRefused(
-                    f"{life.record.id} has {MAX_INNER} inner instances, the most it may have",
-                    hint="release those that it no longer needs",
-                )
+            self._take(life, limit, request, 1)
             name, _ = ids.split_reference(request.environment)
             known = ids.new_instance_id(name)
             self._note(life, {**life.record.inner, request.name: known})
-            creating = asyncio.create_task(self._create(life, request, known))
-            # Retrieve the exception: if all calls are cancelled, nobody awaits this task.
-            creating.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._creating[known] = creating
+            creating = asyncio.create_task(self._create(life, limit, request, known))
+            self._creating[known] = _Start(creating)
+            creating.add_done_callback(functools.partial(self._forget_start, known))
         return known
 
+    def _forget_start(self, inner_id: InstanceId, task: asyncio.Task[None]) -> None:
+        del self._creating[inner_id]
+        if not task.cancelled():
+            task.exception()  # retrieved: its calls may all be cancelled, and nobody waits for it
+
+    def _take(
+        self, life: InstanceLife, limit: int, request: EnvironmentRequest, places: int
+    ) -> None:
+        """Count an inner instance; it was counted in the quotas with the outermost one.
+
+        Raises:
+            PolicyRefused: The instance may not have as many.
+        """
+        counted = life.record.inner_places
+        others = sum(counted.get(name, 1) for name in life.record.inner if name != request.name)
+        if others + places > limit:
+            own = f", {places - 1} of its own included" if places > 1 else ""
+            raise PolicyRefused(
+                f"{life.record.id} may have {limit} inner instances, and has {others}: "
+                f"no room for {places} more ({request.environment}{own})",
+                hint="release those that it no longer needs, or raise deployConfig.innerInstances "
+                f"of {life.record.spec.reference}",
+            )
+        inner_places = {**counted, request.name: places}
+        life.record = life.record.model_copy(update={"inner_places": inner_places})
+        if places > 1:
+            self._note(life, life.record.inner)
+
     async def _started(
-        self, inner_id: InstanceId, request: EnvironmentRequest, ends_at: float | None
+        self, inner_id: InstanceId, request: EnvironmentRequest, ends_at: float
     ) -> None:
         """Wait until an inner instance is up; another call may have begun to create it."""
-        creating = self._creating.get(inner_id)
-        if creating is None:
+        start = self._creating.get(inner_id)
+        if start is None:
             return
-        # Several calls may wait for this task: one that is cancelled must not cancel it.
-        waiting = asyncio.timeout_at(ends_at)
-        try:
-            async with waiting:
-                await asyncio.shield(creating)
-        except TimeoutError:
-            if not waiting.expired():
-                raise  # the creating call timed out, not this one
-            raise _too_slow(request) from None
+        left_s = ends_at - asyncio.get_running_loop().time()
+        for share in (_QUEUE_SHARE, 1.0 - _QUEUE_SHARE):
+            # A call that is cancelled does not end it: others may wait for it, too.
+            await asyncio.wait({start.task}, timeout=share * left_s)
+            if start.task.cancelled():
+                raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
+            if start.task.done():
+                start.task.result()
+                return
+            if start.is_queued:
+                raise CapacityExceeded(
+                    f"no room for {request.environment} in the cluster within {left_s:g} s",
+                    hint="give the cluster more nodes, lower the concurrency, or give the call a "
+                    "longer timeout",
+                )
+        raise ToolTimeout(
+            f"{request.environment} did not start within the {request.timeout_s:g} s of the call",
+            hint="give the call a longer timeout, or call again: the start goes on",
+        )
 
     async def _create(
-        self, life: InstanceLife, request: EnvironmentRequest, inner_id: InstanceId
+        self, life: InstanceLife, limit: int, request: EnvironmentRequest, inner_id: InstanceId
     ) -> None:
         record = life.record
         try:
             ttl_s = max(_LEAST_TTL_S, record.deadline - self._clock.now())
-            async with asyncio.timeout(request.timeout_s):
+            async with asyncio.timeout(START_S):
                 inner = await self._inner_instances()
-                queue_s = _QUEUE_SHARE * request.timeout_s
-                await inner.create(request.environment, inner_id, record.spec, ttl_s, queue_s)
+                await inner.create(
+                    request.environment,
+                    inner_id,
+                    record.spec,
+                    ttl_s,
+                    take=lambda places: self._take(life, limit, request, places),
+                    on_queue=self._creating[inner_id].note_queue,
+                )
             logger.info("%s created %s, owner %s", record.id, inner_id, record.spec.owner)
         except BaseException as exc:
             left = {n: i for n, i in life.record.inner.items() if i != inner_id}
             self._note(life, left)
             if isinstance(exc, TimeoutError) and not isinstance(exc, AenvError):
-                raise _too_slow(request) from None
+                raise FabricUnavailable(
+                    f"{request.environment} did not start within {START_S:g} s"
+                ) from None
             raise
-        finally:
-            del self._creating[inner_id]
         if life.ended is not None or self._released.get(inner_id):
-            self._in_background(self._end_surely(life, [inner_id]), f"ending {inner_id}")
+            self._in_background(self._end_surely(life.record, [inner_id]), f"ending {inner_id}")
             raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
         if life.record.deadline > record.deadline:
             self.renew(life, life.record.deadline - self._clock.now())
 
     def _note(self, life: InstanceLife, inner: dict[str, InstanceId]) -> None:
-        life.record = life.record.model_copy(update={"inner": inner})
+        counted = life.record.inner_places
+        update = {"inner": inner, "inner_places": {n: p for n, p in counted.items() if n in inner}}
+        life.record = life.record.model_copy(update=update)
         if life.ended is None:
             self._store.put([life.record])
 
@@ -326,6 +396,7 @@ class EnvironmentRelay:
 
     async def _end_released(self, life: InstanceLife, ending: dict[str, InstanceId]) -> None:
         try:
+            await self._give_up(list(ending.values()))
             await self._end(list(ending.values()))
         except BaseException:
             for inner_id in ending.values():
@@ -348,19 +419,39 @@ class EnvironmentRelay:
             except AenvError as exc:  # this one has ended; renew the others
                 logger.warning("%s was not renewed: %s", instance_id, exc)
 
-    def end(self, life: InstanceLife) -> None:
-        """End the inner instances of an instance that has ended."""
-        if life.record.inner:
-            inner = list(life.record.inner.values())
-            self._in_background(self._end_surely(life, inner), f"ending those of {life.record.id}")
+    def end(self, record: InstanceRecord) -> None:
+        """End the inner instances of an instance that has ended, and then delete its record.
 
-    async def _end_surely(self, life: InstanceLife, instance_ids: Sequence[InstanceId]) -> None:
+        Until then the record is in the store, as `InstanceTable` leaves it: if this host dies, its
+        successor or the controller ends them.
+        """
+        if record.inner:
+            self._in_background(self._end_those_of(record), f"ending those of {record.id}")
+
+    async def _end_those_of(self, record: InstanceRecord) -> None:
+        inner = list(record.inner.values())
+        await self._give_up(inner)
+        try:
+            await self._end_surely(record, inner)
+        except AenvError as exc:
+            logger.warning("%s end at their deadlines: %s", inner, exc)
+        self._store.delete([record.id])
+
+    async def _give_up(self, instance_ids: Sequence[InstanceId]) -> None:
+        """Cancel the starts among some inner instances; what they have created is ended."""
+        starts = [self._creating[one].task for one in instance_ids if one in self._creating]
+        for start in starts:
+            start.cancel()
+        if starts:
+            await asyncio.wait(starts, timeout=_CANCEL_S)
+
+    async def _end_surely(self, outer: InstanceRecord, instance_ids: Sequence[InstanceId]) -> None:
         """End inner instances; try again until they have reached their deadline."""
         for attempt in itertools.count():
             try:
                 await self._end(instance_ids)
             except AenvError as exc:
-                if self._clock.now() > life.record.deadline:
+                if self._clock.now() > outer.deadline:
                     raise
                 pause_s = _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
                 logger.warning("%s: ending %s again in %g s", exc, instance_ids, pause_s)
@@ -386,13 +477,6 @@ class EnvironmentRelay:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _too_slow(request: EnvironmentRequest) -> ToolTimeout:
-    return ToolTimeout(
-        f"{request.environment} did not start within the {request.timeout_s:g} s of the call",
-        hint="give the call a longer timeout",
-    )
 
 
 def check_declared(reference: str, declared: Sequence[str], outer: str) -> None:

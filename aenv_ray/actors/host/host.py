@@ -186,10 +186,14 @@ class Host:
         records = self._store.list(self._id)
         self._pools.open()
         for record in records:
+            if record.has_ended:
+                self._end_inner(record)
+                continue
             await (self._pools if record.is_pooled else self._table).adopt(record, deadline)
             self._claimed_for = record.requested_id or record.id
         used = self._store.engines_used().get(self._id, frozenset())
-        await self._table.end_unrecorded(records, used)
+        live = [record for record in records if not record.has_ended]
+        await self._table.end_unrecorded(live, used)
         self._table.note_if_empty()
         self._adopted.set()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
@@ -500,7 +504,7 @@ class Host:
             services[CHAT_METHOD] = functools.partial(model.answer, record.id)
         if environments and config.deploy.environments:
             services[ENVIRONMENT_METHOD] = functools.partial(
-                environments.answer, life, config.deploy.environments
+                environments.answer, life, config.deploy
             )
         sandbox.services = {
             method: functools.partial(self._serve, record.id, method, service)
@@ -513,8 +517,11 @@ class Host:
         self._log(life.record.spec, "%s ended: %s", life.record.id, why)
         if self._model_relay is not None:
             self._model_relay.forget(life.record.id)
+        self._end_inner(life.record)
+
+    def _end_inner(self, record: InstanceRecord) -> None:
         if self._environment_relay is not None:
-            self._environment_relay.end(life)
+            self._environment_relay.end(record)
 
     async def _serve(
         self, instance_id: InstanceId, method: str, service: HostService, params: dict[str, Any]

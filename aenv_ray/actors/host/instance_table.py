@@ -151,7 +151,11 @@ class InstanceTable:
         if life is None or not life.end(reason, cause, self._clock.now()):
             return
         self.sandboxes.pop(instance_id, None)
-        self._store.delete([instance_id])
+        if life.record.inner:
+            life.record = life.record.model_copy(update={"has_ended": True})
+            self._store.put([life.record])  # until its inner instances have ended
+        else:
+            self._store.delete([instance_id])
         self._on_end(life)
         self.note_if_empty()
         while len(self.lives) - len(self.sandboxes) > REMEMBERED_ENDS:

@@ -23,11 +23,16 @@ Environment = Annotated[
 Concurrency = Annotated[
     int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
 ]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--files", help="Directory whose files the recorded tasks may bring; repeatable."),
+]
 
 
 def replay(
     path: Source,
     environment: Environment = None,
+    files: Files = None,
     concurrency: Concurrency = 16,
     engine: Engine = None,
     output: Output = None,
@@ -37,11 +42,15 @@ def replay(
     Each episode's setup, calls and reward run again, in order. Exits with 1 if
     a result or a reward differs. Void episodes are not replayed.
 
+    Tasks that bring files of this machine, as those of Terminal-Bench do, are
+    replayed only with the directories of these files: a record may come from others.
+
     Example:
       aenv replay run1.jsonl
       aenv replay run1.jsonl --environment ./my-env
+      aenv replay run1.jsonl --files terminal-bench/tasks
     """
-    played = _play(path, environment, concurrency, engine, None, output)
+    played = _play(path, environment, files, concurrency, engine, None, output)
     show_comparison(played.comparison(), output)
 
 
@@ -49,6 +58,7 @@ def rescore(
     path: Source,
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
     environment: Environment = None,
+    files: Files = None,
     concurrency: Concurrency = 16,
     engine: Engine = None,
     output: Output = None,
@@ -63,7 +73,7 @@ def rescore(
     """
     if out.exists():
         raise ConfigError(f"{out} already exists", hint="choose another --out")
-    played = _play(path, environment, concurrency, engine, out, output)
+    played = _play(path, environment, files, concurrency, engine, out, output)
     found = played.comparison()
     before = {one.index: one.reward for one in played.originals}
     rows = [
@@ -88,6 +98,7 @@ def rescore(
 def _play(
     path: Path,
     environment: str | None,
+    files: list[Path] | None,
     concurrency: int,
     engine: str | None,
     out: Path | None,
@@ -105,6 +116,7 @@ def _play(
 
     episodes = read(path)
     options: dict[str, Any] = {"concurrency": concurrency, "engine": engine, "out": out}
+    options["files"] = files or ()
     with shown.on_ray():
         driver_api.init()
         played = prepared(episodes, environment, **options)

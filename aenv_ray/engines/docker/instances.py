@@ -91,6 +91,8 @@ async def await_boot(
                 return
             # A container that closes the link without a report is dying; the daemon knows how.
             why = message.get("failed") or await asyncio.shield(instance.ended)
+    except ValueError as exc:
+        why = EndCause(f"it did not report whether it is ready: {exc}")
     except TimeoutError:
         late = EndCause(f"it was not ready after {BOOT_DEADLINE_S:g} s")
         why = late.with_log(await last_log())

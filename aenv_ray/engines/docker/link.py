@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from aenv_ray.engines.docker.host import DockerHost
+from aenv_ray.engines.node.container_reports import read_report
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import LINK_LABEL
 from aenv_ray.engines.node.host_key import HostKey, authenticate
@@ -34,7 +35,6 @@ from aenv_ray.runtime.container.process_one import BOOT, HOME
 
 AUTHENTICATION_S: Final = 60.0
 """How long process 1 may take to answer; it does not answer while it loads the project."""
-_REPORT_BYTES: Final = 1 << 20
 _BACKLOG: Final = 16
 _SHARED_KERNEL: Final = frozenset({"runc", "crun", "youki", "nvidia-container-runtime"})
 """Runtimes, by program name, whose containers run on the node's kernel."""
@@ -128,7 +128,7 @@ class SocketLink(Link):
                 # One that has failed and ended already still has its report here.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     socket.send_fds(sock, [b"d"], [self._door.fileno()])
-                return await _report(sock)
+                return await read_report(sock) or {}
         finally:
             self.close()
 
@@ -199,7 +199,7 @@ class ExecLink(Link):
         sock = await self._exec("boot")
         report: dict[str, Any] = {}
         try:
-            report = await _report(sock)
+            report = await read_report(sock) or {}
         finally:
             if "ready" in report:
                 self._booted = sock
@@ -267,17 +267,6 @@ def _listener(path: Path, *, mode: int) -> socket.socket:
     path.chmod(mode)
     sock.listen(_BACKLOG)
     return sock
-
-
-async def _report(sock: socket.socket) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        piece = await loop.sock_recv(sock, _REPORT_BYTES)
-        if not piece:
-            return {}
-        data += piece
-    return dict(json.loads(data))
 
 
 # --- raw streams of the daemon -------------------------------------------------------------------

@@ -21,6 +21,7 @@ from aenv_ray.engines.images.reference import is_id, is_valid, may_be_id
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node import caches
+from aenv_ray.engines.node.container_reports import parse_report
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import DEADLINE_LABEL, STORAGE_LABEL
 from aenv_ray.engines.node.singleflight import SingleFlight
@@ -198,10 +199,7 @@ class DockerImages:
         config = details.get("Config") or {}
         variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
         facts = await self._facts(details["Id"])
-        python = None
-        if facts.get("version"):
-            major, minor = facts["version"]
-            python = ImagePython((major, minor), facts["machine"], facts["libc"])
+        python = ImagePython.reported(facts) if facts.get("version") else None
         words = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
         content = ImageContent(
             reference=reference,
@@ -312,7 +310,19 @@ class DockerImages:
         facts: dict[str, Any] = {"shell": True}
         try:
             command = ["python3", "-P", "-c", _INSPECT]
-            facts |= json.loads(await self._output(image_id, command))
+            told = parse_report(await self._output(image_id, command))
+            python = ImagePython.reported(told)
+            facts |= {
+                "version": python.version,
+                "machine": python.machine,
+                "libc": python.libc,
+                "aenvironment": told.get("aenvironment") is True,
+            }
+        except ValueError as exc:
+            raise SandboxStartFailed(
+                f"the python3 of image {image_id[:19]} is not a Python: {exc}",
+                hint="base the image on one with Python 3.11 or newer",
+            ) from exc
         except DaemonRefused as exc:
             if not isinstance(exc, _CommandFailed) and not any(
                 mark in exc.message.lower() for mark in _NO_PROGRAM

@@ -23,11 +23,11 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aenv_ray.engines.images import node_python
 from aenv_ray.engines.node import caches
@@ -44,6 +44,8 @@ OLDEST: Final = (3, 11)
 _INSTALL_DEADLINE_S: Final = 600.0
 _LOCK_DEADLINE_S: Final = _INSTALL_DEADLINE_S + 120.0
 _COMPILED: Final = re.compile(r"(.*/[^/]+\.)cpython-\d+\.pyc")
+_MACHINE: Final = re.compile(r"[A-Za-z0-9_]{1,32}", re.ASCII)
+_MAX_VERSION: Final = 99
 _PLATFORMS: Final = {"glibc": "unknown-linux-gnu", "musl": "unknown-linux-musl"}
 
 
@@ -56,6 +58,24 @@ class ImagePython:
     """``x86_64``, ``aarch64`` …"""
     libc: str
     """``glibc`` or ``musl``."""
+
+    @classmethod
+    def reported(cls, facts: Mapping[str, Any]) -> ImagePython:
+        """Return the Python that a program of an image describes, which may be any program.
+
+        Args:
+            facts: ``version`` (major and minor), ``machine``, ``libc``.
+
+        Raises:
+            ValueError: It describes none. These facts become a path, and arguments of a program.
+        """
+        match facts:
+            case {"version": [int(major), int(minor)], "machine": str(machine), "libc": str(libc)}:
+                numbers = range(_MAX_VERSION + 1)
+                is_known = libc in _PLATFORMS and _MACHINE.fullmatch(machine)
+                if major in numbers and minor in numbers and is_known:
+                    return cls((int(major), int(minor)), machine, libc)
+        raise ValueError(f"not a description of a Python: {str(dict(facts))[:200]}")
 
     @property
     def is_ours(self) -> bool:

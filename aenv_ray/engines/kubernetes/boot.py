@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import json
+import socket
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.engines.kubernetes.pod_instance import PodInstance, connect
 from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
+from aenv_ray.engines.node.container_reports import read_report
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.engines.node.variables import instance_variables, work_bytes
 from aenv_ray.errors import ConfigError, SandboxStartFailed
@@ -41,7 +43,6 @@ SCHEDULE_S: Final = 300.0
 """How long a pod may wait for a node: adding nodes takes minutes."""
 PULL_S: Final = 900.0
 """How long a pod may take until its containers run."""
-_REPORT_BYTES: Final = 65_536
 _PAGE: Final = 4096
 """More than the work directory holds, so that a full one reports that it is full."""
 
@@ -145,6 +146,8 @@ async def _boot_container(
             async with asyncio.timeout(CAUSE_WAIT_S):
                 why = await asyncio.shield(instance.ended)
         raise start_failed(instance.id, why) from exc
+    except ValueError as exc:
+        raise start_failed(instance.id, f"{prefix}its image sent {exc}") from exc
     except SandboxStartFailed as exc:
         if not booting.done():
             raise
@@ -160,6 +163,7 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
     Raises:
         UnsuitableImage: The image's Python is too old.
         SandboxStartFailed: The container reports why it failed; the message is that text alone.
+        ValueError: What the container reports is not a report.
         OSError: The connection broke, or nothing listened in time.
     """
     loop = asyncio.get_running_loop()
@@ -168,12 +172,11 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
     with sock:
         async with asyncio.timeout(BOOT_DEADLINE_S):
             await loop.sock_sendall(sock, secret)
-            facts = json.loads(await _read_line(sock))
-        version = tuple(facts["python"])
-        if version < runtime_kit.OLDEST:
-            found = ".".join(map(str, version))
+            facts = await _report(sock)
+        python = ImagePython.reported({**facts, "version": facts.get("python")})
+        if python.version < runtime_kit.OLDEST:
+            found = ".".join(map(str, python.version))
             raise UnsuitableImage(f"its image has Python {found}, and tools need 3.11 or newer")
-        python = ImagePython((version[0], version[1]), facts["machine"], facts["libc"])
         archives = [await kits.archive(python), await asyncio.to_thread(pack, directories)]
         message = json.dumps(told).encode()
         # A container that does not boot in time reports that itself, with its log.
@@ -182,7 +185,7 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
             head = len(message).to_bytes(8, "big") + message + size.to_bytes(8, "big")
             for piece in (head, *archives):
                 await loop.sock_sendall(sock, piece)
-            report = json.loads(await _read_line(sock))
+            report = await _report(sock)
     if "ready" not in report:
         raise SandboxStartFailed(
             str(report.get("failed") or "it gave no reason"),
@@ -190,15 +193,11 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
         )
 
 
-async def _read_line(sock: Any) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        piece = await loop.sock_recv(sock, _REPORT_BYTES)
-        if not piece:
-            raise ConnectionResetError("the pod closed the connection")
-        data += piece
-    return bytes(data)
+async def _report(sock: socket.socket) -> dict[str, Any]:
+    report = await read_report(sock)
+    if report is None:
+        raise ConnectionResetError("the pod closed the connection")
+    return report
 
 
 # --- what is sent ---------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def pod_manifest(spec: SandboxSpec, plan: PodPlan, now: float) -> dict[str, Any]
         pod["nodeSelector"] = dict(settings.node_selector)
     if settings.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    if settings.user_namespaces:
+        pod["hostUsers"] = False
     if settings.priority_class:
         pod["priorityClassName"] = settings.priority_class
     if plan.nodes:
@@ -309,9 +311,10 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
         missing.append("public door: processes inside can use port 8081, rewards included")
     if deploy.container.cap_add:
         missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
+    own_users = ("user",) if plan.settings.user_namespaces else ()
     return Isolation(
         kind="pod",
-        namespaces=("mount", "pid", "ipc", "uts", "net"),
+        namespaces=(*own_users, "mount", "pid", "ipc", "uts", "net"),
         network=plan.network if plan.is_egress_limited else NetworkMode.HOST,
         read_only_host=True,
         seccomp=True,

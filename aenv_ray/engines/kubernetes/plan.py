@@ -18,7 +18,7 @@ from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings, find_owner
 from aenv_ray.engines.kubernetes.volume_claims import VolumeClaims
-from aenv_ray.errors import ConfigError, FabricUnavailable
+from aenv_ray.errors import ConfigError, FabricUnavailable, PolicyRefused
 from aenv_ray.ids import HostId
 from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
@@ -115,7 +115,8 @@ class PodPlanner:
 
         Raises:
             ConfigError: The project asks for something that pods do not support.
-            PolicyRefused: The policy does not allow its image.
+            PolicyRefused: The policy does not allow its image, or requires isolation and nothing
+                limits the pod's network.
             FabricUnavailable: The API does not answer, or the instance's storage is gone.
             ApiRefused: The API refuses a claim.
         """
@@ -144,10 +145,13 @@ class PodPlanner:
             sidecar = sidecar_image(spec.config.reference, deploy, spec.datasource)
             check_image(self._policy(), sidecar, spec.config.reference)
             check_names(self._policy(), sidecar, (), spec.config.reference)
+        labels = names.labels(self.owner.uid, self._host_id, mode)
+        is_egress_limited = await self._policies.limit_egress(labels)
+        if not is_egress_limited and self._policy().isolation == "required":
+            raise self._open_network(mode, is_known=is_egress_limited is not None)
         if spec.storage is not None:
             await self.claims.ensure(spec.storage)
         carrier = self._settings.carrier_image or self.owner.image
-        labels = names.labels(self.owner.uid, self._host_id, mode)
         return PodPlan(
             name=name,
             host_id=self._host_id,
@@ -161,8 +165,24 @@ class PodPlanner:
             sidecar_image=sidecar,
             carrier_image=carrier if sidecar or serving is not Serving.RUNTIME else "",
             network=mode,
-            is_egress_limited=await self._policies.limit_egress(labels),
+            is_egress_limited=is_egress_limited,
             nodes=tuple(self._nodes.get(image, ())),
+        )
+
+    def _open_network(self, mode: NetworkMode, *, is_known: bool) -> PolicyRefused:
+        label, namespace = f"{names.NETWORK}={mode.value}", self._client.namespace
+        if is_known:
+            return PolicyRefused(
+                f"no NetworkPolicy of namespace {namespace} limits what a pod with label {label} "
+                "reaches, Ray included, and this cluster requires isolation",
+                hint="apply clusters/kuberay/base/network-policies.yaml, or have the operator set "
+                "AENV_ISOLATION=auto",
+            )
+        return PolicyRefused(
+            f"this host may not list the NetworkPolicies of namespace {namespace}, so it is "
+            "unknown whether a sandbox can reach Ray, and this cluster requires isolation",
+            hint="grant its service account `list networkpolicies`, as clusters/kuberay does, or "
+            "have the operator set AENV_ISOLATION=auto",
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
+from aenv_ray.engines.node.container_reports import MAX_REPORT_BYTES, parse_report
 from aenv_ray.engines.node.host_key import HostKey, authenticate
 from aenv_ray.errors import AenvError, FabricUnavailable, inside_cause
 from aenv_ray.ids import InstanceId
@@ -23,6 +24,8 @@ CONNECT_S: Final = 10.0
 _RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 0.5
 _PIECE_BYTES: Final = 65_536
+_MAX_ANSWERS: Final = 64
+"""One is outstanding at a time: a pod that sends more is no longer listened to."""
 _IDLE_S: Final = 15
 _UNANSWERED_MS: Final = 30_000
 READERS_S: Final = 5.0
@@ -222,7 +225,7 @@ class ControlConnection:
     def __init__(self, sock: socket.socket, on_ended: Callable[[EndCause, str], None]) -> None:
         self._sock = sock
         self._on_ended = on_ended
-        self._answers: asyncio.Queue[bool] = asyncio.Queue()
+        self._answers: asyncio.Queue[bool] = asyncio.Queue(_MAX_ANSWERS)
         self._moving = asyncio.Lock()
         self._task = asyncio.create_task(self._read_messages())
 
@@ -233,16 +236,20 @@ class ControlConnection:
             while piece := await loop.sock_recv(self._sock, _PIECE_BYTES):
                 *lines, buffer = (buffer + piece).split(b"\n")
                 for line in lines:
-                    message = json.loads(line)
+                    message = parse_report(line)
                     if "ended" in message:
                         inside = inside_cause(message.get("inside"))
                         cause = EndCause(str(message["ended"]), inside)
                         self._on_ended(cause, str(message.get("log") or ""))
                     else:
                         self._answers.put_nowait(True)
-        except (OSError, ValueError):
+                if len(buffer) > MAX_REPORT_BYTES:
+                    break
+        except (OSError, ValueError, asyncio.QueueFull):
             pass  # the API reports what happened to the pod
         finally:
+            if self._answers.full():
+                self._answers.get_nowait()
             self._answers.put_nowait(False)
 
     async def move_deadline(self, ends_in_s: float) -> bool:

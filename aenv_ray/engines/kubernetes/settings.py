@@ -38,6 +38,8 @@ class PodSettings:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     pull_secrets: tuple[str, ...] = ()
     priority_class: str | None = None
+    user_namespaces: bool = False
+    """Whether each pod has a user namespace of its own."""
     storage_class: str | None = None
     """Storage class of claims. None: the cluster's default."""
     requests_share: float = 1.0
@@ -65,6 +67,7 @@ class PodSettings:
             ),
             pull_secrets=_parse_list(settings.kubernetes_pull_secrets),
             priority_class=settings.kubernetes_priority_class,
+            user_namespaces=settings.kubernetes_user_namespaces,
             storage_class=settings.kubernetes_storage_class,
             requests_share=settings.kubernetes_requests,
             longest_life_s=units.parse_duration_s(settings.kubernetes_life),

@@ -272,7 +272,11 @@ class Supervisor:
             except OSError:
                 time.sleep(0.05)  # out of descriptors
                 continue
-            threading.Thread(target=self._serve_host, args=(sock,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve_host, args=(sock,), daemon=True).start()
+            except RuntimeError:  # the agent's processes leave no room; the host tries again
+                sock.close()
+                time.sleep(0.05)
 
     def _serve_host(self, sock: socket.socket) -> None:
         with sock:

@@ -110,8 +110,10 @@ def query_arguments(request: Request, schema: Mapping[str, Any]) -> dict[str, An
     """
     properties = schema.get("properties") or {}
     arguments: dict[str, Any] = {}
-    for key in request.query_params:
-        values = request.query_params.getlist(key)
+    given: dict[str, list[str]] = {}
+    for key, text in request.query_params.multi_items():  # `getlist` reads all of them
+        given.setdefault(key, []).append(text)
+    for key, values in given.items():
         kinds = _kinds(properties.get(key, {}))
         if len(values) > 1:
             arguments[key] = values
@@ -127,7 +129,10 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
     if "$ref" in schema:
         return {"object"}
     if "type" in schema:
-        return {schema["type"]}
+        kinds = schema["type"]
+        return {
+            kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if type(kind) is str
+        }
     branches = schema.get("anyOf", []) + schema.get("oneOf", []) + schema.get("allOf", [])
     return set().union(*map(_kinds, branches)) if branches else set()
 

@@ -29,12 +29,15 @@ from aenv_ray.sampling.policies.base import Policy, is_async
 from aenv_ray.sampling.runners.attribution import Acting, CallClock
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
-from aenv_ray.trajectories.schema import Generation, Step, Task, Usage
+from aenv_ray.trajectories.schema import Attachment, Generation, Step, Task, Usage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 60.0
+ATTACHMENTS_BYTES: Final = 128 << 20
+"""Of one episode, together. They are in the runner's memory until the episode ends, and an agent
+that used it up would end the episodes of others."""
 
 
 @dataclass
@@ -49,7 +52,9 @@ class EpisodeLog:
     began: float = field(default_factory=time.perf_counter)
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
-    """The contents of the attachments of steps, by digest."""
+    """Of the attachments of steps, by digest."""
+    contents_bytes: int = 0
+    """Their size."""
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `Episode`."""
@@ -161,10 +166,11 @@ class EpisodeEnv:
         error: str | None,
         content: Sequence[Any] = (),
     ) -> None:
-        attachments = attached(content, text)
-        self._log.contents |= {one.digest: data for one, data in attachments.items()}
+        attachments, lost = self._keep(attached(content, text))
         if len(text) > TEXT_LIMIT:
             text = f"{text[:TEXT_LIMIT]}\n[truncated: {len(text)} characters]"
+        if lost:
+            text += f"\n[not attached: {lost} bytes; an episode may have {ATTACHMENTS_BYTES}]"
         self._log.steps.append(
             Step(
                 tool=call.tool,
@@ -179,6 +185,19 @@ class EpisodeEnv:
                 attachments=tuple(attachments),
             )
         )
+
+    def _keep(self, found: Mapping[Attachment, bytes]) -> tuple[list[Attachment], int]:
+        """Keep attachments, as far as the episode has room; return these, and how much is lost."""
+        contents, kept, lost = self._log.contents, list[Attachment](), 0
+        for one, data in found.items():
+            if one.digest not in contents:
+                if self._log.contents_bytes + len(data) > ATTACHMENTS_BYTES:
+                    lost += len(data)
+                    continue
+                contents[one.digest] = data
+                self._log.contents_bytes += len(data)
+            kept.append(one)
+        return kept, lost
 
     def record_message(self, message: Mapping[str, Any]) -> None:
         """Add a chat message, in OpenAI's format, to the episode's record.

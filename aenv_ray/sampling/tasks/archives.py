@@ -6,15 +6,54 @@ import asyncio
 import base64
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories.schema import Call, ToolCall
+from aenv_ray.trajectories.schema import Call, Task, ToolCall
 
 MAX_BYTES: Final = 64 << 20
 """Largest archive of an argument: a call holds 128 MiB of JSON."""
+
+
+def check_files(
+    tasks: Iterable[Task], whose: str, below: Sequence[Path] = (), *, hint: str
+) -> None:
+    """Check which files of this machine tasks name that others have written.
+
+    A task has them packed and sent into the sandbox, or into the build of an image.
+
+    Args:
+        tasks: The tasks.
+        whose: Where they come from.
+        below: Directories whose files they may name.
+        hint: The way out.
+
+    Raises:
+        ConfigError: One names a file elsewhere, also by a symbolic link.
+    """
+    roots = [root.resolve() for root in below]
+    allowed = ", ".join(map(str, roots)) or "none"
+    for task in tasks:
+        for path in _files_of(task):
+            if not any(path.resolve().is_relative_to(root) for root in roots):
+                raise ConfigError(
+                    f"{whose}: task {task.id[:100]!r} brings {str(path)[:200]!r} of this machine; "
+                    f"directories whose files it may bring: {allowed}",
+                    hint=hint,
+                )
+
+
+def _files_of(task: Task) -> Iterator[Path]:
+    for call in (task.setup, task.reward, task.submission, *task.reference, *task.wrong):
+        if call is not None:
+            for paths in call.archives.values():
+                yield from map(Path, paths)
+    if task.instance is not None and task.instance.build is not None:
+        build = task.instance.build
+        yield Path(build.context)
+        yield Path(build.context, build.dockerfile)
 
 
 async def packed(call: Call | ToolCall) -> dict[str, Any]:

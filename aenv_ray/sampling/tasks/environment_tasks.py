@@ -9,7 +9,8 @@ from typing import Final
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, FunctionFailed, ToolNotFound
+from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.feed import load_tasks, task_directories
 from aenv_ray.trajectories.schema import Task
 
@@ -28,6 +29,8 @@ def environment_tasks(
         environment: Path, or ``name@version``.
         environment_variables: Variables of that instance, which the function may read.
 
+    They are its publisher's, so they cannot name files of this machine (invariant 13).
+
     Raises:
         ConfigError: The environment brings no tasks, or one of them is invalid.
         FunctionFailed: Its function raised.
@@ -36,7 +39,7 @@ def environment_tasks(
     project = resolve(str(environment), driver_api.init)
     file = project.path / TASK_FILE
     if file.is_file():
-        return load_tasks(file)
+        return _checked(load_tasks(file), environment)
     if project.config.deploy.is_dual:  # each of its tasks names the image of an instance
         raise ConfigError(
             f"{environment} brings no tasks: its project has no {TASK_FILE}",
@@ -45,7 +48,7 @@ def environment_tasks(
     variables = dict(environment_variables or {})
     with SyncEnvironment(str(environment), environment_variables=variables) as instance:
         try:
-            return load_tasks(instance.list_tasks())
+            return _checked(load_tasks(instance.list_tasks()), environment)
         except ToolNotFound:
             raise ConfigError(
                 f"{environment} brings no tasks: it has no {TASK_FILE}, and no function with "
@@ -58,6 +61,12 @@ def environment_tasks(
                 hint="check the variables that its function reads, see --env and the "
                 "environment's README",
             ) from exc
+
+
+def _checked(tasks: list[Task], environment: str | Path) -> list[Task]:
+    hint = "look at the tasks; if you trust them, copy them to a file of yours for --tasks"
+    check_files(tasks, f"the tasks of {environment}", hint=hint)
+    return tasks
 
 
 def tasks_of(

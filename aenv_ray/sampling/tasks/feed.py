@@ -28,6 +28,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.policy import policy_of
 from aenv_ray.project.config import NetworkMode
+from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.code_problems import as_task
 from aenv_ray.sampling.tasks.directories import TaskDirectories
 from aenv_ray.sampling.tasks.directories.fields import FormatOptions
@@ -61,10 +62,14 @@ def load_tasks(
 
     Raises:
         ConfigError: The file cannot be read, a package for it is missing, or a task is invalid; the
-            message names the line.
+            message names the line. Or a row of a data set of the Hub names files of this machine.
     """
-    rows = _rows(source)
-    return [_task(where, _renamed(data, fields or {}, n)) for n, (where, data) in enumerate(rows)]
+    rows = enumerate(_rows(source))
+    tasks = [_task(where, _renamed(data, fields or {}, n)) for n, (where, data) in rows]
+    if isinstance(source, str) and source.startswith(HUGGING_FACE):
+        hint = "look at the rows; if you trust them, store them in a file of yours"
+        check_files(tasks, source, hint=hint)
+    return tasks
 
 
 def task_directories(source: object) -> TaskDirectories | None:

@@ -229,6 +229,7 @@ class Creator:
                 ttl_s=spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
                 made_by=self._replicas.name,
+                places=spec.places,
             )
             for spec in specs
         ]

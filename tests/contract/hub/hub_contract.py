@@ -162,6 +162,27 @@ class HubContract(EnvironmentsContract):
         await hub.admit([lease("w-1"), lease("w-2")])
         assert (await hub.quotas()) == {"owner:somebody": (2, 2)}
 
+    async def test_an_instance_counts_for_its_inner_ones_which_count_for_nothing(
+        self, hub: Hub
+    ) -> None:
+        """Invariant 14: an agent that opens inner instances uses up no quota."""
+        await hub.set_quota(Quota(subject="owner:somebody", max_instances=4))
+        await hub.admit([lease("w-1", places=3)])
+        with pytest.raises(QuotaExceeded, match=r"3 of 4 .* for 3 more, inner instances"):
+            await hub.admit([lease("w-2", places=3)])
+        with pytest.raises(QuotaExceeded, match="5 were requested at once, inner instances"):
+            await hub.admit([lease("w-3", places=5)])
+        await hub.admit([lease("w-4")])
+        await hub.admit([lease(f"i-{number}", places=0) for number in range(9)])
+        assert (await hub.quotas()) == {"owner:somebody": (4, 4)}
+        assert (await hub.lease("i-0")).places == 0
+        await hub.update_lease("w-1", status=InstanceStatus.RUNNING)
+        await hub.exchange(["w-1"], [lease("w-5", places=3)])
+        assert (await hub.quotas()) == {"owner:somebody": (4, 4)}
+        await hub.update_lease("w-5", status=InstanceStatus.TERMINATED)
+        await hub.end_leases(["i-0", "w-5"])
+        assert (await hub.quotas()) == {"owner:somebody": (1, 4)}
+
     @pytest.mark.parametrize("status", [InstanceStatus.FAILED, InstanceStatus.TERMINATED, None])
     async def test_what_ended_gives_its_place_back(
         self, hub: Hub, status: InstanceStatus | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import stat
@@ -18,7 +19,7 @@ from aenv_ray.errors import BackupInvalid, CatalogConflict, ConfigError, Environ
 from aenv_ray.hub import backup as backups
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
-from aenv_ray.hub.keys import RUNNING_KINDS
+from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
 from tests.contract.hub.hub_contract import START_S, entry, lease
@@ -293,3 +294,63 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         config.settings.cache_clear()
 
     return use
+
+
+def hostile(keys: list[object] | bytes, sparse: str = "") -> io.BytesIO:
+    """Return a file that is whole, and whose sums are right."""
+    lines = (
+        keys if isinstance(keys, bytes) else b"".join(json.dumps(k).encode() + b"\n" for k in keys)
+    )
+    file = io.BytesIO()
+    header = {"version": 1, "layout": LAYOUT, "software": "x", "created_at": 0.0}
+    summary = {
+        "keys_sha256": hashlib.sha256(lines).hexdigest(), "versions": 0, "tokens": 0,
+        "audit_records": 0, "artifacts": 0, "artifact_bytes": 0, "missing": [],
+    }  # fmt: skip
+    members = {"header.json": json.dumps(header).encode(), "hub.jsonl": lines,
+               "summary.json": json.dumps(summary).encode()}  # fmt: skip
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            if name == sparse:
+                info.pax_headers = {"GNU.sparse.map": f"0,{len(content)}",
+                                    "GNU.sparse.size": str(1 << 40)}  # fmt: skip
+            tar.addfile(info, io.BytesIO(content))
+    return file
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [["name:weather", "string", []]],
+        [["layout", "hash", ["version", "9"]]],
+        [["lease:one:x", "hash", ["status", "Running"]]],
+        [["env:entries", "hash", ["odd"]]],
+        [["env:entries", "hash", [["nested"], "x"]]],
+        [["env:index", "zset", ["member", "nan"]]],
+        [["env:index", "zset", ["member", "many"]]],
+        [["audit", "stream", ["2-0", "{}", "1-0", "{}"]]],
+        [["audit", "stream", ["*", "{}"]]],
+        [["a", "set", []], ["a", "hash", []]],
+        [[1, 2, 3]],
+        b"[" * 100_000 + b"\n",
+        b"\xff\xfe\n",
+    ],
+)
+async def test_a_hostile_file_leaves_the_hub_as_it_was(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path, keys: list[object] | bytes
+) -> None:
+    """Invariant 5: the old keys are deleted before the new ones are written."""
+    await hub.push(entry())
+    with pytest.raises(BackupInvalid, match="no backup of a hub"):
+        await restore(hub, store_in(tmp_path, clock), hostile(keys), replace=True)
+    assert (await hub.environment("weather")).name == "weather"
+
+
+@pytest.mark.parametrize("member", ["hub.jsonl", "summary.json"])
+def test_a_member_that_is_larger_than_the_file_is_not_read(member: str) -> None:
+    """It would fill the memory of the hub's node."""
+    assert check(hostile([]))[0] == []
+    with pytest.raises(BackupInvalid, match="no backup of a hub"):
+        check(hostile([], sparse=member))

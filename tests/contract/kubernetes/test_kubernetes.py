@@ -459,6 +459,17 @@ async def test_a_policy_of_the_namespace_makes_a_network_a_fact(
         assert (await bench.start()).isolation.network == "none"
 
 
+async def test_where_isolation_is_required_a_pod_without_a_network_policy_is_refused(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 7: its code could reach Ray, and the label on it would say otherwise."""
+    async with engine_on(own_node, policy=lambda: STRICT) as engine:
+        with pytest.raises(PolicyRefused, match="no NetworkPolicy of namespace") as raised:
+            await Bench(engine, tmp_path).start()
+        assert "AENV_ISOLATION=auto" in str(raised.value.hint)
+    assert own_node.sandboxes() == []
+
+
 async def test_a_sidecar_shares_files_and_is_reached_through_the_host(
     bench: Bench,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aenv_ray
-from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import (
     ConfigError,
     PolicyRefused,
@@ -209,7 +209,7 @@ def test_a_full_cluster_is_a_failure_of_the_infrastructure(
     places = [InstanceId(f"other-{number:08}") for number in range(capacity - taken)]
     assert ray.get(host.reserve.remote(places, 60.0))
     try:
-        with pytest.raises(SandboxLost, match="its code called failed: no room for 1") as raised:
+        with pytest.raises(SandboxLost, match="its code called failed: no room for mini") as raised:
             call(handle, "run", 3.0, command="true")
     finally:
         ray.get(host.reserve.remote(places, 0.0))

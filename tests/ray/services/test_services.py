@@ -12,7 +12,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray import serve as services
-from aenv_ray.actors.fabric.inner_instances import OUTER_LABEL
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import (
     ConfigError,
     EnvironmentNotFound,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from aenv_ray.actors.calls import wire
 from aenv_ray.engines import door
+from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     InsideCause,
@@ -109,6 +112,54 @@ async def test_a_message_without_end_does_not_fill_the_host(
     peer.sock.send(b"x" * 2000)
     with pytest.raises(SandboxLost, match="more than 1000 bytes"):
         await call
+
+
+async def test_the_requests_of_a_runtime_have_a_limit(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: each takes memory of the host, which others share."""
+    monkeypatch.setattr(door, "MAX_REQUESTS", 3)
+    may_answer = asyncio.Event()
+
+    async def serve(_: dict[str, Any]) -> bytes:
+        await may_answer.wait()
+        return b"1"
+
+    peer.sandbox.services = {"ask": serve}
+    line = b'{"jsonrpc":"2.0","id":"%s","method":"ask","params":{}}\n'
+    for key in (b"a", b"b", b"a", b"c", b"d"):
+        peer.sock.send(line % key)
+    refused = b""
+    while refused.count(b"\n") < 2:
+        refused += await peer.asked()
+    answers = [json.loads(one) for one in refused.splitlines()]
+    assert [one["id"] for one in answers] == ["a", "d"], "a repeated id, and one too many"
+    assert {one["error"]["data"]["code"] for one in answers} == {"policy_refused"}
+    may_answer.set()
+    assert (await peer.asked()).count(b'"result":1') >= 1
+    peer.sock.send(line % b"e")
+    assert b'"id":"e","result":1' in await peer.asked()
+
+
+async def test_a_runtime_that_asks_and_does_not_read_is_ended(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: the answers would fill the memory of the host."""
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+
+    async def serve(_: dict[str, Any]) -> bytes:
+        return b'"' + b"x" * 500_000 + b'"'
+
+    peer.sandbox.services = {"ask": serve}
+    ended: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
+    peer.sandbox.on_end(ended.set_result)
+    for number in range(100):
+        if not ended.done():
+            peer.sock.send(b'{"jsonrpc":"2.0","id":"%d","method":"ask","params":{}}\n' % number)
+            await asyncio.sleep(0)
+    cause = await asyncio.wait_for(ended, 60)
+    assert "does not read" in cause.text
+    assert cause.inside is InsideCause.CONNECTION
 
 
 async def test_what_the_socket_does_not_take_at_once_is_sent_later(peer: Peer) -> None:

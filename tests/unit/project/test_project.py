@@ -52,6 +52,14 @@ def with_config(directory: Path, text: str | bytes) -> Path:
         ('{"name": "x", "deployConfig": {"ttl": -5}}', ["-5"]),
         ('{"name": "x", "deployConfig": {"network": "open"}}', ["deployConfig.network", "'none'"]),
         ('{"name": "x", "deployConfig": {"service": {"replicas": -1}}}', ["replicas"]),
+        (
+            '{"name": "x", "deployConfig": {"innerInstances": 2}}',
+            ["deployConfig.innerInstances requires entries in deployConfig.environments"],
+        ),
+        (
+            '{"name": "x", "deployConfig": {"innerInstances": 17, "environments": ["y"]}}',
+            ["innerInstances", "16"],
+        ),
         ('{"name": 3}', ["name"]),
         ('{"name": "x", "requiresPython": "3.12 or so"}', ["requiresPython", "'3.12 or so'"]),
         (b"\xff\xfe{}", ["cannot be read"]),
@@ -105,6 +113,22 @@ def test_empty_limits_are_none(tmp_path: Path) -> None:
     path = with_config(tmp_path / "p", json.dumps({"name": "x", "deployConfig": deploy}))
     config = project.load(path).config.deploy
     assert (config.cpu, config.memory, config.ttl, config.ephemeral_storage) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, 0),
+        ({"environments": ["a", "b@1.0.0"]}, 2),
+        ({"environments": ["a"], "innerInstances": 5}, 5),
+        ({"environments": [f"a{number}" for number in range(20)]}, 16),
+    ],
+)
+def test_inner_instances_are_one_of_each_environment_or_as_many_as_it_says(
+    tmp_path: Path, fields: dict[str, Any], limit: int
+) -> None:
+    path = with_config(tmp_path / "p", json.dumps({"name": "x", "deployConfig": fields}))
+    assert project.load(path).config.deploy.inner_limit == limit
 
 
 # --- digest (invariant 6) ---------------------------------------------------------------------

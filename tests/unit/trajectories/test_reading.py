@@ -9,7 +9,8 @@ import pytest
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
-from aenv_ray.trajectories.reading import finished_episodes
+from aenv_ray.trajectories.reading import Trajectories, finished_episodes
+from aenv_ray.trajectories.report import report
 from aenv_ray.trajectories.schema import EpisodeStatus
 from aenv_ray.trajectories.shards import MANIFEST, Manifest, open_output
 from tests.unit.trajectories.episodes import episode, step
@@ -182,3 +183,27 @@ def test_a_value_that_fits_no_column_leaves_the_lines(tmp_path: Path) -> None:
     writer.close()
     assert writer.failure is not None
     assert list(read(tmp_path)) == [large]
+
+
+def test_a_hostile_parquet_file_is_a_config_error(tmp_path: Path) -> None:
+    """It is a file of others, and `aenv` shows a message."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "run.parquet"
+    good = Trajectories([episode(0)]).to_arrow().to_pylist()[0]
+    for wrong in ({"reward_detail": "[" * 100_000}, {"phases": "7"}, {"steps": [None]}):
+        parquet.write_table(arrow.Table.from_pylist([{**good, **wrong}]), path)
+        with pytest.raises(ConfigError, match="not a Parquet file of episodes"):
+            read(path)
+
+
+def test_a_report_of_hostile_numbers_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    record = json.loads(episode(0).model_dump_json())
+    hostile = {
+        **record,
+        "duration_s": float("inf"),
+        "reward": float("nan"),
+        "phases": {"a": -1e999},
+    }
+    path.write_text(f"{json.dumps(hostile)}\n{json.dumps({**record, 'index': 1})}\n")
+    assert "<svg" in report(list(read(path)), "run")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, overload
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.directories import harbor, terminal_bench
 from aenv_ray.sampling.tasks.directories.fields import FormatOptions
 from aenv_ray.trajectories.schema import Task
@@ -23,16 +24,22 @@ class TaskDirectory:
 
     id: str
     path: Path
+    root: Path
+    """What it was found below; its task names no files elsewhere."""
 
     def load(self, options: FormatOptions) -> Task:
         """Read the task; blocks.
 
         Raises:
-            ConfigError: It is malformed; the message names the file and the field.
+            ConfigError: It is malformed, or names files of this machine elsewhere; the message
+                names the file and the field.
         """
-        if (self.path / harbor.FILE).is_file():
-            return harbor.load(self.path, self.id, options)
-        return terminal_bench.load(self.path, self.id, options)
+        is_harbor = (self.path / harbor.FILE).is_file()
+        read = harbor.load if is_harbor else terminal_bench.load
+        task = read(self.path, self.id, options)
+        hint = "replace symbolic links that lead out of it by the files, if you trust them"
+        check_files([task], str(self.path), [self.root, self.path], hint=hint)
+        return task
 
 
 class TaskDirectories(Sequence[Task]):
@@ -69,7 +76,7 @@ class TaskDirectories(Sequence[Task]):
             )
         names = [path.relative_to(root).as_posix() for path in found]
         entries = [
-            TaskDirectory(root.resolve().name if name == "." else name, path.resolve())
+            TaskDirectory(root.resolve().name if name == "." else name, path.resolve(), root)
             for name, path in zip(names, found, strict=True)
         ]
         return cls(entries, options)

@@ -6,12 +6,14 @@ chose. Headers or the path name the instance, see `targets`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 import pydantic_core
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -43,7 +45,26 @@ from aenv_ray.serve.gateway.data.targets import Target
 MAX_OFFERS: Final = 1000
 """Instances whose functions a replica caches; they never change while an instance lives."""
 MAX_OFFER_BYTES: Final = 16 * 1024 * 1024
-"""Limit for the total size of these listings: an environment decides how large its own is."""
+"""Of their listings together: an environment decides how large its listing is."""
+MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
+MAX_FUNCTIONS: Final = 1000
+_PARAMETER: Final = re.compile(r"\{[^{}]*?(:path)?\}")
+
+
+class _Listed(BaseModel):
+    """One entry of a listing, as far as the gateway uses it."""
+
+    name: str = Field(max_length=200)
+    method: str = Field(max_length=20)
+    endpoint: str = Field(max_length=1000)
+    input_schema: dict[str, Any] | None = Field(default=None, alias="inputSchema")
+
+
+class _Listing(BaseModel):
+    """What a sandbox answers to the question for its functions, which may be anything."""
+
+    functions: tuple[_Listed, ...] = Field(max_length=MAX_FUNCTIONS)
+    health: tuple[_Listed, ...] = Field(max_length=1)
 
 
 @dataclass(frozen=True)
@@ -137,7 +158,7 @@ class FunctionProxy:
         known = self._offers.get(target.instance_id)
         if known is None:
             listed = await self._call(target, request, "aenv/functions", {})
-            known = _offer(pydantic_core.from_json(listed))
+            known = _offer(target.instance_id, listed)
             self._offers.put(target.instance_id, known, size_bytes=len(listed))
         return known
 
@@ -151,32 +172,70 @@ class FunctionProxy:
         try:
             async with watched_disconnect(request.receive) as disconnect:
                 result = await self._calls.call(call, disconnect)
-            data = pydantic_core.from_json(result)["data"]
+            data = pydantic_core.from_json(result).get("data")
         except AenvError as exc:
             if isinstance(exc, (ToolInputInvalid, *INFRASTRUCTURE)):
                 raise
             data = {"status": "unhealthy", "message": exc.message, "code": exc.code}
+        if not isinstance(data, dict) or not isinstance(data.get("status"), str):
+            raise ConfigError(
+                f"{target.instance_id} does not answer as a health check does",
+                hint="its runtime may be of another version",
+            )
         if data["status"] == "ok":
             data["status"] = "healthy"  # AEnvironment's client waits for this or "success"
         status = 200 if data["status"] in HEALTHY else 503
         return _json(to_json({"success": True, "data": data}), status)
 
 
-def _offer(listing: Mapping[str, Any]) -> _Offer:
+def _offer(instance_id: str, listed: bytes) -> _Offer:
+    """Return what a listing offers; the sandbox that sent it is not trusted.
+
+    Raises:
+        ConfigError: It is too long, or not a listing.
+    """
+    if len(listed) > MAX_LISTING_BYTES:
+        raise ConfigError(
+            f"{instance_id} lists its functions with {len(listed)} bytes, and the gateway reads "
+            f"{MAX_LISTING_BYTES}",
+            hint="shorten the schemas of its functions, or call it over Ray",
+        )
+    try:
+        listing = _Listing.model_validate(pydantic_core.from_json(listed))
+    except (ValidationError, ValueError) as exc:
+        raise ConfigError(
+            f"{instance_id} does not list its functions as an environment does",
+            hint=f"an environment may have {MAX_FUNCTIONS} functions; its runtime may be of "
+            "another version",
+        ) from exc
     functions = tuple(
-        _Function(f["name"], f["method"], f.get("inputSchema") or {}, _route(f))
-        for f in listing["functions"]
+        _Function(one.name, one.method, one.input_schema or {}, _route(one))
+        for one in listing.functions
     )
-    checks = listing["health"]
-    return _Offer(functions, (checks[0].get("inputSchema") or {}) if checks else {})
+    schema = listing.health[0].input_schema if listing.health else None
+    return _Offer(functions, schema or {})
 
 
-def _route(listed: Mapping[str, Any]) -> Route:
+def _route(listed: _Listed) -> Route:
     """Return the route that a function chose, or the default route if that is invalid."""
     try:
-        return Route(listed["endpoint"], _nothing, methods=[listed["method"]])
+        if is_simple(listed.endpoint):
+            return Route(listed.endpoint, _nothing, methods=[listed.method])
     except (ValueError, AssertionError):  # Starlette rejects a path such as "/{a}/{a}"
-        return Route(f"/functions/{quote(listed['name'], safe='')}", _nothing, methods=["POST"])
+        pass
+    return Route(f"/functions/{quote(listed.name, safe='')}", _nothing, methods=["POST"])
+
+
+def is_simple(endpoint: str) -> bool:
+    """Return whether a path is matched in linear time.
+
+    Starlette makes a regular expression of it. Several parameters that could take each other's
+    characters need polynomial time, in the event loop that serves all owners.
+    """
+    parameters = list(_PARAMETER.finditer(endpoint))
+    if sum(one[1] is not None for one in parameters) > 1:
+        return False
+    return all(len(_PARAMETER.findall(part)) <= 1 for part in endpoint.split("/"))
 
 
 async def _nothing(request: Request) -> Response:

@@ -6,7 +6,8 @@ from typing import Any
 
 from ray import exceptions as ray_exceptions
 
-from aenv_ray.actors.controller.host_queries import list_instances_on
+from aenv_ray.actors.controller.host_queries import list_instances_on, without_outer
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.ray_leases import changes
 from aenv_ray.hub.records import Lease
@@ -95,3 +96,15 @@ async def test_instances_that_were_released_at_their_shared_host_are_forgotten()
     seen = await list_instances_on(answer, hosts)
     where = {"old": busy, "kept": silent, "own": "own"}
     assert seen.located(hosts, where) == {"new": busy, "kept": silent, "own": "own"}
+
+
+def test_inner_instances_without_their_outer_one_are_found() -> None:
+    """Invariant 3: it was lost with its node, and with the records that name them."""
+    warm = info("w", "well").model_copy(update={"requested_id": InstanceId("r")})
+    inner = [
+        info(f"inner-{outer}", "well").model_copy(update={"labels": {OUTER_LABEL: outer}})
+        for outer in ("a", "w", "r", "silent", "lost")
+    ]
+    found = [info("a", "well"), warm, *inner]
+    assert without_outer(found, {"silent"}) == ["inner-lost"]
+    assert without_outer([info("a", "well")], ()) == []

@@ -240,6 +240,26 @@ def test_inner_instances_of_an_orphan_are_reported_after_a_failed_attempt(
     with pytest.raises(FabricUnavailable, match="is away"):
         orphan_cleanup.end_orphans([])
     monkeypatch.setattr(FakeEngine, "running", running)
-    assert orphan_cleanup.end_orphans([]).inner == ["other-aaaaaaaa"]
+    for _ in range(2):  # the controller may die before it has ended them
+        found = orphan_cleanup.end_orphans([])
+        assert (found.inner, found.outer) == (["other-aaaaaaaa"], ["env-cccccccc"])
+    orphan_cleanup.forget_orphans(found.outer)
     assert store.list() == []
     assert alive(DEDICATED) == []
+
+
+def test_inner_instances_whose_host_died_while_it_ended_them_are_reported(
+    run_on_fake: Callable[[dict[HostId, list[str]]], FileInstanceStore],
+) -> None:
+    """Invariant 3: the outer instance has ended, and its record remains."""
+    store = run_on_fake({})
+    inner = {"other ": InstanceId("other-aaaaaaaa")}
+    store.put(
+        [
+            a_record(
+                "env-cccccccc", host_id=DEDICATED, density=ActorDensity.DEDICATED, inner=inner,
+                has_ended=True,
+            )
+        ]
+    )  # fmt: skip
+    assert orphan_cleanup.end_orphans([]).inner == ["other-aaaaaaaa"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import JsonCall
 from aenv_ray.actors.host import environment_relay
-from aenv_ray.actors.host.environment_relay import MAX_DEPTH, MAX_INNER, EnvironmentRelay
+from aenv_ray.actors.host.environment_relay import MAX_DEPTH, EnvironmentRelay
+from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.engines.base import EndCause
@@ -26,13 +27,17 @@ from aenv_ray.errors import (
     InstanceReleased,
     PolicyRefused,
     ToolTimeout,
+    is_infrastructure,
 )
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord, InstanceSpec, Isolation
+from aenv_ray.project.config import DeployConfig
 from aenv_ray.runtime.door.async_calls import Disconnect
+from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
 
-DECLARED = ("other@1.0", "third")
+LIMIT = 4
+DECLARED = DeployConfig(environments=("other@1.0", "third"), inner_instances=LIMIT)
 
 
 class FakeInstances:
@@ -48,6 +53,10 @@ class FakeInstances:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.is_full = False
+        self.waits_for_room = False
+        self.places = 1
+        """How many inner instances the next one counts for."""
+        self.given_up: list[InstanceId] = []
         self.expired: list[InstanceId] = []
         self.may_release = asyncio.Event()
         self.may_release.set()
@@ -66,13 +75,20 @@ class FakeInstances:
         instance_id: InstanceId,
         outer: InstanceSpec,
         ttl_s: float,
-        queue_s: float,
+        *,
+        take: Callable[[int], None],
+        on_queue: Callable[[bool], None],
     ) -> None:
         assert outer.owner == "ann"
-        self.queue_s = queue_s
         assert 50.0 < ttl_s <= 60.0
+        take(self.places)
+        on_queue(self.waits_for_room)
         self.changed.set()
-        await self.may_start.wait()
+        try:
+            await self.may_start.wait()
+        except asyncio.CancelledError:
+            self.given_up.append(instance_id)
+            raise
         if self.is_full:
             raise CapacityExceeded("full")
         self.alive.append(instance_id)
@@ -205,10 +221,12 @@ async def test_an_instance_has_a_limit_of_inner_ones(
     relay: EnvironmentRelay, inner: FakeInstances
 ) -> None:
     outer = an_outer()
-    for number in range(MAX_INNER):
+    for number in range(LIMIT):
         await relay.answer(outer, DECLARED, params(key=str(number)))
-    with pytest.raises(PolicyRefused, match=f"has {MAX_INNER} inner instances"):
+    with pytest.raises(PolicyRefused, match=f"may have {LIMIT} inner instances") as raised:
         await relay.answer(outer, DECLARED, params(key="more"))
+    assert "deployConfig.innerInstances of one@1.0.0" in str(raised.value.hint)
+    assert not is_infrastructure(raised.value), "invariant 14: an agent may choose the keys"
     await relay.answer(outer, DECLARED, params(key="0", method="aenv/release"))
     await relay.answer(outer, DECLARED, params(key="more"))
     await relay.answer(outer, DECLARED, params("", method="aenv/release"))
@@ -239,15 +257,57 @@ async def test_an_inner_instance_that_does_not_start_is_tried_again(
     assert list(outer.record.inner.values()) == inner.alive
 
 
-async def test_one_that_starts_too_slowly_is_a_timeout_and_no_failure_of_the_infrastructure(
+async def test_an_inner_instance_counts_for_those_that_it_may_have(
+    relay: EnvironmentRelay, inner: FakeInstances, store: MemoryInstanceStore
+) -> None:
+    """Otherwise a tree of instances would be larger than what the quotas have counted."""
+    outer = an_outer()
+    inner.places = LIMIT
+    await relay.answer(outer, DECLARED, params())
+    inner.places = 1
+    for _ in range(2):
+        with pytest.raises(PolicyRefused, match=f"has {LIMIT}: no room for 1 more"):
+            await relay.answer(outer, DECLARED, params(key="b"))
+    (recorded,) = store.list()
+    assert recorded.inner_places == {"other@1.0 ": LIMIT}, "a successor of the host counts it"
+    await relay.answer(outer, DECLARED, params("", method="aenv/release"))
+    await relay.answer(outer, DECLARED, params(key="b"))
+    inner.places = LIMIT
+    with pytest.raises(PolicyRefused, match=r"for 4 more \(third, 3 of its own included\)"):
+        await relay.answer(outer, DECLARED, params("third"))
+    assert list(outer.record.inner) == ["other@1.0 b"]
+    assert outer.record.inner_places == {"other@1.0 b": 1}
+
+
+async def test_a_slow_start_is_a_timeout_and_goes_on(
     relay: EnvironmentRelay, inner: FakeInstances
 ) -> None:
-    """Invariant 14: a short deadline voids no episode."""
+    """Invariant 14: a short deadline voids no episode, and does not start it anew each time."""
     outer = an_outer()
     inner.may_start.clear()
-    with pytest.raises(ToolTimeout, match="did not start within"):
-        await relay.answer(outer, DECLARED, params(timeout_s=0.01))
-    assert outer.record.inner == {}
+    for _ in range(2):
+        with pytest.raises(ToolTimeout, match="did not start within"):
+            await relay.answer(outer, DECLARED, params(timeout_s=0.01))
+    (started,) = outer.record.inner.values()
+    inner.may_start.set()
+    assert await relay.answer(outer, DECLARED, params()) == b'{"data":1}'
+    assert inner.alive == [started]
+
+
+async def test_every_call_that_waits_for_room_in_a_full_cluster_fails_with_the_infrastructure(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 2: at its deadline the call would end like one of a slow tool, and count."""
+    outer = an_outer()
+    inner.may_start.clear()
+    inner.waits_for_room = True
+    first = asyncio.create_task(relay.answer(outer, DECLARED, params(timeout_s=60.0)))
+    await inner.until_changed()
+    with pytest.raises(CapacityExceeded, match=r"no room for other@1\.0") as raised:
+        await relay.answer(outer, DECLARED, params(timeout_s=0.01, call_id="c2"))
+    assert is_infrastructure(raised.value)
+    inner.may_start.set()
+    assert await first == b'{"data":1}'
 
 
 async def test_an_inner_call_is_cancelled_with_the_outer_one(
@@ -277,7 +337,7 @@ async def test_inner_instances_are_renewed_and_end_with_the_outer_one(
     await inner.until_changed()
     assert inner.renewed == [90.0]
     outer.end(EndReason.LOST, EndCause("killed"), 0.0)
-    relay.end(outer)
+    relay.end(outer.record)
     await inner.until_changed()
     assert inner.alive == []
 
@@ -289,10 +349,13 @@ async def test_one_that_still_starts_when_the_outer_one_ends_is_released(
     inner.may_start.clear()
     asked = asyncio.create_task(relay.answer(outer, DECLARED, params()))
     await inner.until_changed()
+    (starting,) = outer.record.inner.values()
     outer.end(EndReason.RELEASED, EndCause("released"), 0.0)
-    asked.cancel()
-    inner.may_start.set()
-    await inner.until_changed()
+    relay.end(outer.record)
+    with pytest.raises(InstanceReleased):
+        await asked
+    await asyncio.wait(relay._tasks, timeout=10)
+    assert inner.given_up == [starting]
     assert inner.alive == []
 
 
@@ -326,12 +389,11 @@ async def test_one_that_is_released_while_it_starts_is_ended(
     inner.may_start.clear()
     asked = asyncio.create_task(relay.answer(outer, DECLARED, params()))
     await inner.until_changed()
+    (starting,) = outer.record.inner.values()
     await relay.answer(outer, DECLARED, params("", method="aenv/release"))
-    inner.changed.clear()
-    inner.may_start.set()
     with pytest.raises(CallCancelled, match="was released while it was called"):
         await asked
-    await inner.until_changed()
+    assert inner.given_up == [starting], "else an agent could pile up starts"
     assert inner.alive == []
     assert outer.record.inner == {}
 
@@ -394,14 +456,6 @@ async def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(
     assert inner.renewed == [90.0]
 
 
-async def test_a_full_cluster_is_noticed_before_the_deadline_of_the_call(
-    relay: EnvironmentRelay, inner: FakeInstances
-) -> None:
-    """Invariant 2: at its deadline the call would end like one of a slow tool, and count."""
-    await relay.answer(an_outer(), DECLARED, params(timeout_s=20.0))
-    assert 10.0 < inner.queue_s < 20.0
-
-
 async def test_an_inner_sandbox_that_does_not_answer_voids_no_episode(
     relay: EnvironmentRelay, inner: FakeInstances
 ) -> None:
@@ -415,17 +469,22 @@ async def test_an_inner_sandbox_that_does_not_answer_voids_no_episode(
 
 
 async def test_inner_instances_are_ended_when_the_fabric_answers_again(
-    relay: EnvironmentRelay, inner: FakeInstances, monkeypatch: pytest.MonkeyPatch
+    relay: EnvironmentRelay,
+    inner: FakeInstances,
+    store: MemoryInstanceStore,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 3: otherwise they live until their deadline; the host waits for that."""
     monkeypatch.setattr(environment_relay, "_RETRY_S", (0.0,))
     outer = an_outer()
     await relay.answer(outer, DECLARED, params())
     inner.refusals = [FabricUnavailable("the controller restarts") for _ in range(3)]
-    relay.end(outer)
+    relay.end(outer.record)
+    assert [record.id for record in store.list()] == [outer.record.id], "if this host dies now"
     await asyncio.wait(relay._tasks, timeout=10)
     assert inner.refusals == []
     assert inner.alive == []
+    assert store.list() == []
     assert not relay.is_busy
 
 
@@ -443,10 +502,11 @@ async def test_inner_instances_beyond_their_deadline_are_not_ended_again(
     await relay.answer(outer, DECLARED, params())
     inner.refusals = [FabricUnavailable("the controller is gone") for _ in range(3)]
     clock.advance(100.0)
-    relay.end(outer)
+    relay.end(outer.record)
     await asyncio.wait(relay._tasks, timeout=10)
     assert not relay.is_busy
     assert len(inner.refusals) == 2
+    assert store.list() == []
 
 
 async def test_the_processes_of_tools_end_in_every_inner_instance_that_runs(
@@ -483,3 +543,38 @@ async def test_a_failure_to_end_processes_is_no_success(
     monkeypatch.setattr(inner, "call", call)
     with pytest.raises(FabricUnavailable):
         await relay.answer(outer, DECLARED, params("", method="aenv/end_processes"))
+
+
+async def test_a_successor_ends_inner_instances_that_the_host_was_still_ending(
+    open_host: Callable[..., Host],
+    spec: Callable[..., InstanceSpec],
+    inner: FakeInstances,
+    store: MemoryInstanceStore,
+) -> None:
+    """Invariant 3: the host dies after the outer sandbox has ended."""
+
+    async def connect() -> FakeInstances:
+        return inner
+
+    async def connect_again() -> FakeInstances:
+        return later
+
+    first = open_host(store, inner_instances=connect)
+    await first.open()
+    outer = spec(owner="ann")
+    await first.start([outer])
+    assert first._environment_relay is not None
+    life = first._lives[outer.instance_id]
+    await first._environment_relay.answer(life, DECLARED, params())
+    inner.may_release.clear()
+    await first.release([outer.instance_id])
+    (left,) = store.list()
+    assert left.has_ended
+    later = FakeInstances()
+    later.alive = list(inner.alive)
+    later.changed.clear()
+    second = open_host(store, inner_instances=connect_again)
+    await second.open()
+    await later.until_changed()
+    assert later.alive == []
+    await eventually(lambda: not store.list(), "its record is deleted")

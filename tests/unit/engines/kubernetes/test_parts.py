@@ -69,7 +69,8 @@ def plan_of(settings: PodSettings | None = None, **fields: Any) -> PodPlan:
          "carrier_image": "ray:2"}),
         ({}, {"serving": Serving.COMMANDS, "carrier_image": "ray:2",
          "settings": PodSettings(node_selector={"pool": "a"}, pull_secrets=("s",),
-                                 priority_class="low", runtime_class="gvisor")}),
+                                 priority_class="low", runtime_class="gvisor",
+                                 user_namespaces=True)}),
     ],
     ids=["plain", "limits", "two containers", "settings"],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Usage, sample
 from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.runners import episode_env
 from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog, act
 
 
@@ -120,3 +121,17 @@ def test_an_episode_does_not_wait_for_threads_that_its_policy_leaves() -> None:
     may_end.set()
     for thread in left:
         thread.join(60.0)
+
+
+def test_the_attachments_of_an_episode_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 14: an agent that fills the memory of its runner would void the episodes there."""
+    monkeypatch.setattr(episode_env, "ATTACHMENTS_BYTES", 60_000)
+    log = EpisodeLog()
+    env = EpisodeEnv(Instance(), log)  # type: ignore[arg-type]  # only its name is read
+    call = episode_env._Call("read", {}, "c1", 0.0)
+    for letter in "abac":
+        env._note(call, letter * 25_000, False, None)
+    assert sum(map(len, log.contents.values())) == log.contents_bytes == 50_000
+    assert [len(step.attachments) for step in log.steps] == [1, 1, 1, 0]
+    assert log.steps[2].attachments == log.steps[0].attachments, "it is kept once"
+    assert "[not attached: 25000 bytes" in log.steps[3].text

@@ -1,0 +1,109 @@
+"""An agent opens inner instances of other environments, as many as a tool lets it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aenv_ray
+from aenv_ray.actors.fabric import quota_client
+from aenv_ray.actors.fabric.driver_api import init
+from aenv_ray.actors.host.environment_relay import OUTER_LABEL
+from aenv_ray.errors import PolicyRefused, QuotaExceeded, is_infrastructure
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.client import HubClient, blocking
+from aenv_ray.hub.records import Quota
+from tests.ray.cluster import Cluster
+from tests.ray.conftest import make, nothing_left, project
+
+__all__ = ["make", "nothing_left", "project"]
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+
+INNER = 2
+CONFIG = """
+{"name": "outer", "deployConfig": {
+    "network": "none", "environments": ["mini-terminal"], "innerInstances": 2}}
+"""
+SOURCE = """
+from typing import Any
+from aenv_ray.runtime import current_call, register_reward, register_tool
+
+
+@register_tool
+def run(command: str, key: str) -> Any:
+    inner = current_call().env("mini-terminal", key)
+    return inner.call_tool("execute_command", {"command": command})
+
+
+@register_reward
+def score() -> float:
+    return float("done" in str(run("cat mark", "0")))
+"""
+
+
+@pytest.fixture
+def hub(cluster: Cluster) -> Iterator[HubClient]:
+    del cluster
+    init()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quota_client, "FRESH_S", 0.0)
+        yield hub_actor.ensure_hub()
+    hub_actor.end_hub()
+
+
+@pytest.fixture
+def outer(project: Callable[..., Path]) -> Path:
+    return project(SOURCE, config=CONFIG)
+
+
+def run(handle: Any, command: str, key: int) -> str:
+    import ray
+
+    return str(ray.get(handle.call_tool.remote("run", {"command": command, "key": str(key)})).data)
+
+
+def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
+    hub: HubClient, make: Callable[..., Any], outer: Path
+) -> None:
+    """Invariants 14 and 15: neither its own episode nor others of its owner become void."""
+    blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=2 * (1 + INNER))))
+    attacker, victim = make(outer, owner="ann"), make(outer, owner="ann")
+    with pytest.raises(QuotaExceeded, match=r"6 of 6 instances.* inner instances"):
+        make(outer, owner="ann")
+    for key in range(8):
+        if key < INNER:
+            assert "mine" in run(attacker, "echo mine", key)
+            continue
+        with pytest.raises(PolicyRefused, match=f"may have {INNER} inner") as raised:
+            run(attacker, "echo mine", key)
+        assert not is_infrastructure(raised.value)
+    for key in range(INNER):
+        assert "theirs" in run(victim, "echo theirs", key)
+    assert blocking(hub.quotas())["owner:ann"] == (6, 6)
+    inner = [info for info in aenv_ray.list_instances() if OUTER_LABEL in info.labels]
+    assert len(inner) == 2 * INNER
+    assert "mine" in run(attacker, "echo mine", 0), "it lives on"
+
+
+def test_episodes_with_too_many_inner_instances_count(
+    hub: HubClient, outer: Path, make: Callable[..., Any]
+) -> None:
+    """Invariant 14: the agent even takes the place of the one that the reward would call."""
+    del make
+    blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=1 + INNER)))
+
+    async def act(env: Any, task: Any) -> None:
+        del task
+        for key in range(7, 0, -1):
+            with contextlib.suppress(PolicyRefused):
+                await env.call_tool("run", {"command": "true", "key": str(key)})
+
+    tasks = [{"id": str(number)} for number in range(3)]
+    summary = aenv_ray.sample(outer, act, tasks, concurrency=3, owner="ann").run()
+    assert (summary.rollouts, summary.infra_failed) == (3, 0)
+    assert (summary.reward_failed, summary.reward_mean) == (3, 0.0)
