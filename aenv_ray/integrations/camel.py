@@ -15,8 +15,8 @@ from collections.abc import Collection
 from typing import Any
 
 from aenv_ray.errors import AenvError
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import (
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import (
     AnyEnvironment,
     BlockingEnvironment,
     EnvironmentTools,

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import EnvironmentTools, framework_tools, model_text
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
 
 require("nemo-gym", "nemo-gym", "0.3", "1")
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import AenvError, ConfigError, ToolTimeout
 from aenv_ray.integrations.image_projects import image_project
-from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import InstanceStatus
 
 require("nemo-gym", "nemo-gym", "0.4", "1")

@@ -6,7 +6,7 @@
       aenv: {environment: mini-terminal, max_turns: 16}
 
 A row's ``extra_env_info`` has the task of the episode under ``aenv``; its ``task_name`` is
-``aenv``. Actions are texts, see `aenv_ray.integrations.text_actions`: put `instructions` into the
+``aenv``. Actions are texts, see `aenv_ray.integrations.support.text_actions`: put `instructions` into the
 prompts. A void episode has reward 0, and ``loss_multiplier`` 0, which takes it out of the loss.
 """
 
@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.integrations.episodes import EpisodePool
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.text_actions import MAX_TURNS, TextEpisode, tool_instructions
-from aenv_ray.integrations.tools import framework_tools
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.text_actions import MAX_TURNS, TextEpisode, tool_instructions
+from aenv_ray.integrations.support.tools import framework_tools
 
 require(
     "nemo-rl", "", "0.1", "2",  # the package of this name on PyPI is empty

@@ -21,7 +21,7 @@ from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.client.port_forward import PortForward
 from aenv_ray.errors import AenvError, ConfigError, SandboxLost
 from aenv_ray.integrations.image_projects import image_project
-from aenv_ray.integrations.requirement import require
+from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import InstanceStatus
 
 require("openenv-core", "openenv", "0.3", "1")

@@ -31,8 +31,8 @@ import uvicorn
 
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
-from aenv_ray.integrations.requirement import require
-from aenv_ray.integrations.tools import EnvironmentTools, FrameworkTool
+from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import EnvironmentTools, FrameworkTool
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
 from aenv_ray.sampling.tasks.feed import load_tasks

@@ -9,7 +9,7 @@ from typing import Final
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.errors import ConfigError, FunctionFailed, ToolNotFound
 from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.feed import load_tasks, task_directories
 from aenv_ray.trajectories.schema import Task
