@@ -19,6 +19,7 @@ GROUPS: Final = {
         "ray/hub",
         "ray/nodes/test_remote_tasks.py",
         "attacks/test_inner_instances.py",
+        "attacks/test_outcomes.py",
         "attacks/test_tasks.py",
         "e2e/test_quickstart.py",
         "e2e/test_examples.py",
