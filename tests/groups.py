@@ -20,6 +20,7 @@ GROUPS: Final = {
         "ray/nodes/test_demand.py",
         "ray/nodes/test_remote_tasks.py",
         "attacks/test_inner_instances.py",
+        "attacks/test_outcomes.py",
         "attacks/test_tasks.py",
         "e2e/test_quickstart.py",
         "e2e/test_examples.py",

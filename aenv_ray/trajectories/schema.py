@@ -227,7 +227,7 @@ class EpisodeStatus(StrEnum):
     INFRA_FAILED = "infra_failed"
     """The infrastructure failed: void, excluded from means."""
     POLICY_FAILED = "policy_failed"
-    """The policy raised: void, excluded from means, unless a tool call raised it: then
+    """The policy raised: void, excluded from means, unless a call to the sandbox raised it: then
     `reward_on_failure` counts."""
     TIMED_OUT = "timed_out"
     """The policy did not end within `episode_timeout` or the life of the instance; not restarted.

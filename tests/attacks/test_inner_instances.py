@@ -53,6 +53,7 @@ def hub(cluster: Cluster) -> Iterator[HubClient]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quota_client, "FRESH_S", 0.0)
         yield hub_actor.ensure_hub()
+    blocking(hub_actor.ensure_hub().delete_quota("owner:eve"))
     hub_actor.end_hub()
 
 
@@ -71,10 +72,10 @@ def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
     hub: HubClient, make: Callable[..., Any], outer: Path
 ) -> None:
     """Invariants 14 and 15: neither its own episode nor others of its owner become void."""
-    blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=2 * (1 + INNER))))
-    attacker, victim = make(outer, owner="ann"), make(outer, owner="ann")
+    blocking(hub.set_quota(Quota(subject="owner:eve", max_instances=2 * (1 + INNER))))
+    attacker, victim = make(outer, owner="eve"), make(outer, owner="eve")
     with pytest.raises(QuotaExceeded, match=r"6 of 6 instances.* inner instances"):
-        make(outer, owner="ann")
+        make(outer, owner="eve")
     for key in range(8):
         if key < INNER:
             assert "mine" in run(attacker, "echo mine", key)
@@ -84,7 +85,7 @@ def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
         assert not is_infrastructure(raised.value)
     for key in range(INNER):
         assert "theirs" in run(victim, "echo theirs", key)
-    assert blocking(hub.quotas())["owner:ann"] == (6, 6)
+    assert blocking(hub.quotas())["owner:eve"] == (6, 6)
     inner = [info for info in aenv_ray.list_instances() if OUTER_LABEL in info.labels]
     assert len(inner) == 2 * INNER
     assert "mine" in run(attacker, "echo mine", 0), "it lives on"
@@ -95,7 +96,7 @@ def test_episodes_with_too_many_inner_instances_count(
 ) -> None:
     """Invariant 14: the agent even takes the place of the one that the reward would call."""
     del make
-    blocking(hub.set_quota(Quota(subject="owner:ann", max_instances=1 + INNER)))
+    blocking(hub.set_quota(Quota(subject="owner:eve", max_instances=1 + INNER)))
 
     async def act(env: Any, task: Any) -> None:
         del task
@@ -104,6 +105,6 @@ def test_episodes_with_too_many_inner_instances_count(
                 await env.call_tool("run", {"command": "true", "key": str(key)})
 
     tasks = [{"id": str(number)} for number in range(3)]
-    summary = aenv_ray.sample(outer, act, tasks, concurrency=3, owner="ann").run()
+    summary = aenv_ray.sample(outer, act, tasks, concurrency=3, owner="eve").run()
     assert (summary.rollouts, summary.infra_failed) == (3, 0)
     assert (summary.reward_failed, summary.reward_mean) == (3, 0.0)

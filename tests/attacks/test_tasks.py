@@ -36,7 +36,12 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 SOURCE = """
-from aenv_ray.runtime import register_tasks
+from aenv_ray.runtime import register_tasks, register_tool
+
+
+@register_tool
+def act() -> int:
+    return 1
 
 
 @register_tasks

@@ -8,7 +8,7 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from aenv_ray.errors import (
     AenvError,
     CallCancelled,
     ConfigError,
+    FunctionFailed,
     InstanceReleased,
     SandboxDiedInside,
     ToolError,
@@ -88,6 +89,8 @@ class EpisodeEnv:
         self.failure: AenvError | None = None
         """The first infrastructure failure, or the end of the sandbox; it ends the episode even if
         the policy ignores it."""
+        self._call_failures: list[AenvError] = []
+        """What calls of the policy raised."""
         self.instance_id = str(instance.handle.instance_id)
         self.setup_result: Any = None
         """What the task's setup returned; None without one."""
@@ -105,6 +108,16 @@ class EpisodeEnv:
         """Return what the policy has done so far."""
         now = time.perf_counter()
         return Acting(self._clock.has_acted, self._clock.busy_s(now), now - self._began)
+
+    def cause_of(self, exc: Exception) -> Exception:
+        """Return what made a policy raise: a call, as `ToolError`, or else the policy itself.
+
+        What a call raises is the answer of the sandbox, whatever its type: an agent can cause it.
+        """
+        leaves = list(_leaves(exc))
+        if not all(any(leaf is failure for failure in self._call_failures) for leaf in leaves):
+            return exc
+        return as_tool_error(leaves[0])
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
@@ -132,6 +145,9 @@ class EpisodeEnv:
         self._clock.begin(time.perf_counter())
         try:
             return await self._noting(call)
+        except AenvError as exc:
+            self._call_failures.append(exc)
+            raise
         finally:
             self._clock.end(time.perf_counter())
 
@@ -251,6 +267,25 @@ class EpisodeEnv:
     async def write_file(self, path: str, data: bytes | str) -> int:
         """Write a file of the sandbox; returns its size."""
         return await self._acting(self._instance.write_file(path, data))
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        for one in exc.exceptions:
+            yield from _leaves(one)
+    else:
+        yield exc
+
+
+def as_tool_error(exc: BaseException) -> ToolError:
+    """Return an error that a sandbox answered a call with as an outcome of this call.
+
+    Its code may name any error, such as one of the configuration of whoever runs the episode.
+    """
+    if isinstance(exc, ToolError):
+        return exc
+    assert isinstance(exc, AenvError)
+    return FunctionFailed(f"{exc.code}: {exc.message}", hint=exc.hint)
 
 
 def _blocking(

@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aenv_ray import logs
 from aenv_ray.actors.fabric.create_options import OwnOptions
@@ -26,6 +26,7 @@ from aenv_ray.errors import (
     SandboxExhausted,
     ToolError,
     ToolNotFound,
+    is_infrastructure,
 )
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.policies.base import Policy
@@ -36,6 +37,7 @@ from aenv_ray.sampling.runners.episode_env import (
     EpisodeEnv,
     EpisodeLog,
     act,
+    as_tool_error,
 )
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
@@ -50,6 +52,8 @@ from aenv_ray.trajectories.schema import (
     recordable_task,
     reward_number,
 )
+
+T = TypeVar("T")
 
 logger = logging.getLogger("aenv_ray")
 
@@ -194,9 +198,9 @@ class Runner:
         except AenvError as exc:
             if instance.is_used:
                 return False  # whatever its last episode did to it
-            if isinstance(exc, ToolError | SandboxDiedInside | ResetFailed):
-                raise _ResetFailed(exc) from exc
-            raise
+            if is_infrastructure(exc):
+                raise
+            raise _ResetFailed(exc) from exc
 
     async def _roll_out(
         self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
@@ -206,8 +210,8 @@ class Runner:
             if task.setup is not None:
                 function, given = task.setup.function or "", await packed(task.setup)
                 with phases.measured("setup"):
-                    env.setup_result = await instance.call_function(
-                        function, given, _timeout_s(task.setup)
+                    env.setup_result = await _outcome(
+                        instance.call_function(function, given, _timeout_s(task.setup))
                     )
         except ToolError as exc:
             return self._failed(task, exc, Stage.SETUP)
@@ -245,7 +249,7 @@ class Runner:
         except Exception as exc:  # every exception of a policy is its failure
             if env.failure is not None:
                 raise env.failure from exc
-            return self._failed(task, exc, Stage.POLICY)
+            return self._failed(task, env.cause_of(exc), Stage.POLICY)
         if env.failure is not None:
             raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
         fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
@@ -257,8 +261,8 @@ class Runner:
                 function = task.submission.function or ""
                 given = await packed(task.submission)
                 with phases.measured("submission"):
-                    fields[_SUBMISSION] = await instance.call_function(
-                        function, given, _timeout_s(task.submission)
+                    fields[_SUBMISSION] = await _outcome(
+                        instance.call_function(function, given, _timeout_s(task.submission))
                     )
                 return fields
             return fields | await _score(instance, task.reward, phases)
@@ -334,6 +338,8 @@ class Resets:
         try:
             result = await instance.env.reset(given, task.seed, CALL_TIMEOUT_S)
         except (ToolNotFound, ConfigError):  # no reset, or an image with a runtime without resets
+            if instance.is_used:
+                return False  # it had a reset: its last episode has changed that
             self._has_reset = False
             return True
         if result.clean:
@@ -386,8 +392,23 @@ async def _score(instance: AsyncEnvHandle, reward: Call, phases: _Phases) -> dic
     """
     given = await packed(reward)
     with phases.measured("reward"):
-        detail = await instance.call_reward(given, reward.name, _timeout_s(reward))
+        detail = await _outcome(instance.call_reward(given, reward.name, _timeout_s(reward)))
     return {"reward": reward_number(detail), "reward_detail": detail}
+
+
+async def _outcome(call: Awaitable[T]) -> T:
+    """Return the result of a call that runs code of the environment.
+
+    Raises:
+        ToolError: What the sandbox answered instead, whatever it claims to be.
+        AenvError: The sandbox ended, or the infrastructure failed.
+    """
+    try:
+        return await call
+    except INFRASTRUCTURE:
+        raise
+    except AenvError as exc:
+        raise as_tool_error(exc) from exc
 
 
 def _timeout_s(call: Call) -> float:
@@ -447,6 +468,9 @@ async def _why_silent(instance: AsyncEnvHandle, exc: CallOutcomeUnknown) -> Exce
         return end
     except CallOutcomeUnknown:
         pass  # it runs, and still does not answer
+    except AenvError as end:
+        if is_infrastructure(end):
+            raise
     return exc
 
 

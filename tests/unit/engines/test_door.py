@@ -126,7 +126,7 @@ async def test_the_requests_of_a_runtime_have_a_limit(
         return b"1"
 
     peer.sandbox.services = {"ask": serve}
-    line = b'{"jsonrpc":"2.0","id":"%s","method":"ask","params":{}}\n'
+    line = b'{"jsonrpc":"2.0","method":"ask","id":"%s","params":{}}\n'
     for key in (b"a", b"b", b"a", b"c", b"d"):
         peer.sock.send(line % key)
     refused = b""
@@ -155,7 +155,7 @@ async def test_a_runtime_that_asks_and_does_not_read_is_ended(
     peer.sandbox.on_end(ended.set_result)
     for number in range(100):
         if not ended.done():
-            peer.sock.send(b'{"jsonrpc":"2.0","id":"%d","method":"ask","params":{}}\n' % number)
+            peer.sock.send(b'{"jsonrpc":"2.0","method":"ask","id":"%d","params":{}}\n' % number)
             await asyncio.sleep(0)
     cause = await asyncio.wait_for(ended, 60)
     assert "does not read" in cause.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,7 +128,8 @@ def test_the_attachments_of_an_episode_have_a_limit(monkeypatch: pytest.MonkeyPa
     """Invariant 14: an agent that fills the memory of its runner would void the episodes there."""
     monkeypatch.setattr(episode_env, "ATTACHMENTS_BYTES", 60_000)
     log = EpisodeLog()
-    env = EpisodeEnv(Instance(), log)  # type: ignore[arg-type]  # only its name is read
+    instance: Any = SimpleNamespace(handle=Instance())  # only its name is read
+    env = EpisodeEnv(instance, log)
     call = episode_env._Call("read", {}, "c1", 0.0)
     for letter in "abac":
         env._note(call, letter * 25_000, False, None)
