@@ -31,8 +31,6 @@ from tests.ray.envs.test_tau2 import STAND_IN
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
 NAMES: Final = ("code", "gymnasium", "mini-terminal", "tau2")
-SHARED_NAMES: Final = frozenset({"__init__.py", "requirements.txt", "README.md", "LICENSE"})
-"""Names of files that images have anyway."""
 
 
 @pytest.fixture
@@ -68,8 +66,8 @@ def test_an_environment_plays_in_the_image_of_its_dockerfile(copy: Path) -> None
         assert (summary.reward_mean, summary.rollouts) == (mean, len(tasks)), told
     image = json.loads((copy / "config.json").read_text())["artifacts"][0]["digest"]
     assert any(image[:19] in str(one.start_mode) for one in sampling.episodes)
-    names = {path.name for path in copy.rglob("*") if path.is_file()} - SHARED_NAMES
-    wanted = " -o ".join(f"-name {name}" for name in sorted(names))
+    files = [path for path in copy.rglob("*") if path.is_file() and path.stat().st_size]
+    wanted = " -o ".join(f"-name {one.name} -size {one.stat().st_size}c" for one in files)
 
     async def look(env: Any, task: Task) -> str:
         del task
