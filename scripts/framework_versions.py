@@ -7,10 +7,14 @@ Run it again when requirements change, and replace the table in docs/integration
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from aenv_ray.engines.node.installer import uv_options, uv_variables
+from aenv_ray.engines.process.virtual_environment import find_uv
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "3.12"
@@ -43,9 +47,10 @@ def resolved(framework: str, *, beside_ours: bool) -> tuple[str, str]:
     """Return the version that uv chooses; empty, and why, if there is none."""
     wanted = [framework, *([f"aenv-ray @ {ROOT.as_uri()}"] if beside_ours else [])]
     done = subprocess.run(
-        ["uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate",
-         "--python-version", PYTHON],
-        input="\n".join(wanted), capture_output=True, text=True, check=False, timeout=RESOLVE_S,
+        [find_uv(), "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate",
+         "--python-version", PYTHON, *uv_options()],
+        env={**os.environ, **uv_variables()}, input="\n".join(wanted),
+        capture_output=True, text=True, check=False, timeout=RESOLVE_S,
     )  # fmt: skip
     if done.returncode:
         return "", " ".join(re.sub(r"\S*file://\S+", "", done.stderr).split())[:200]
