@@ -37,7 +37,7 @@ class Fabric:
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
         from aenv_ray.actors.ray_shell import ray_api
-        from aenv_ray.actors.ray_shell.head_watch import HeadWatch
+        from aenv_ray.actors.ray_shell.head_watch import CUT_OFF, START_AGAIN, HeadWatch
         from aenv_ray.actors.ray_shell.versions import check_version
 
         self.ray = ray_api
@@ -52,7 +52,11 @@ class Fabric:
         check_version(
             version, "the cluster's head", "install the version of the cluster here, or upgrade it"
         )
-        self.head_watch = HeadWatch(ray_api.head_address())
+        self.head_watch = HeadWatch(
+            ray_api.head_address(),
+            has_node=lambda: ray_api.node_id() in ray_api.alive_nodes(),
+            on_cut_off=lambda: self.gate.fail(CUT_OFF, START_AGAIN),
+        )
 
     @gated
     def wait(
