@@ -45,7 +45,7 @@ class Fabric:
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller(inner_instances.connect)
         self._notice_after_s = NOTICE_AFTER_S
-        notices = WaitNotices(is_silent=lambda: self.head_watch.is_lost)
+        notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
         self._quotas = QuotaClient()
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)

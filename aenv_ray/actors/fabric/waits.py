@@ -129,7 +129,7 @@ class WaitNotices:
     Any thread may use it.
 
     Args:
-        is_silent: Returns whether the reason of all waits is logged already.
+        is_silent: Returns whether another line says, or is about to say, why all creates wait.
     """
 
     def __init__(

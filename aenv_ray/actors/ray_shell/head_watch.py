@@ -44,6 +44,11 @@ class HeadContact:
         """Whether the head is lost."""
         return self._misses >= MISSES
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the last look failed."""
+        return self._misses > 0
+
     def note(self, *, is_up: bool, now: float) -> str | None:
         """Note the outcome of a look; return a line to log, or None."""
         if is_up:
@@ -87,6 +92,11 @@ class HeadWatch:
     def is_lost(self) -> bool:
         """Whether the head is lost."""
         return self._contact.is_lost
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the head did not answer when it was last looked at."""
+        return self._contact.is_missed
 
     def stop(self) -> None:
         """Stop looking; idempotent."""
