@@ -1,7 +1,8 @@
 """The client of the hub actor.
 
 Every operation of the hub is idempotent. This client is the only layer that retries: while the
-actor or its Redis does not answer, for up to `PATIENCE_S`; then it raises FabricUnavailable.
+Redis does not answer, for up to `PATIENCE_S`, and while the actor itself does not, for up to
+`AWAY_S`; then it raises FabricUnavailable.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ COMPARE_PATIENCE_S: Final = 60.0
 """Patience for `compare`, which waits for hosts that do not answer."""
 PATIENCE_S: Final = 20.0
 """Ray restarts a dead hub within two seconds, and the hub its Redis within one."""
+AWAY_S: Final = 120.0
+"""A hub on a head that was lost is back with the head."""
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 
@@ -60,23 +63,29 @@ class HubClient(Hub):
         blocking(self._ask("ping", patience_s=deadline_s))
 
     async def _ask(
-        self, method: str, *arguments: Any, patience_s: float = PATIENCE_S, **options: Any
+        self, method: str, *arguments: Any, patience_s: float | None = None, **options: Any
     ) -> Any:
-        """Return the answer of the hub; retry while it is unavailable."""
+        """Return the answer of the hub; retry while it is unavailable.
+
+        `patience_s` replaces `PATIENCE_S` and `AWAY_S`.
+        """
         loop = asyncio.get_running_loop()
-        until = loop.time() + patience_s
+        begin = loop.time()
+        away_s = AWAY_S if patience_s is None else patience_s
+        redis_s = PATIENCE_S if patience_s is None else patience_s
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(begin + away_s):
                     return await self._once(method, *arguments, **options)
             except TimeoutError:
                 raise FabricUnavailable(
-                    f"the hub did not answer {method!r} within {patience_s:g} s",
-                    hint="check whether the cluster is busy or Redis is down: aenv hub status",
+                    f"the hub did not answer {method!r} within {away_s:g} s",
+                    hint="check whether Ray's head is down or the cluster busy: aenv hub status",
                 ) from None
-            except FabricUnavailable:
-                if loop.time() + pause_s >= until:
+            except FabricUnavailable as exc:
+                limit_s = away_s if ray_api.is_from_ray(exc) else redis_s
+                if loop.time() + pause_s >= begin + limit_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

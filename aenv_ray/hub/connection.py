@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from redis import asyncio as aioredis
 from redis import exceptions
@@ -79,9 +80,10 @@ def connect(url: str, answer_s: float = ANSWER_S, *, password: str | None = None
         password: Password, if the URL has none. None or empty: no password.
 
     Raises:
-        ConfigError: The URL is malformed.
+        ConfigError: The URL is malformed, or names a file that does not exist here.
     """
     scheme = url.partition("://")[0].lower()
+    _check_files(url)
     try:
         if scheme in ("redis+sentinel", "rediss+sentinel"):
             return _sentinel(url, answer_s, password)
@@ -95,6 +97,19 @@ def connect(url: str, answer_s: float = ANSWER_S, *, password: str | None = None
         # The message of the library may repeat the password.
         raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT) from None
     raise ConfigError(f"invalid Redis URL {redacted(url)}", hint=_HINT)
+
+
+def _check_files(url: str) -> None:
+    """Refuse a URL with a file of TLS that is missing: Redis would seem not to answer."""
+    options = parse_qs(url.partition("?")[2])
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        for path in options.get(name, ()):
+            if not Path(path).is_file():
+                raise ConfigError(
+                    f"the file {path} does not exist on this machine; the URL of Redis names it as "
+                    f"{name}",
+                    hint="correct AENV_REDIS_URL, or copy the file here",
+                )
 
 
 def connect_socket(path: str, password: str, answer_s: float = ANSWER_S) -> RedisClient:

@@ -315,10 +315,16 @@ def processes(name: str) -> dict[int, str]:
 
 
 def is_up(name: str, *, is_head: bool | None) -> bool:
-    """Return whether the essential processes run; with `is_head` None, of a head or a worker."""
+    """Return whether the essential processes run; with `is_head` None, of a head or a worker.
+
+    A head's control plane ends if its Redis is lost, while its raylet goes on.
+    """
     commands = processes(name).values()
     has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
-    return any(map(is_raylet, commands)) and (is_head is None or has_gcs == is_head)
+    raylets = [command for command in commands if is_raylet(command)]
+    if not has_gcs and any("--head" in raylet.split() for raylet in raylets):
+        return False
+    return bool(raylets) and (is_head is None or has_gcs == is_head)
 
 
 def status(name: str) -> int:

@@ -18,6 +18,7 @@ RUNTIME = [
     "Audio", "ChatEndpoint", "EmbeddedResource", "Image", "PromptMessage", "Registry",
     "current_call", "get_registry", "register_function", "register_health", "register_prompt",
     "register_reset", "register_resource", "register_reward", "register_tasks", "register_tool",
+    "resource_updated",
     "serve_agent",
 ]  # fmt: skip
 

@@ -209,6 +209,12 @@ class Driver:
         self._errors.seek(0)
         raise AssertionError(f"the driver said nothing: {self._errors.read()[-4000:]}")
 
+    def errors(self) -> list[str]:
+        """Return the lines that it has written to standard error."""
+        number = self._errors.fileno()  # whose position it writes at
+        written = os.pread(number, os.fstat(number).st_size, 0)
+        return written.decode(errors="replace").splitlines()
+
     def kill(self) -> None:
         """SIGKILL: it cannot clean up."""
         self.process.kill()

@@ -38,7 +38,7 @@ class Fabric:
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
         from aenv_ray.actors.ray_shell import ray_api
-        from aenv_ray.actors.ray_shell.head_watch import HeadWatch
+        from aenv_ray.actors.ray_shell.head_watch import CUT_OFF, START_AGAIN, HeadWatch
         from aenv_ray.actors.ray_shell.versions import check_version
 
         self.ray = ray_api
@@ -46,14 +46,18 @@ class Fabric:
         self.owns_ray = ray_api.ensure_ray(address)
         self.controller = controller.ensure_controller(inner_instances.connect)
         self._notice_after_s = NOTICE_AFTER_S
-        notices = WaitNotices(is_silent=lambda: self.head_watch.is_lost)
+        notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
         self._quotas = QuotaClient()
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
         check_version(
             version, "the cluster's head", "install the version of the cluster here, or upgrade it"
         )
-        self.head_watch = HeadWatch(ray_api.head_address())
+        self.head_watch = HeadWatch(
+            ray_api.head_address(),
+            has_node=lambda: ray_api.node_id() in ray_api.alive_nodes(),
+            on_cut_off=lambda: self.gate.fail(CUT_OFF, START_AGAIN),
+        )
 
     @gated
     def wait(

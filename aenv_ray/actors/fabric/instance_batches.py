@@ -69,7 +69,7 @@ class InstanceBatches:
         self._protocol = CreateProtocol(
             fabric.controller,
             self._waits,
-            WaitNotices(is_silent=lambda: fabric.head_watch.is_lost),
+            WaitNotices(is_silent=lambda: fabric.head_watch.is_missed),
             ray_api.session_scope() if settings().local_door else "",
         )
         self._job_id = ray_api.job_id()

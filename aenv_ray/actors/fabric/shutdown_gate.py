@@ -24,6 +24,7 @@ class ShutdownGate:
         self._changed = threading.Condition()
         self._inside = 0
         self._is_closed = False
+        self._why = "this connection to the fabric was shut down", "aenv_ray.init() connects again"
 
     def check(self) -> None:
         """Raise an error if the gate is closed.
@@ -32,10 +33,14 @@ class ShutdownGate:
             FabricUnavailable: It is closed.
         """
         if self._is_closed:
-            raise FabricUnavailable(
-                "this connection to the fabric was shut down",
-                hint="aenv_ray.init() connects again",
-            )
+            message, hint = self._why
+            raise FabricUnavailable(message, hint=hint)
+
+    def fail(self, message: str, hint: str) -> None:
+        """Have operations, those under way included, raise this error from now on."""
+        with self._changed:
+            self._why = message, hint
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         with self._changed:

@@ -129,7 +129,7 @@ class WaitNotices:
     Any thread may use it.
 
     Args:
-        is_silent: Returns whether to log nothing, because the reason has already been logged.
+        is_silent: Returns whether another line says, or is about to say, why all creates wait.
     """
 
     def __init__(

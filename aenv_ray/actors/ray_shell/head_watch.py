@@ -1,6 +1,7 @@
 """Logs when Ray's head is lost and when it is back: one line each, however many operations wait.
 
-Running calls do not need the head. Creates and look-ups wait for it, in Ray itself.
+Running calls do not need the head. Creates and look-ups wait for it, in Ray itself. A process of
+the head's own node waits in vain: that node does not come back, the new head is another one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 logger = logging.getLogger("aenv_ray")
@@ -17,7 +19,12 @@ LOOK_S: Final = 2.0
 """Interval at which the head is checked."""
 _CONNECT_S: Final = 2.0
 MISSES: Final = 3
-"""The head counts as lost after this many failed checks in a row."""
+"""The head is lost after so many failed looks in a row."""
+NODE_S: Final = 120.0
+"""For how long after the head's return it is asked whether this process's node is alive. A new head
+learns of the death of the old one within this time."""
+CUT_OFF: Final = "Ray's head was lost, and with it the node that this process is connected to"
+START_AGAIN: Final = "start this program again; calls to instances that still run continue"
 
 
 class HeadContact:
@@ -36,6 +43,11 @@ class HeadContact:
     def is_lost(self) -> bool:
         """Whether the head is lost."""
         return self._misses >= MISSES
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the last look failed."""
+        return self._misses > 0
 
     def note(self, *, is_up: bool, now: float) -> str | None:
         """Note the outcome of a check; return a line to log, or None."""
@@ -61,9 +73,15 @@ class HeadWatch:
 
     Args:
         address: ``HOST:PORT`` of the head.
+        has_node: Returns whether the node of this process is alive, as the head knows.
+        on_cut_off: Called once if it is not, after the head was lost.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, has_node: Callable[[], bool], on_cut_off: Callable[[], None]
+    ) -> None:
+        self._has_node = has_node
+        self._on_cut_off = on_cut_off
         host, _, port = address.rpartition(":")
         self._target = host.strip("[]"), int(port)
         self._contact = HeadContact(address)
@@ -75,15 +93,35 @@ class HeadWatch:
         """Whether the head is lost."""
         return self._contact.is_lost
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the head did not answer when it was last looked at."""
+        return self._contact.is_missed
+
     def stop(self) -> None:
         """Stop watching; idempotent."""
         self._stopped.set()
 
     def _watch(self) -> None:
+        asks_until = float("-inf")
         while not self._stopped.wait(LOOK_S):
-            line = self._contact.note(is_up=self._answers(), now=time.monotonic())
+            was_lost, now = self.is_lost, time.monotonic()
+            line = self._contact.note(is_up=self._answers(), now=now)
             if line is not None and not self._stopped.is_set():
                 logger.warning("%s", line)
+            if was_lost and not self.is_lost:
+                asks_until = now + NODE_S
+            if now < asks_until and not self.is_lost and self._is_cut_off():
+                logger.warning("%s: %s", CUT_OFF, START_AGAIN)
+                self._on_cut_off()
+                return
+
+    def _is_cut_off(self) -> bool:
+        try:
+            return not self._stopped.is_set() and not self._has_node()
+        except Exception as exc:  # noqa: BLE001  # the head is still starting, and is asked again
+            logger.info("the head does not say which nodes are alive: %r", exc)
+            return False
 
     def _answers(self) -> bool:
         try:

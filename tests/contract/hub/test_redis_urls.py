@@ -168,7 +168,27 @@ async def test_tls(start: Start, certificates: Path) -> None:
     config = tls(port, certificates, asks_clients=False) + f'requirepass "{PASSWORD}"\n'
     await start(config=config, password=PASSWORD)
     await works(f"rediss://:{QUOTED}@127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt")
-    await fails(f"rediss://:{QUOTED}@127.0.0.1:{port}", FabricUnavailable)  # not trusted
+    distrusted = await fails(f"rediss://:{QUOTED}@127.0.0.1:{port}", FabricUnavailable)
+    assert "certificate verify failed" in distrusted.message  # as the run book has it
+
+
+async def test_tls_with_an_expired_certificate(start: Start, tmp_path: Path) -> None:
+    make = (
+        "req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1 -keyout tls.key -out request",
+        "x509 -req -in request -signkey tls.key -days -1 -out tls.crt",
+        "x509 -in tls.crt -out ca.crt",
+    )
+    for arguments in make:
+        subprocess.run(
+            ["openssl", *arguments.split()], check=True, capture_output=True, cwd=tmp_path
+        )
+    port = free_port()
+    await start(config=tls(port, tmp_path, asks_clients=False))
+    url = f"rediss://127.0.0.1:{port}?ssl_check_hostname=false&ssl_ca_certs={tmp_path}"
+    expired = await fails(f"{url}/ca.crt", FabricUnavailable)
+    assert "certificate has expired" in expired.message
+    with pytest.raises(ConfigError, match=r"/none\.crt does not exist on this machine"):
+        connect(f"{url}/none.crt")
 
 
 def head_of(sample: str, places: dict[str, int], certificates: Path) -> dict[str, str]:

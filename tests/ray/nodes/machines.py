@@ -55,24 +55,39 @@ class Machines:
         self.root = root
         self._ip = ip
         self.address = f"{ip}:{free_port()}"
-        redis_port = free_port()
-        program, _ = find_program(None)
-        self._redis = subprocess.Popen(
-            [program, "-", "--dir", str(root), "--appendonly", "yes", "--port", str(redis_port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._redis.stdin is not None
-        self._redis.stdin.write(f'requirepass "{_PASSWORD}"\n')
-        self._redis.stdin.close()
+        self._redis_port = free_port()
+        self._redis = self._started_redis()
         self.variables = {
             "AENV_RUNTIME_DIR": str(root / "r"),
             "AENV_DATA_DIR": str(root / "d"),
-            "AENV_REDIS_URL": f"redis://:p%25ss%20word@127.0.0.1:{redis_port}/0",
+            "AENV_REDIS_URL": f"redis://:p%25ss%20word@127.0.0.1:{self._redis_port}/0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(root / "token"),
         }
+
+    def _started_redis(self) -> subprocess.Popen[str]:
+        program, _ = find_program(None)
+        redis = subprocess.Popen(
+            [program, "-", "--dir", str(self.root), "--appendonly", "yes",
+             "--port", str(self._redis_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+        assert redis.stdin is not None
+        redis.stdin.write(f'requirepass "{_PASSWORD}"\n')
+        redis.stdin.close()
+        return redis
+
+    def lose_redis(self) -> None:
+        """SIGKILL of Redis, and return once the head's control plane has ended for that reason."""
+        self._redis.kill()
+        self._redis.wait(60)
+        eventually(lambda: self.run("head", "status").returncode == 1, 120.0)
+
+    def start_redis(self) -> None:
+        """Start the lost Redis again, with its data."""
+        self._redis = self._started_redis()
 
     def run(
         self, name: str, *arguments: str, inside: Sequence[str] = (), **variables: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -13,11 +14,12 @@ from typing import Final
 
 import pytest
 
+from aenv_ray.cli.local.free_ports import free_port
 from tests.conftest import require
 from tests.ray.faults import PROBE, eventually, eventually_empty
 from tests.ray.nodes.cables import Cable, a_cable
 from tests.ray.nodes.machines import Machines
-from tests.ray.nodes.nodes import Console, by_node, raised
+from tests.ray.nodes.nodes import Console, RemoteError, by_node, raised
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 HUB = (
@@ -25,6 +27,14 @@ HUB = (
     "from aenv_ray.hub.client import blocking\n"
     "def remembered(value): return blocking(ensure_hub().remember('mark', value, 3600.0))\n"
 )
+GATEWAY = """
+from aenv_ray.hub.records import Role
+from aenv_ray.serve.gateway import deployment
+from aenv_ray.serve.gateway.settings import GatewaySettings
+def serve_gateway(host, port):
+    deployment.deploy(GatewaySettings(host=host, port=port, mcp_port=port, on_head=True))
+    return blocking(ensure_hub().create_token(Role.PUBLISHER, "ann"))[0]
+"""
 LOST = """
 import asyncio
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -32,7 +42,8 @@ def call(handle):
     return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 30.0)).data
 """
 LOADS = """
-import threading, time
+import threading
+import httpx
 from aenv_ray import sampling, serve
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -56,6 +67,19 @@ def call():
     ray.get(kept.call_tool.remote("count"), timeout=20)
 def create():
     aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
+def use_service():
+    assert not desk.call_tool.remote("execute_command", {"command": "true"}).result(20).is_error
+def ask_gateway():
+    http.get("/instances").raise_for_status()
+def serve_elsewhere():
+    for number in range(9):
+        handle = serve.deploy("mini-terminal", name=f"desk{number}")
+        (name,) = [row for row in ray.util.list_named_actors(all_namespaces=True)
+                   if f"desk{number}" in row["name"]]
+        node = ray_api.node_of(ray.get_actor(**name))
+        if not ray_api.alive_nodes()[node].is_head:
+            return f"desk{number}", handle
+        serve.remove(f"desk{number}")
 async def act(env, task):
     await env.call_tool("count")
     await env.exec("sleep 0.5")
@@ -65,6 +89,8 @@ def sample(runners, episodes=60):
     thread = threading.Thread(target=run.run, daemon=True)
     thread.start()
     return run, thread
+def completed(run):
+    return [episode.status.value for episode in run.episodes].count("completed")
 """
 """What a driver does all the time while something is lost."""
 TTL_S: Final = 25.0
@@ -134,8 +160,9 @@ def words(machines: Machines) -> dict[str, str]:
 
 
 def drive(machines: Machines) -> Console:
-    console = Console({**machines.variables, "RAY_ADDRESS": machines.address})
-    console.do(f"PROBE = {str(PROBE)!r}\naenv_ray.init()\n{HUB}\n{LOST}")
+    open_to_probes = {"AENV_POLICY": "open"}  # although it deploys a gateway
+    console = Console({**machines.variables, **open_to_probes, "RAY_ADDRESS": machines.address})
+    console.do(f"PROBE = {str(PROBE)!r}\naenv_ray.init()\n{HUB}\n{LOST}\n{GATEWAY}")
     return console
 
 
@@ -205,8 +232,10 @@ def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -
     assert console.value("remembered('before')") == "before"
     ids = console.value("[h.instance_id for h in kept]")
     machines.lose("head")
-    console.kill()  # Ray's drivers ask a GCS that is gone without pause (2.60)
     assert "is up" in machines.head()
+    with pytest.raises(RemoteError, match="was lost, and with it the node"):
+        console.do("aenv_ray.create_many(PROBE, 1)")  # this driver was on the head
+    console.kill()
     again = drive(machines)
     try:
         again.do(f"kept = [aenv_ray.get(i) for i in {ids!r}]")
@@ -221,30 +250,60 @@ def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -
         again.close()
 
 
+@pytest.mark.parametrize("lost", ["head", "redis"])
 def test_who_is_elsewhere_waits_until_the_head_is_back(
-    cable: Cable, machines: Machines, words: dict[str, str]
+    cable: Cable, machines: Machines, console: Console, lost: str
 ) -> None:
-    """Calls do not pause, creates do; samplings lose no episode, in a driver or on nodes."""
-    del words
-    machines.worker("far", 8, ip=cable.there, inside=cable.inside)
+    """Calls and services do not pause, creates do, and no episode of a sampling is lost."""
+    machines.worker("far", 10, ip=cable.there, inside=cable.inside)
+    port = free_port()
+    token = console.value(f"serve_gateway('0.0.0.0', {port})")
     driver = drive_there(machines, cable)
+
+    def at_work(times: int, *loads: str) -> None:
+        for load in loads:
+            before = driver.value(f"{load}.done")
+            eventually(
+                lambda n=load, least=before + times: driver.value(f"{n}.done") >= least,  # type: ignore[misc]
+                LONG_S,
+                lambda n=load: driver.value(f"{n}.failed[-3:]"),  # type: ignore[misc]
+            )
+
     try:
-        driver.do("kept = aenv_ray.create_many(PROBE, 1)[0]")
-        driver.do("played, sampler = sample('driver')\nspread, other = sample('nodes')")
+        driver.do("kept = aenv_ray.create_many(PROBE, 1)[0]\nname, desk = serve_elsewhere()")
+        driver.do(
+            f"http = httpx.Client(base_url='http://{cable.here}:{port}', timeout=60,\n"
+            f"    headers={{'Authorization': 'Bearer {token}'}})\n"
+            "played, sampler = sample('driver')\nspread, other = sample('nodes')"
+        )
         eventually(lambda: driver.value("min(played.finished, spread.finished)") > 2, LONG_S)
         driver.do("calls, creates = Load(call), Load(create)")
-        eventually(lambda: driver.value("min(calls.done, creates.done)") > 2, LONG_S)
-        machines.lose("head")
-        before = driver.value("calls.done")
-        eventually(lambda: driver.value("calls.done") > before + 20, LONG_S)
+        driver.do("uses, asks = Load(use_service), Load(ask_gateway)")
+        at_work(3, "calls", "creates", "uses", "asks")
+        if lost == "head":
+            machines.lose("head")
+        else:
+            machines.lose_redis()
+        at_work(20, "calls", "uses")
+        if lost == "redis":
+            machines.start_redis()
         assert "is up" in machines.head()
-        before = driver.value("creates.done")
-        eventually(lambda: driver.value("creates.done") > before + 3, LONG_S)
-        assert driver.value("calls.end()") == [False, []]
-        assert driver.value("creates.end()") == [False, []]
+        at_work(3, "calls", "creates", "uses", "asks")
+        for load in ("calls", "creates", "uses"):
+            assert driver.value(f"{load}.end()") == [False, []], load
+        is_over, refused = driver.value("asks.end()")
+        assert not is_over
+        assert all(re.search("Connect|RemoteProtocol| 503 ", error) for error in refused), refused
         eventually(lambda: not driver.value("sampler.is_alive() or other.is_alive()"), LONG_S)
-        assert driver.value("[played.summary().succeeded, spread.summary().succeeded]") == [60, 60]
-        assert driver.value("len(aenv_ray.list_instances())") == 1
+        assert driver.value("[completed(played), completed(spread)]") == [60, 60]
+        said = [line for line in driver.errors() if "Ray's head" in line]
+        assert len(said) == 2, said
+        assert "does not answer" in said[0]
+        assert "is back after" in said[1]
+        driver.do("serve.remove(name)")
+        driver.do("from aenv_ray.serve.gateway import deployment\ndeployment.undeploy()")
+        driver.do("import ray.serve\nray.serve.shutdown()")
+        eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 1, LONG_S)
     finally:
         driver.close()
     assert machines.run("far", "stop").returncode == 0

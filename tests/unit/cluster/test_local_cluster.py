@@ -105,6 +105,16 @@ def test_a_node_that_is_up_in_the_other_role_is_left_alone(
         node.bring_up("node", address, 6380)
 
 
+def test_a_head_that_lost_its_control_plane_is_not_up(
+    node: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the loss of Redis; it is started again, and systemd learns of it."""
+    monkeypatch.setattr(node, "processes", lambda name: {7: "/ray/raylet --port=1 --head"})
+    assert not node.is_up("node", is_head=None)
+    assert not node.is_up("node", is_head=True)
+    assert node.status("node") == 1
+
+
 @pytest.mark.parametrize(("address", "up"), [("h:1", WORKER), (None, HEAD)])
 def test_a_node_that_is_up_is_not_started_again(
     node: ModuleType,

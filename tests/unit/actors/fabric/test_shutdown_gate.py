@@ -70,3 +70,14 @@ def test_work_that_runs_after_the_shutdown_does_not_connect_again(
     driver_api.shutdown()
     with pytest.raises(FabricUnavailable, match="shut down"):
         connect()
+
+
+def test_a_gate_that_fails_raises_its_error_also_for_work_under_way() -> None:
+    gate = ShutdownGate()
+    with gate:
+        gate.fail("the head was lost", "start again")
+        with pytest.raises(FabricUnavailable, match="head was lost") as caught:
+            gate.check()
+    assert caught.value.hint == "start again"
+    with pytest.raises(FabricUnavailable, match="head was lost"), gate:
+        raise AssertionError("it let something in")
