@@ -7,7 +7,8 @@
 
 A row's ``extra_env_info`` has the task of the episode under ``aenv``; its ``task_name`` is
 ``aenv``. Actions are texts, see `aenv_ray.integrations.support.text_actions`: put `instructions`
-into the prompts. A void episode has reward 0, and ``loss_multiplier`` 0, which takes it out of the loss.
+into the prompts. A void episode has reward 0, and ``loss_multiplier`` 0, which takes it out of the
+loss.
 """
 
 from __future__ import annotations
