@@ -380,7 +380,7 @@ def test_code_is_inspected_in_a_sandbox_or_not_at_all(
 )
 async def test_a_project_that_lists_nonsense_is_refused(tmp_path: Path, listing: str) -> None:
     """Invariant 13: what it says of itself is checked, and no failure of the gateway."""
-    lie = "from aenv_ray.runtime.api.registry import Registry\n"
+    lie = TOOLS.replace("import pwn", "from aenv_ray.runtime.api.registry import Registry")
     lie += f"Registry.listing = lambda self: {listing}\n"
     source = write_project(tmp_path / "project", {"tools.py": lie})
     with pytest.raises(SandboxStartFailed, match="does not list its functions"):
