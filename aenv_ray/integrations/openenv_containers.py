@@ -20,7 +20,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.client.port_forward import PortForward
 from aenv_ray.errors import AenvError, ConfigError, SandboxLost
-from aenv_ray.integrations.image_projects import image_project
+from aenv_ray.integrations.support.image_projects import image_project
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import InstanceStatus
 
