@@ -139,6 +139,25 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
 
 
+def test_the_engine_that_the_cluster_chose_is_shown(
+    desk: Any, service_gateway: ServiceGateway
+) -> None:
+    del desk
+    headers = {"Authorization": f"Bearer {service_gateway.token}"}
+    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/desk"
+    shown = httpx.get(url, headers=headers, timeout=WIDE_S).json()["data"]
+    assert (shown["engine"], shown["chosen_engine"]) == ("", "process")
+
+
+def test_a_service_that_no_node_can_run_is_refused(gateway: httpx.Client, root: Path) -> None:
+    """There is no Kubernetes here; nothing of it is kept."""
+    del gateway
+    with pytest.raises(FabricUnavailable, match="no node can run instances on engine kubernetes"):
+        services.deploy(root, name="nowhere", engine="kubernetes", owner="ann")
+    with pytest.raises(ServiceNotFound):
+        services.state("nowhere")
+
+
 async def test_mcp_clients_can_use_a_service(desk: Any, gateway: httpx.Client) -> None:
     """With both generations of the protocol; a session keeps its sandbox."""
     from fastmcp import Client
