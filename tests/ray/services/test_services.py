@@ -139,14 +139,15 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
 
 
-def test_the_engine_that_the_cluster_chose_is_shown(
-    desk: Any, service_gateway: ServiceGateway
-) -> None:
-    del desk
+def test_the_engine_that_the_cluster_chose_is_shown(service_gateway: ServiceGateway) -> None:
+    services.deploy("mini-terminal", name="shown", owner="ann")
     headers = {"Authorization": f"Bearer {service_gateway.token}"}
-    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/desk"
-    shown = httpx.get(url, headers=headers, timeout=WIDE_S).json()["data"]
+    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/shown"
+    answer = httpx.get(url, headers=headers, timeout=WIDE_S)
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()["data"]
     assert (shown["engine"], shown["chosen_engine"]) == ("", "process")
+    services.remove("shown")
 
 
 def test_a_service_that_no_node_can_run_is_refused(gateway: httpx.Client, root: Path) -> None:
