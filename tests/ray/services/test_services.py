@@ -139,15 +139,17 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
 
 
-def test_the_engine_that_the_cluster_chose_is_shown(service_gateway: ServiceGateway) -> None:
-    services.deploy("mini-terminal", name="shown", owner="ann")
+def test_a_service_of_a_path_is_shown_with_the_engine_that_the_cluster_chose(
+    desk: Any, root: Path, service_gateway: ServiceGateway
+) -> None:
+    del desk
     headers = {"Authorization": f"Bearer {service_gateway.token}"}
-    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/shown"
+    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/desk"
     answer = httpx.get(url, headers=headers, timeout=WIDE_S)
     assert answer.status_code == 200, answer.text
     shown = answer.json()["data"]
     assert (shown["engine"], shown["chosen_engine"]) == ("", "process")
-    services.remove("shown")
+    assert shown["env"]["name"] == root.name
 
 
 def test_a_service_that_no_node_can_run_is_refused(gateway: httpx.Client, root: Path) -> None:
