@@ -130,6 +130,7 @@ def test_environments_are_listed_searched_and_shown_in_every_format(aenv):
 def test_an_instance_lives_through_every_command(aenv):
     made = aenv("instance", "create", "probe", *KEPT, "--ttl", "5m", "--label", "run=a")
     assert made["status"] == "Running"
+    assert f"engine: {made['engine']}\n" in aenv.err, "nobody named it"
     name = made["id"]
     assert [row["id"] for row in aenv("instance", "list", "--label", "run=a")] == [name]
     assert aenv("instance", "list", "-n", "probe", "--version", "9") == []

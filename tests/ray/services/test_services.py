@@ -139,6 +139,28 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
 
 
+def test_a_service_of_a_path_is_shown_with_the_engine_that_the_cluster_chose(
+    desk: Any, root: Path, service_gateway: ServiceGateway
+) -> None:
+    del desk
+    headers = {"Authorization": f"Bearer {service_gateway.token}"}
+    url = f"http://127.0.0.1:{service_gateway.settings.port}/env-service/desk"
+    answer = httpx.get(url, headers=headers, timeout=WIDE_S)
+    assert answer.status_code == 200, answer.text
+    shown = answer.json()["data"]
+    assert (shown["engine"], shown["chosen_engine"]) == ("", "process")
+    assert shown["env"]["name"] == root.name
+
+
+def test_a_service_that_no_node_can_run_is_refused(gateway: httpx.Client, root: Path) -> None:
+    """There is no Kubernetes here; nothing of it is kept."""
+    del gateway
+    with pytest.raises(FabricUnavailable, match="no node can run instances on engine kubernetes"):
+        services.deploy(root, name="nowhere", engine="kubernetes", owner="ann")
+    with pytest.raises(ServiceNotFound):
+        services.state("nowhere")
+
+
 async def test_mcp_clients_can_use_a_service(desk: Any, gateway: httpx.Client) -> None:
     """With both generations of the protocol; a session keeps its sandbox."""
     from fastmcp import Client

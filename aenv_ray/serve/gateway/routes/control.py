@@ -137,6 +137,8 @@ class EnvironmentCache:
         return cached[0]
 
     async def _published(self, reference: str) -> EnvironmentVersion | None:
+        if project.looks_like_path(reference):
+            return None  # of a service that Python code has deployed
         name, _, version = reference.partition("@")
         try:
             return await self._hub.environment(name, version)
