@@ -68,7 +68,8 @@ def call():
 def create():
     aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
 def use_service():
-    assert not desk.call_tool.remote("execute_command", {"command": "true"}).result(timeout_s=20).is_error
+    answer = desk.call_tool.remote("execute_command", {"command": "true"})
+    assert not answer.result(timeout_s=20).is_error
 def ask_gateway():
     http.get("/instances").raise_for_status()
 def serve_elsewhere():
