@@ -15,7 +15,7 @@ from aenv_ray import errors
 from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
-from aenv_ray.runtime.door.caller_link import NOTE
+from aenv_ray.runtime.door.caller_link import LOG, NOTE
 from aenv_ray.runtime.door.host_link import (
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
@@ -42,6 +42,9 @@ wakes the sandbox and later the host: a tenth of a call's cost on two cores. Abo
 in a millisecond."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer message is ended, because it takes its host's memory."""
+MAX_REPORT_BYTES: Final = 1024 * 1024
+"""A longer progress report or note is replaced by a remark: up to a thousand are held for a slow
+caller."""
 MAX_REQUESTS: Final = 1024
 """Requests of one runtime that are answered at the same time; further ones are refused."""
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
@@ -69,6 +72,39 @@ _REFUSALS: Final = {
 }
 """Message and hint for services that a sandbox does not have."""
 Dial = Callable[[], Awaitable[socket.socket]]
+
+
+def _progress(params: dict[str, Any], size: int) -> tuple[float | None, float | None, str | None]:
+    """Return a progress report.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    match params:
+        case {"progress": int() | float() as progress}:
+            total, text = params.get("total"), params.get("message")
+            if isinstance(total, int | float | None) and isinstance(text, str | None):
+                return progress, total, text if size <= MAX_REPORT_BYTES else _left_out(size)
+    raise TypeError("not a progress report")
+
+
+def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None, str | None]:
+    """Return a note of `aenv_ray.runtime.door.caller_link` as a report.
+
+    Raises:
+        TypeError: It is not one.
+    """
+    match params.get("note"):
+        case {"method": str(), **rest} as note if isinstance(rest.get("params", {}), dict):
+            if size > MAX_REPORT_BYTES:
+                data = {"msg": _left_out(size), "extra": None}
+                note = {"method": LOG, "params": {"level": "warning", "data": data}}
+            return None, None, pydantic_core.to_json(note).decode()
+    raise TypeError("not a note")
+
+
+def _left_out(size: int) -> str:
+    return f"[a message of {size} bytes was left out; the limit is {MAX_REPORT_BYTES}]"
 
 
 @dataclass(slots=True)
@@ -254,10 +290,8 @@ class DoorSandbox(Sandbox):
             return
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
-                report = (params.get("progress"), params.get("total"), params.get("message"))
-                if message.get("method") == NOTE:
-                    report = (None, None, pydantic_core.to_json(params.get("note")).decode())
-                waiting.on_progress(*report)
+                is_note = message.get("method") == NOTE
+                waiting.on_progress(*(_note if is_note else _progress)(params, len(line)))
 
     def _on_request(self, key: str, message: dict[str, Any]) -> None:
         if len(self._unsent) > MAX_UNREAD_BYTES:

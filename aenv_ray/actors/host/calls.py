@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Any, Final
 
+from aenv_ray.actors.calls.call_batching import MAX_REPORTS
 from aenv_ray.actors.calls.caller_notes import Report, message_of, note_of
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
@@ -81,7 +82,13 @@ class HostCalls:
     ) -> AsyncGenerator[Report | LogMessage | Question | WireResult]:
         """Run one call; yield ``(progress, total, message)`` tuples and notes, then the result."""
         reports: asyncio.Queue[Report | None] = asyncio.Queue()
-        task = asyncio.create_task(self.call(message, lambda *report: reports.put_nowait(report)))
+
+        def add(*report: Any) -> None:
+            if reports.qsize() >= MAX_REPORTS:
+                reports.get_nowait()  # the oldest: the reader is slow
+            reports.put_nowait(report)
+
+        task = asyncio.create_task(self.call(message, add))
         task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
             while (report := await reports.get()) is not None:

@@ -248,3 +248,69 @@ def test_a_malformed_result_is_typed(method: str, text: bytes) -> None:
     """Invariant 14: a sandbox whose results cannot be read does not void its episode."""
     with pytest.raises(SandboxDiedInside, match="malformed"):
         wire.decode_json(method, text)
+
+
+PROGRESS = (
+    b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"p1",%s}}\n'
+)
+NOTED = (
+    b'{"jsonrpc":"2.0","method":"notifications/aenv/caller","params":{"progressToken":"p1",%s}}\n'
+)
+
+
+async def reports_of(peer: Peer, *lines: bytes) -> list[Any]:
+    """Return what a call is told of lines that its sandbox sends before the answer."""
+    found: list[Any] = []
+    call = asyncio.create_task(
+        peer.sandbox.request_json(
+            "ping", b"{}", deadline_s=30, on_progress=lambda *report: found.append(report)
+        )
+    )
+    await peer.asked()
+    for line in (*lines, b'{"jsonrpc":"2.0","id":1,"result":{}}\n'):
+        await asyncio.get_running_loop().sock_sendall(peer.sock, line)
+    await call
+    return found
+
+
+async def test_a_call_is_told_of_progress_and_notes(peer: Peer) -> None:
+    note = b'"note":{"method":"notifications/message","params":{"level":"info"}}'
+    found = await reports_of(peer, PROGRESS % b'"progress":1,"message":"half"', NOTED % note)
+    assert found[0] == (1, None, "half")
+    assert found[1][:2] == (None, None)
+    assert json.loads(found[1][2])["method"] == "notifications/message"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        PROGRESS % b'"progress":null,"message":"no JSON"',
+        PROGRESS % b'"progress":"1"',
+        PROGRESS % b'"progress":1,"message":[1]',
+        PROGRESS % b'"progress":1,"total":{}',
+        NOTED % b'"note":7',
+        NOTED % b'"note":{"params":{}}',
+        NOTED % b'"note":{"method":"a","params":[1]}',
+        NOTED % b'"other":1',
+    ],
+)
+async def test_a_report_that_is_none_ends_its_sandbox(peer: Peer, line: bytes) -> None:
+    """Invariant 14: the host would fail at it, which would void the episode."""
+    with pytest.raises(SandboxDiedInside, match="invalid message"):
+        await reports_of(peer, line)
+
+
+async def test_a_long_report_is_left_out(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariants 7 and 12: hosts hold many for slow callers, and what is missing is named."""
+    monkeypatch.setattr(door, "MAX_REPORT_BYTES", 500)
+    note = b'"note":{"method":"elicitation/create","question":"q","params":{"message":"%s"}}'
+    found = await reports_of(
+        peer,
+        PROGRESS % (b'"progress":1,"message":"%s"' % (b"x" * 600)),
+        NOTED % (note % (b"x" * 600)),
+    )
+    assert found[0][0] == 1
+    assert "was left out" in found[0][2]
+    told = json.loads(found[1][2])
+    assert told["method"] == "notifications/message"
+    assert "was left out" in told["params"]["data"]["msg"]
