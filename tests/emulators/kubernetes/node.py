@@ -267,10 +267,17 @@ class _RunningPod:
                 async with asyncio.timeout(grace_s):
                     await self._gone.wait()
         if not self._gone.is_set():
-            self._tell("Failed")
+            if not self._has_ended:  # else its phase is known
+                self._tell("Failed")
             self._kill_all()
             async with asyncio.timeout(_END_S):
                 await self._gone.wait()
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether all containers have ended by themselves."""
+        names = [container["name"] for container in self._pod["spec"]["containers"]]
+        return all("terminated" in self._states.get(name, {}) for name in names)
 
     def _kill_all(self) -> None:
         if self._pid and not self._gone.is_set():
