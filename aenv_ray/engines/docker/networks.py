@@ -26,6 +26,10 @@ RESOLVED_FOR_S: Final = 30.0
 _NO_RESOLVER: Final = "nameserver 127.0.0.1\n"
 """Nothing listens there, so names fail at once. A real resolver would leak data in its queries."""
 _EXISTS: Final = 409
+_SAME_BRIDGE: Final = "networks have same bridge name"
+"""What the daemon says of a network that another request is creating."""
+_CREATED_S: Final = 10.0
+_CREATED_PAUSE_S: Final = 0.1
 _LOCK_DEADLINE_S: Final = 60.0
 
 
@@ -52,6 +56,7 @@ class DockerNetworks:
         self._locks = host.files.locks
         self._scope = host.scope
         self._has_internet = False
+        self._creating = asyncio.Lock()
         self._resolved: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     @contextlib.asynccontextmanager
@@ -124,15 +129,30 @@ class DockerNetworks:
                     self._locks.write_openings(bridge.chain, wanted)
 
     async def _create(self, bridge: Bridge) -> None:
+        """Create a network, unless it exists.
+
+        A daemon refuses a network while another request is creating it. So one is created at a
+        time, and one that another host of this node is creating is waited for.
+        """
+        async with self._creating:
+            deadline = asyncio.get_running_loop().time() + _CREATED_S
+            while (refusal := await self._refusal(bridge)) is not None:
+                is_being_created = _SAME_BRIDGE in refusal.message
+                if not is_being_created or asyncio.get_running_loop().time() > deadline:
+                    raise SandboxStartFailed(
+                        f"the network {bridge.name} cannot be created: {refusal.message}",
+                        hint="by default a daemon has room for about thirty networks, one per "
+                        "allow-list in use; its setting default-address-pools raises the limit",
+                    ) from refusal
+                await asyncio.sleep(_CREATED_PAUSE_S)
+
+    async def _refusal(self, bridge: Bridge) -> DaemonRefused | None:
+        """Return why a network cannot be created; None if it exists now."""
         try:
             await self._client.request("POST", "/networks/create", body=bridge.body())
         except DaemonRefused as exc:
-            if exc.status != _EXISTS:  # created before, by this host or another one of this node
-                raise SandboxStartFailed(
-                    f"the network {bridge.name} cannot be created: {exc.message}",
-                    hint="by default a daemon has room for about thirty networks, one per "
-                    "allow-list in use; its setting default-address-pools raises the limit",
-                ) from exc
+            return None if exc.status == _EXISTS else exc
+        return None
 
     async def _resolve(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
         now = asyncio.get_running_loop().time()

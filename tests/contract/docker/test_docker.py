@@ -271,6 +271,22 @@ def _serve(listener: socket.socket) -> None:
             listener.accept()[0].close()
 
 
+async def test_the_first_starts_share_the_network_that_one_of_them_creates(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """A daemon refuses a network that it is creating, and neither start may fail because of it."""
+    if os.geteuid() != 0:
+        pytest.skip("the rules of the packet filter need root")
+    async with engine_on(docker_node) as one, engine_on(docker_node) as two:
+        starts = []
+        async with asyncio.TaskGroup() as group:
+            for number, engine in enumerate((one, two, one, two)):
+                bench = Bench(engine, tmp_path / str(number))
+                project = bench.contract_project({"network": "internet"})
+                starts.append(group.create_task(bench.start(project)))
+        assert {start.result().isolation.network for start in starts} == {"internet"}
+
+
 async def test_the_internet_excludes_the_node_and_its_neighbours(
     docker_node: DockerNode, tmp_path: Path
 ) -> None:
