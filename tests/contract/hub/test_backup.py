@@ -237,9 +237,9 @@ HEADER = {"format": "aenv-ray hub backup", "software": "9.9.9", "created_at": 0.
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no backup"),
-        (b"anything else" * 100, "no backup"),
-        (rewritten({"format": "tar of somebody"}), "no backup"),
+        (b"", "not a backup"),
+        (b"anything else" * 100, "not a backup"),
+        (rewritten({"format": "tar of somebody"}), "not a backup"),
         (rewritten(HEADER | {"version": 2, "layout": 1}), "9.9.9 wrote this backup in format 2"),
         (rewritten(HEADER | {"version": 1, "layout": 2}), "layout 2"),
         (rewritten(HEADER | {"version": 1, "layout": 1}), "truncated"),
@@ -343,7 +343,7 @@ async def test_a_hostile_file_leaves_the_hub_as_it_was(
 ) -> None:
     """Invariant 5: the old keys are deleted before the new ones are written."""
     await hub.push(entry())
-    with pytest.raises(BackupInvalid, match="no backup of a hub"):
+    with pytest.raises(BackupInvalid, match="not a backup of a hub"):
         await restore(hub, store_in(tmp_path, clock), hostile(keys), replace=True)
     assert (await hub.environment("weather")).name == "weather"
 
@@ -352,5 +352,5 @@ async def test_a_hostile_file_leaves_the_hub_as_it_was(
 def test_a_member_that_is_larger_than_the_file_is_not_read(member: str) -> None:
     """It would fill the memory of the hub's node."""
     assert check(hostile([]))[0] == []
-    with pytest.raises(BackupInvalid, match="no backup of a hub"):
+    with pytest.raises(BackupInvalid, match="not a backup of a hub"):
         check(hostile([], sparse=member))
