@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from aenv_ray.cli.local.free_ports import free_port
+from aenv_ray.cluster import manifests
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 from tests.emulators.kubernetes.node import PYTHON_IMAGE
 from tests.ray.faults import eventually, eventually_empty
@@ -31,6 +32,9 @@ ENVIRONMENT = "mini-terminal"
 @pytest.fixture(scope="module")
 def pods() -> Iterator[PodNodes]:
     with KubernetesNode() as kubernetes, own_root("aenv-k") as root:
+        for policy in manifests.load("dev"):  # a gateway requires isolation
+            if policy["kind"] == "NetworkPolicy":
+                kubernetes.cluster.create("networkpolicies", policy, "networking.k8s.io")
         cluster = PodNodes(root, kubernetes)
         try:
             yield cluster
