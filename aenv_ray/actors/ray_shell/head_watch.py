@@ -74,7 +74,7 @@ class HeadWatch:
     Args:
         address: ``HOST:PORT`` of the head.
         has_node: Returns whether the node of this process is alive, as the head knows.
-        on_cut_off: Called once if it is not, after the head was lost.
+        on_cut_off: Called once if it is not, after a look at the head failed.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class HeadWatch:
     def _watch(self) -> None:
         asks_until = float("-inf")
         while not self._stopped.wait(LOOK_S):
-            was_lost, now = self.is_lost, time.monotonic()
+            was_missed, now = self.is_missed, time.monotonic()
             line = self._contact.note(is_up=self._answers(), now=now)
             if line is not None and not self._stopped.is_set():
                 logger.warning("%s", line)
-            if was_lost and not self.is_lost:
+            if was_missed and not self.is_missed:  # it may be a new head, started quickly
                 asks_until = now + NODE_S
-            if now < asks_until and not self.is_lost and self._is_cut_off():
+            if now < asks_until and not self.is_missed and self._is_cut_off():
                 logger.warning("%s: %s", CUT_OFF, START_AGAIN)
                 self._on_cut_off()
                 return

@@ -298,9 +298,10 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
         eventually(lambda: not driver.value("sampler.is_alive() or other.is_alive()"), LONG_S)
         assert driver.value("[completed(played), completed(spread)]") == [60, 60]
         said = [line for line in driver.errors() if "Ray's head" in line]
-        assert len(said) == 2, said
-        assert "does not answer" in said[0]
-        assert "is back after" in said[1]
+        assert said
+        assert len(said) % 2 == 0, said  # the head's port may come, go and come while it starts
+        assert all("does not answer" in line for line in said[::2]), said
+        assert all("is back after" in line for line in said[1::2]), said
         driver.do("serve.remove(name)")
         driver.do("from aenv_ray.serve.gateway import deployment\ndeployment.undeploy()")
         driver.do("import ray.serve\nray.serve.shutdown()")

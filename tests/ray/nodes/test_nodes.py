@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from aenv_ray.engines.process.launcher import ADOPTION_GRACE_S
-from aenv_ray.testing.contract_bench import write_project
 from tests.ray.faults import (
     GONE_S,
     PROBE,
@@ -161,43 +159,6 @@ def test_a_spare_host_that_is_lost_with_its_node_is_not_handed_out(
     console.do(f"group = [aenv_ray.create(PROBE, near={node.node_id!r})]")
     assert console.value(CALLS.format("group")) == [1]
     assert node.node_id not in by_node(console, "group")
-    console.do(RELEASE.format("group"))
-
-
-OUTER = """
-from aenv_ray.runtime import current_call, register_tool
-
-
-@register_tool
-def call() -> list:
-    return current_call().env("mini-terminal").list_tools()
-"""
-INNER = (
-    "[(i.labels['aenv.outer'], i.node_id) for i in aenv_ray.list_instances()"
-    " if 'aenv.outer' in i.labels]"
-)
-
-
-def test_inner_instances_on_other_nodes_end_with_the_node_of_their_outer_ones(
-    passing: Callable[..., Node], console: Console, tmp_path: Path
-) -> None:
-    """Invariant 3: their outer ones, the host of these and its records are gone."""
-    config = {
-        "name": "outer",
-        "deployConfig": {"network": "none", "environments": ["mini-terminal"]},
-    }
-    project = write_project(tmp_path / "outer", {"tools.py": OUTER}, config)
-    node = passing()
-    console.do(
-        f"group = aenv_ray.create_many({str(project)!r}, 12, actor='shared', near={node.node_id!r})"
-    )
-    console.do("ray.get([h.call_tool.remote('call') for h in group], timeout=100)")
-    places = console.value("{h.instance_id: ray.get(h.info.remote()).node_id for h in group}")
-    lost = {one for one, place in places.items() if place == node.node_id}
-    inner = console.value(INNER)
-    assert [one for one, place in inner if one in lost and place != node.node_id]
-    node.kill()
-    eventually(lambda: not lost.intersection(one for one, _ in console.value(INNER)), 60.0)
     console.do(RELEASE.format("group"))
 
 
