@@ -4,7 +4,7 @@
     episodes = aenv_ray.sample(environment, policy=policy)
 
 verifiers runs in the sandbox, with its own toolsets, users, judges and rewards; the agent of its
-episode is whoever calls the tools. It need not be installed here.
+episode is the caller of the tools. It need not be installed here.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
 def as_tool_error(exc: BaseException) -> ToolError:
     """Return an error that a sandbox answered a call with as an outcome of this call.
 
-    Its code may name any error, such as one of the configuration of whoever runs the episode.
+    Its code may be that of any error, also of one that is only for the program that samples.
     """
     if isinstance(exc, ToolError):
         return exc

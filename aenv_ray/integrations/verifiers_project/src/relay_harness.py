@@ -1,4 +1,4 @@
-"""The agent of an episode of verifiers: whoever calls the tools of this environment.
+"""The agent of an episode of verifiers: the caller of the tools of this environment.
 
 verifiers runs an agent's program and records what its model answers. This program has no model:
 each call of a tool becomes an answer of the model that calls this tool, so that verifiers records,

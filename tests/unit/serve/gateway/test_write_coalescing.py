@@ -1,4 +1,4 @@
-"""A small response is one packet, and nothing waits for a body that comes later."""
+"""A small response is one write, and nothing waits for a body that comes later."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def received(connection: socket.socket, path: str) -> bytes:
     return b"".join(iter(lambda: connection.recv(1 << 20), b""))
 
 
-def test_a_small_response_is_one_packet(server: Server) -> None:
+def test_responses_of_one_connection_arrive_whole(server: Server) -> None:
     with server.connect() as connection:
         for _ in range(3):  # on the same connection
             connection.sendall(b"GET /small HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -107,6 +107,33 @@ def test_the_head_does_not_wait_for_a_body_that_comes_later(server: Server) -> N
         assert head.endswith(b"\r\n\r\n")
         server.go_on()
         assert b"at last" in connection.recv(65_536)
+
+
+async def test_head_and_small_body_are_one_write() -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=theirs)
+    writes: list[bytes] = []
+    real = transport.write
+
+    def write(data: bytes) -> None:
+        writes.append(data)
+        real(data)
+
+    transport.write = write  # type: ignore[method-assign]
+    coalescing = CoalescingTransport(transport, loop)
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    for body in (b"here", LARGE):
+        coalescing.write(head)
+        assert not writes, "it waits for the body"
+        coalescing.write(body)
+        assert writes == ([head, LARGE] if body is LARGE else [head + body])
+        writes.clear()
+    coalescing.write(head)
+    await asyncio.sleep(0)
+    assert writes == [head], "no body followed in the same turn of the loop"
+    transport.abort()
+    ours.close()
 
 
 async def test_a_connection_is_closed_after_a_head_that_waits() -> None:
