@@ -220,6 +220,9 @@ def node_environment(name: str, *, is_head: bool) -> dict[str, str]:
     """Return the variables of Ray's processes on this node."""
     environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
     environment[MARK] = mark(name)
+    # Ray's agents write their titles over their variables, and so would lose the mark. They would
+    # outlive a killed node by up to RECONNECT_S.
+    environment["SPT_NOENV"] = "1"
     environment["RAY_AUTH_MODE"] = "token"
     environment["RAY_AUTH_TOKEN_PATH"] = str(ensure_token(may_make=is_head))
     environment.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_S))

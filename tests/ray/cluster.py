@@ -26,8 +26,10 @@ FRUGAL: Final = {
     "REPORTER_UPDATE_INTERVAL_MS": "3600000",
     "RAY_enable_metrics_collection": "0",
     "SCAN_EVENT_DIR_INTERVAL_SECONDS": "3600",
+    "SPT_NOENV": "1",
 }
-"""A Ray's variables: no workers that nobody asked for, no logs and figures that nobody reads."""
+"""A Ray's variables: no workers that nobody asked for, no logs and figures that nobody reads, and
+agents that keep the variables by which `processes_of` finds them."""
 FRUGAL_HEAD: Final = {"include_log_monitor": False, "no_monitor": True}
 """A head's parameters: nobody reads its logs, and it gets no nodes by itself."""
 SHARED: Final = contextlib.ExitStack()

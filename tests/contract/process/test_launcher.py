@@ -73,8 +73,10 @@ async def test_what_a_template_uses_stays_in_the_caches(
     await again.stop([sandbox.instance_id])
     await again.close()
     signal_all(own_node.launcher_pids())
-    await eventually(lambda: not own_node.launcher_pids(), "the launcher ends")
-    assert caches.collect(project.parent, 0, 0.0) == [project.name]
+    await eventually(
+        lambda: caches.collect(project.parent, 0, 0.0) == [project.name],
+        "the launcher ends, and its templates with it",
+    )
 
 
 async def test_a_cgroup_that_cannot_be_used_is_told(own_node: Node, tmp_path: Path) -> None:

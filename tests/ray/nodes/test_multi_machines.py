@@ -208,6 +208,8 @@ def test_the_script_makes_a_cluster_and_says_what_to_do_next(
     for name, pids in before.items():
         assert pids & set(machines.processes(name))
         assert machines.run(name, "status").returncode == 0
+        commands = machines.processes(name).values()
+        assert any("DashboardAgent" in command for command in commands), "it ends with its node"
     assert machines.run("two", "status").returncode == 1
 
 
