@@ -161,7 +161,8 @@ class SharedIsolationTests:
         self, shared: Sandbox, second: Sandbox
     ) -> None:
         own, others = [(await value_of(one, "facts"))["cwd"] for one in (shared, second)]
-        await evaluate(shared, "import os; os.chdir('/usr')")
+        # Slow, so that another thread listens by the time it ends.
+        await evaluate(shared, "import os, time; os.chdir('/usr'); time.sleep(0.3)")
         assert (await value_of(shared, "facts"))["cwd"] == "/usr"
         assert (await value_of(second, "facts"))["cwd"] == others
         await evaluate(shared, f"import os; os.chdir({own!r})")

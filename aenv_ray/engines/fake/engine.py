@@ -22,10 +22,10 @@ import stat
 import tempfile
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import (
@@ -39,14 +39,17 @@ from aenv_ray.engines.base import (
     start_failed,
 )
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.fake.idle import PolledConnections, polled_connections
+from aenv_ray.engines.fake.idle import polled_connections
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, InsideCause, SandboxStartFailed
 from aenv_ray.files import FileLock
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
+from aenv_ray.runtime.api.registry import Registry
+from aenv_ray.runtime.door.answers import Outcome
+from aenv_ray.runtime.door.caller import Caller
 from aenv_ray.runtime.door.calls import kill_tree
-from aenv_ray.runtime.door.dispatch import Dispatcher
+from aenv_ray.runtime.door.dispatch import Dispatcher, OnOutcome, OnProgress
 from aenv_ray.runtime.door.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.system import linux
@@ -228,9 +231,9 @@ class _FakeRuntime:
         except BaseException:  # noqa: BLE001  # any failure of the project's code
             reason = traceback.format_exc()
         else:
-            self._dispatcher = Dispatcher(registry)
+            self.note_directory(str(self.work_dir))  # the project's code may have changed it
+            self._dispatcher = _DirectoryDispatcher(registry, self)
             self._dispatcher.begin(directory=str(self.work_dir), variables=self._variables)
-            self.note_directory()
             with _alive_changed:
                 if not self.is_cancelled.is_set():
                     self.first = self._serve()
@@ -245,28 +248,30 @@ class _FakeRuntime:
         """Return the client's end of a new connection."""
         if polled_connections() is not None:
             return self._serve()
-        return await _in_thread(lambda: _inside(self, self._serve))
+        return await _in_thread(self._serve)
 
     def _serve(self) -> socket.socket:
         assert self._dispatcher is not None
         ours, theirs = socket.socketpair()
         self._peers = [peer for peer in self._peers if peer.fileno() >= 0] + [theirs]
         polled = polled_connections()
-        idle = None if polled is None else _Idle(self, polled)
-        Connection(theirs, self._dispatcher, self.enter_directory, idle).start()
+        Connection(theirs, self._dispatcher, polled).start()
         return ours
 
-    def note_directory(self) -> None:
-        """Note the directory of the calling thread, which is that of the next one that serves."""
+    def note_directory(self, earlier: str) -> None:
+        """Make the calling thread's directory the sandbox's if it is no longer `earlier`."""
         with contextlib.suppress(FileNotFoundError):  # the sandbox has ended
-            self._directory = os.getcwd()
+            if (directory := os.getcwd()) != earlier:
+                self._directory = directory
 
-    def enter_directory(self) -> None:
+    def enter_directory(self) -> str:
         """Give the calling thread this sandbox's working directory, apart from other threads."""
+        directory = self._directory
         if has_own_directories():
             linux.unshare(linux.CLONE_FS)
             with contextlib.suppress(FileNotFoundError):  # the sandbox has ended
-                os.chdir(self._directory)
+                os.chdir(directory)
+        return directory
 
     def end(self, cause: EndCause) -> None:
         """Break every connection and stop every call; only the first cause counts."""
@@ -280,39 +285,69 @@ class _FakeRuntime:
             self.first.close()
 
 
-class _Idle:
-    """Watches one connection while it is idle; an `IdleConnections`.
+class _DirectoryDispatcher(Dispatcher):
+    """Runs each sync call in its sandbox's working directory, whichever thread it has.
 
     Args:
-        runtime: The runtime of its sandbox.
-        polled: What watches it.
+        registry: The functions.
+        runtime: The runtime of the sandbox.
     """
 
-    def __init__(self, runtime: _FakeRuntime, polled: PolledConnections) -> None:
+    def __init__(self, registry: Registry, runtime: _FakeRuntime) -> None:
+        super().__init__(registry)
         self._runtime = runtime
-        self._polled = polled
-        self._is_new = True
 
-    def watch(self, connection: Connection, fileno: int) -> None:
-        """See `IdleConnections.watch`; the thread that serves it next has this one's directory."""
-        if not self._is_new:
-            self._runtime.note_directory()
-        self._is_new = False
-        self._polled.watch(connection, fileno)
+    def submit(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        visit = _Visit(self._runtime, on_outcome)
+        visit.begin()
+        super().submit(method, params, visit.end, on_progress, caller)
+
+    def accept(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        on_outcome: OnOutcome,
+        on_progress: OnProgress | None = None,
+        caller: Caller | None = None,
+    ) -> Callable[[], None] | None:
+        visit = _Visit(self._runtime, on_outcome)
+        run = super().accept(method, params, visit.end, on_progress, caller)
+        if run is None:
+            return None
+
+        def run_inside() -> None:
+            visit.begin()
+            run()
+
+        return run_inside
 
 
-def _inside(runtime: _FakeRuntime, function: Callable[[], T]) -> T:
-    """Run `function` in a thread that has the working directory of a sandbox."""
-    results: list[T] = []
+class _Visit:
+    """A call's stay in the working directory of its sandbox."""
 
-    def run() -> None:
-        runtime.enter_directory()
-        results.append(function())
+    def __init__(self, runtime: _FakeRuntime, on_outcome: OnOutcome) -> None:
+        self._runtime = runtime
+        self._on_outcome = on_outcome
+        self._directory = ""
+        self._thread: int | None = None
 
-    thread = threading.Thread(target=run, name="aenv-fake", daemon=True)
-    thread.start()
-    thread.join()
-    return results[0]
+    def begin(self) -> None:
+        """Enter the directory with the calling thread."""
+        self._directory = self._runtime.enter_directory()
+        self._thread = threading.get_ident()
+
+    def end(self, outcome: Outcome) -> None:
+        """Report the outcome, once a change of the directory is noted."""
+        if threading.get_ident() == self._thread:  # not the loop of async tools, nor a deadline's
+            self._runtime.note_directory(self._directory)
+        self._on_outcome(outcome)
 
 
 @cache

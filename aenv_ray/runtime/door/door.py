@@ -83,7 +83,6 @@ class Connection:
     Args:
         sock: Connected stream socket; the connection closes it.
         dispatcher: Runs the calls.
-        begin_thread: Called first in each thread of the connection, whichever thread started it.
         idle: Watches the socket while there is no request, so that no thread waits for one. None: a
             thread waits.
     """
@@ -92,10 +91,8 @@ class Connection:
         self,
         sock: socket.socket,
         dispatcher: Dispatcher,
-        begin_thread: Callable[[], None] | None = None,
         idle: IdleConnections | None = None,
     ) -> None:
-        self._begin_thread = begin_thread
         self._idle = idle
         self._is_idle = False
         """Whether `idle` watches it, so that it needs no leader."""
@@ -193,8 +190,6 @@ class Connection:
         return True
 
     def _work(self) -> None:
-        if self._begin_thread is not None:
-            self._begin_thread()
         me = threading.get_ident()
         while self._wait_for_work(me):
             # The backlog comes before new requests, if another thread can read on.
