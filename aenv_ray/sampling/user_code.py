@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sysconfig
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import aenv_ray
 
 T = TypeVar("T")
 
@@ -18,6 +23,27 @@ CHECK_S: Final = 60.0
 """Interval at which the instance of a running policy is checked."""
 GRACE_S: Final = 5.0
 """Time for a cancelled policy to end; after it the policy is abandoned."""
+
+_NOT_OF_USERS: Final = (
+    *Path(aenv_ray.__file__).parents[:1],
+    *(Path(path) for path in sysconfig.get_paths().values()),
+)
+"""Directories of aenv-ray, of Python and of installed packages."""
+
+
+def place_of(exc: BaseException) -> str | None:
+    """Return where the user's code raised an exception, as ``file.py:12, in act``.
+
+    None if no line of it was running: only those of libraries.
+    """
+    cause: BaseException | None = exc
+    while cause is not None:
+        for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
+            path = Path(frame.f_code.co_filename)
+            if not any(path.is_relative_to(directory) for directory in _NOT_OF_USERS):
+                return f"{path.name}:{line}, in {frame.f_code.co_name}"
+        cause = cause.__cause__
+    return None
 
 
 async def outcome(awaitable: Awaitable[Any], what: str) -> Any:

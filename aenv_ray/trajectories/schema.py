@@ -264,7 +264,7 @@ class Episode(BaseModel):
     output: Any = None
     """The result of the policy; its repr if it is not JSON."""
     error: str | None = None
-    """The error, as ``code: message``."""
+    """The error, as ``code: message``; if the policy raised it, with the line that did."""
     instance_id: str | None = None
     """Id of the instance; None if none was created."""
     environment: str | None = None

@@ -42,7 +42,7 @@ from aenv_ray.sampling.runners.episode_env import (
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.sampling.tasks.archives import packed
-from aenv_ray.sampling.user_code import PolicyTimedOut, within
+from aenv_ray.sampling.user_code import PolicyTimedOut, place_of, within
 from aenv_ray.trajectories.attachments import TEXT_LIMIT
 from aenv_ray.trajectories.schema import (
     Call,
@@ -228,7 +228,8 @@ class Runner:
     ) -> dict[str, Any]:
         end = self._rules.rewards.end_of(exc, stage, acting)
         reward = None if task.reward is None else end.reward
-        return _failure(end.status, exc) | {"reward": reward}
+        place = place_of(exc) if stage is Stage.POLICY else None
+        return _failure(end.status, exc, place) | {"reward": reward}
 
     async def _act_and_score(
         self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
@@ -448,10 +449,11 @@ def _refused(assignment: Assignment, why: str) -> Episode:
     )
 
 
-def _failure(status: EpisodeStatus, exc: BaseException) -> dict[str, Any]:
+def _failure(status: EpisodeStatus, exc: BaseException, place: str | None = None) -> dict[str, Any]:
     code = exc.code if isinstance(exc, AenvError) else type(exc).__name__
     message = exc.message if isinstance(exc, AenvError) else str(exc)
-    return {"status": status, "reward": None, "error": f"{code}: {message}"}
+    where = "" if place is None else f" ({place})"
+    return {"status": status, "reward": None, "error": f"{code}: {message}{where}"}
 
 
 async def _why_silent(instance: AsyncEnvHandle, exc: CallOutcomeUnknown) -> Exception:

@@ -216,6 +216,7 @@ def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: boo
     failed = next(e for e in sampling.episodes if e.task_id == "t0")
     assert (failed.status, failed.reward) == (EpisodeStatus.POLICY_FAILED, None)
     assert "the model spoke in tongues" in str(failed.error)
+    assert str(failed.error).endswith("in act)")
 
 
 @pytest.mark.parametrize("name", ["raising", "not-a-number", "wordy", "nonsense"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aenv_ray.errors import InstanceExpired
-from aenv_ray.sampling.user_code import PolicyTimedOut, within
+from aenv_ray.sampling.user_code import PolicyTimedOut, outcome, place_of, within
 
 LONG_S = 120.0
 
@@ -94,3 +96,27 @@ def test_a_cancelled_episode_cancels_its_policy() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cancel())
     assert ended == ["cancelled"]
+
+
+def raise_inside_a_library() -> None:
+    json.loads("{")
+
+
+async def leave() -> None:
+    raise SystemExit(3)
+
+
+def test_the_line_of_the_user_that_raised_is_named() -> None:
+    """Not the library's that it called, and also where the exception was replaced."""
+    with pytest.raises(ValueError, match="property name") as raised:
+        raise_inside_a_library()
+    line = raise_inside_a_library.__code__.co_firstlineno + 1
+    assert place_of(raised.value) == f"{Path(__file__).name}:{line}, in raise_inside_a_library"
+    with pytest.raises(RuntimeError) as replaced:
+        asyncio.run(outcome(leave(), "the policy"))
+    assert "in leave" not in str(replaced.value)
+    assert str(place_of(replaced.value)).startswith(f"{Path(__file__).name}:")
+
+
+def test_an_exception_of_libraries_alone_has_no_line() -> None:
+    assert place_of(ValueError("it was not raised")) is None
