@@ -223,7 +223,12 @@ def _usage_error(exc: typer.TyperException) -> int:
         return exc.exit_code
     path = context.command_path if context is not None else "aenv"
     message = exc.format_message().strip().removesuffix(".").replace("Value error, ", "")
-    console.error(message[:1].lower() + message[1:], f"see: {path} --help")
+    hint = f"see: {path} --help"
+    wrong = getattr(exc, "param", None)
+    if wrong is not None and "--output" in wrong.opts and context is not None:
+        if any("--out" in option.opts for option in context.command.params):
+            hint = "--output is the format of what is printed; name a file with --out"
+    console.error(message[:1].lower() + message[1:], hint)
     return exc.exit_code
 
 

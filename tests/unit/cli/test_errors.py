@@ -153,3 +153,12 @@ def test_a_project_without_a_script_is_a_config_error_that_shows_one(tmp_path, c
     assert code == 3
     assert "has no testConfig.script" in err
     assert '"testConfig": {"script": "python -m pytest' in err
+
+
+def test_a_file_after_output_instead_of_out_is_told_apart(capsys):
+    assert main(["sample", "mini-terminal", "--policy", "null", "--output", "run.jsonl"]) == 2
+    printed = capsys.readouterr().err
+    assert "'run.jsonl' is not one of" in printed
+    assert "name a file with --out\n" in printed
+    assert main(["list", "--output", "run.jsonl"]) == 2
+    assert capsys.readouterr().err.endswith("hint: see: aenv list --help\n")
