@@ -225,9 +225,10 @@ def _usage_error(exc: typer.TyperException) -> int:
     message = exc.format_message().strip().removesuffix(".").replace("Value error, ", "")
     hint = f"see: {path} --help"
     wrong = getattr(exc, "param", None)
-    if wrong is not None and "--output" in wrong.opts and context is not None:
-        if any("--out" in option.opts for option in context.command.params):
-            hint = "--output is the format of what is printed; name a file with --out"
+    options = () if context is None else context.command.params
+    has_out = any("--out" in option.opts for option in options)
+    if has_out and wrong is not None and "--output" in wrong.opts:
+        hint = "--output is the format of what is printed; name a file with --out"
     console.error(message[:1].lower() + message[1:], hint)
     return exc.exit_code
 
