@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def internal() -> Iterator[Internal]:
     with Internal() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

@@ -38,7 +38,7 @@ def run(
             """Print nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(config_file, "SYSTEM_FILE", tmp_path / "none")

@@ -195,7 +195,7 @@ def recording_server(first: list[tuple[int, dict[str, str]]]) -> Iterator[tuple[
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", targets
