@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,6 +30,7 @@ logger = logging.getLogger("aenv_ray")
 OPENAI_URL: Final = "https://api.openai.com/v1"
 TIMEOUT_S: Final = 300.0
 ATTEMPTS: Final = 6
+_WARN_EVERY_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 60.0
 _FIRST_PAUSE_S: Final = 0.5
 _LIMIT_BYTES: Final = 64 * 2**20
@@ -87,6 +89,7 @@ class Endpoint:
     ) -> None:
         self._options = options
         self._sleep = sleep
+        self._warn_from_s = 0.0
         headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
         if options.api_key is not None:
             headers["Authorization"] = f"Bearer {options.api_key.get_secret_value()}"
@@ -122,8 +125,19 @@ class Endpoint:
             except _Failed as exc:
                 pause_s = self._pause(exc, attempt)
                 logger.debug("%s; asking again in %.1f s", exc, pause_s)
+                self._warn(exc, attempt)
                 await self._sleep(pause_s)
         raise AssertionError("not reached: the last attempt raises")
+
+    def _warn(self, failed: _Failed, attempt: int) -> None:
+        """Say now and then that requests fail, so that nobody wonders why no episode ends."""
+        # A single failure is usual, such as a 429 or a connection that the server closed.
+        if attempt > 1 and time.monotonic() >= self._warn_from_s:
+            self._warn_from_s = time.monotonic() + _WARN_EVERY_S
+            logger.warning(
+                "the model endpoint %s failed: %s; it is asked again, up to %d times",
+                self._options.base_url, failed, self._options.attempts,
+            )  # fmt: skip
 
     def _pause(self, failed: _Failed, attempt: int) -> float:
         """Return the seconds before the next attempt.

@@ -151,9 +151,12 @@ def test_nobody_answers() -> None:
         ask(endpoint, attempts=2)
 
 
-def test_pauses_grow_to_a_limit() -> None:
+def test_pauses_grow_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     with serving(*[refusal(500, "oops")] * 12, completion("hello")) as endpoint:
         _, pauses = ask(endpoint, attempts=13)
+    (warning,) = (one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert "failed: HTTP 500" in warning
+    assert warning.endswith("it is asked again, up to 13 times")
     assert all(0.25 * 2**n <= pause <= 0.5 * 2**n for n, pause in enumerate(pauses[:7]))
     assert all(30 <= pause <= 60 for pause in pauses[8:])
 
