@@ -32,6 +32,7 @@ from aenv_ray.runtime.fork.jail_spec import STORAGE, WORK, JailSpec
 from aenv_ray.runtime.system import linux, storage_lock
 from aenv_ray.runtime.system.reaper import Acceptor
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
+from aenv_ray.runtime.system.threads import no_threads
 
 PACKET_BYTES: Final = 1 << 20
 SPARE_NAME: Final = "aenv-spare"
@@ -176,11 +177,19 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-_CALL: Final = (
-    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":'
-    b'{"text":""},"_meta":{"aenv/call_id":"prefault","aenv/timeout_s":60}}}\n'
-)
+_HELLO: Final = b'{"jsonrpc":"2.0","id":0,"method":"aenv/hello","params":{"role":"owner"}}\n'
+"""Not the host: the code of a project that is imported later must not find one."""
+_REHEARSALS: Final = 32
+"""CPython specialises a function after 8 calls, and its instructions after some more."""
 _CALL_DEADLINE_S: Final = 10.0
+
+
+def _call(method: str, name: str, arguments: str, number: int) -> bytes:
+    """Return a request as hosts send it."""
+    meta = f'{{"aenv/call_id":"prefault-{number}","aenv/timeout_s":60}}'
+    params = f'{{"name":"{name}","arguments":{arguments},"_meta":{meta}}}'
+    head = f'{{"jsonrpc":"2.0","id":{number + 1},"method":"{method}"'
+    return f'{head},"params":{params}}}\n'.encode()
 
 
 class FirstCall:
@@ -192,8 +201,34 @@ class FirstCall:
     def __init__(self) -> None:
         registry = Registry()
         registry.add_tool(_echo, name="echo")
+        registry.add_function(_ready, endpoint="ready")
+        registry.add_reward(_score, name="score")
         registry.compile()
+        self._registry = registry
         self._dispatcher = Dispatcher(registry)
+
+    def rehearse(self) -> None:
+        """Make calls in the template, without a thread, so that its forks copy fewer pages.
+
+        CPython 3.11 and later count the calls of a function in its code, and rewrite the code as
+        they specialise it. A fork that runs code which is specialised already leaves it unchanged.
+        """
+        dispatcher = Dispatcher(self._registry)
+        dispatcher.begin()
+        requests = [_HELLO]
+        for number in range(0, 3 * _REHEARSALS, 3):
+            requests += [
+                _call("aenv/function", "ready", "{}", number),
+                _call("tools/call", "echo", '{"text":""}', number + 1),
+                _call("aenv/reward", "score", "{}", number + 2),
+            ]
+        # Packets, so that requests are read one at a time, as in an instance.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, no_threads():
+            for request in requests:
+                ours.send(request)
+            ours.shutdown(socket.SHUT_WR)
+            Connection(theirs, dispatcher).serve()
 
     def run(self) -> None:
         """Make the call and wait for its answer.
@@ -207,11 +242,21 @@ class FirstCall:
             ours.settimeout(_CALL_DEADLINE_S)
             connection = Connection(theirs, self._dispatcher)
             connection.start()
-            ours.sendall(_CALL)
-            answer = ours.recv(4096)
-        if b'"result"' not in answer:
+            ours.sendall(_HELLO + _call("tools/call", "echo", '{"text":""}', 0))
+            answer = b""
+            while answer.count(b"\n") < 2:
+                answer += ours.recv(4096)
+        if b'"content"' not in answer:
             raise OSError(f"the first call of a spare failed: {answer!r}")
 
 
 def _echo(text: str) -> str:
     return text
+
+
+def _ready() -> bool:
+    return True
+
+
+def _score() -> float:
+    return 0.0

@@ -128,6 +128,7 @@ class Template:
             first_call=self._first_call,
             files=tuple(sorted(opened_files() - files)),
         )
+        self._first_call.rehearse()
         self._forker = Forker()  # after all imports: modules register fork hooks
         gc.collect()
         gc.freeze()  # the garbage collector of a child does not touch, and so copy, these objects

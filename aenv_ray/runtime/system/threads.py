@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,18 @@ STACK_BYTES: Final = 2 * 1024 * 1024
 in it."""
 _PIDS_MAX: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")  # v2, v1
 
+_forbidden: Final = [False]
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Let `start_thread` fail in this process meanwhile: after a fork, threads would be missing."""
+    _forbidden[0] = True
+    try:
+        yield
+    finally:
+        _forbidden[0] = False
+
 
 def start_thread(target: Callable[[], object]) -> None:
     """Run `target` in a new daemon thread, and return once that thread runs.
@@ -28,8 +40,10 @@ def start_thread(target: Callable[[], object]) -> None:
     creator until it runs: an interrupt for the creator (`Call.stop`) would hit the new thread.
 
     Raises:
-        RuntimeError: The system allows no more threads, see `process_limits`.
+        RuntimeError: The system allows no more threads, see `process_limits`; or `no_threads`.
     """
+    if _forbidden[0]:
+        raise RuntimeError("this process may start no threads now")
     running = _thread.allocate_lock()
     running.acquire()
 
