@@ -70,6 +70,36 @@ def test_the_same_question_has_the_same_answer(hosts: list[HostLoad], count: int
         assert spread(count, hosts) == spread(count, list(reversed(hosts)))
 
 
+@given(HOSTS, st.integers(0, 60), st.integers(2, 9))
+def test_each_instance_gets_all_its_places_on_its_host(
+    hosts: list[HostLoad], count: int, places: int
+) -> None:
+    """One that needs more than a host has takes all of it."""
+    if count > sum(host.room(places) for host in hosts):
+        with pytest.raises(CapacityExceeded, match=f"of {places} slots each, inner instances"):
+            spread(count, hosts, places)
+        return
+    given_out = spread(count, hosts, places)
+    assert sum(given_out.values()) == count
+    for host in hosts:
+        number = given_out.get(host.name, 0)
+        after = host.taking(number, places)
+        assert number == 0 or after.instances <= max(host.capacity, 1)
+
+
+@given(HOSTS.filter(bool), st.integers(0, 60))
+def test_inner_instances_are_always_placed_and_prefer_hosts_with_room(
+    hosts: list[HostLoad], count: int
+) -> None:
+    """Invariant 14."""
+    given_out = spread(count, hosts, places=0)
+    assert sum(given_out.values()) == count
+    roomy = {host.name for host in hosts if host.free}
+    assert not roomy or given_out.keys() <= roomy
+    node = hosts[0].node_id
+    assert near_node(hosts, node, 1, 0) == hosts[:1]
+
+
 class Controller:
     """Tells of two hosts, one of them full, and counts how often it is asked."""
 
@@ -78,7 +108,7 @@ class Controller:
         self.shared_hosts = self
 
     def remote(
-        self, patience_s: float, wanted: int, engines: Sequence[str]
+        self, patience_s: float, wanted: int, engines: Sequence[str], places: int
     ) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
         assert wanted > 0
@@ -98,6 +128,8 @@ def test_a_group_that_no_empty_cluster_holds_is_refused_before_it_is_made() -> N
     ) as raised:
         run_blocking(hosts.check_size(10**7))
     assert raised.value.hint
+    with pytest.raises(CapacityExceeded, match="2 at most"):
+        run_blocking(hosts.check_size(3, places=HOST_CAPACITY))
     check_capacity(5, 5)
     with pytest.raises(CapacityExceeded):
         check_capacity(6, 5)
