@@ -12,8 +12,7 @@ import pytest
 import aenv_ray
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import (
-    ConfigError,
-    PolicyRefused,
+    FunctionFailed,
     SandboxLost,
     ToolTimeout,
     is_infrastructure,
@@ -122,10 +121,10 @@ def test_tools_call_another_environment_that_keeps_its_state_and_ends_with_the_o
 
 def test_refusals_name_the_way_out(make: Callable[..., Any], outer: Path) -> None:
     handle = make(outer)
-    with pytest.raises(ConfigError, match=r"may not call math@1\.0") as raised:
+    with pytest.raises(FunctionFailed, match=r"config_error: .* may not call math@1\.0") as raised:
         call(handle, "call", environment="math@1.0")
     assert 'add "math@1.0" to deployConfig.environments' in str(raised.value.hint)
-    with pytest.raises(PolicyRefused, match=r"in a loop: outer@1\.0\.0 calls outer"):
+    with pytest.raises(FunctionFailed, match=r"in a loop: outer@1\.0\.0 calls outer"):
         call(handle, "call", environment="outer")
 
 
