@@ -10,8 +10,9 @@ A step that fails is the last of its episode: it repeats the observation, and ``
 why. If the tool raised, or something in the sandbox ended it, that is the outcome of the episode:
 ``terminated`` is set, and the reward is that of the environment, or 0.0. If the sandbox is lost,
 the reward is 0.0, ``truncated`` is set, and ``info["void"]`` is true. The same applies if the
-infrastructure fails while the reward is computed after the last step. A trainer that bootstraps truncated episodes
-learns no return from such a step; one with a mask leaves out the steps with ``void``.
+infrastructure fails while the reward is computed after the last step. A trainer that bootstraps
+truncated episodes learns no return from such a step; one with a mask leaves out the steps with
+``void``.
 """
 
 from __future__ import annotations

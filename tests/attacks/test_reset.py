@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.testing.contract_bench import Bench, evaluate, value_of
+from aenv_ray.testing.contract_bench import Bench, execute, value_of
 from aenv_ray.testing.contract_reset import reset
 
 LEAVE = {
@@ -26,8 +24,8 @@ READ = (
 )
 
 
-async def seen(sandbox: Sandbox) -> Any:
-    return await evaluate(sandbox, f"__import__('subprocess').getoutput({READ!r})")
+async def seen(sandbox: Sandbox) -> str:
+    return (await execute(sandbox, READ)).text()
 
 
 @pytest.mark.namespaces

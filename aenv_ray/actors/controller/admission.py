@@ -407,9 +407,7 @@ class Admission:
         if is_waiting:
             self._queue.add(grant.ticket)
         for one in reserved:
-            await self._reserve(
-                one.host_name, one.host, one.instance_ids, 0.0, grant.ticket.places
-            )
+            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0, grant.ticket.places)
 
     async def _reserve(
         self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float, places: int

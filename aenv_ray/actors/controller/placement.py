@@ -150,9 +150,7 @@ def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
     return found
 
 
-def near_node(
-    hosts: Sequence[HostLoad], node: str, count: int, places: int = 1
-) -> list[HostLoad]:
+def near_node(hosts: Sequence[HostLoad], node: str, count: int, places: int = 1) -> list[HostLoad]:
     """Return the hosts on a node, if they have room for `count` instances; else all hosts."""
     found = [host for host in hosts if host.node_id == node]
     return found if sum(host.room(places) for host in found) >= count > 0 else list(hosts)

@@ -134,7 +134,7 @@ class SharedHosts:
         return sum(load.room(specs[0].places) for load in able)
 
     def _able(self, engines: Sequence[str], node_ids: Sequence[str]) -> list[HostLoad]:
-        """Return the hosts that can run certain instances, with their load as far as it is known."""
+        """Return the hosts that can run certain instances, with their load as known here."""
         loads = [
             replace(h, instances=min(self._placed[h.name], h.capacity))
             for h, _ in self._hosts

@@ -185,8 +185,8 @@ class EnvironmentRelay:
             PolicyRefused: It would exceed the number of inner instances, or a limit of nesting.
             ToolTimeout: The inner instance did not start or answer within the time of the call.
                 A start goes on, unless it waits for room.
-            CapacityExceeded: No node had room for all but the end of the time of the call, and no tool
-                asked; if one did, that is a ToolTimeout.
+            CapacityExceeded: No node had room for all but the end of the time of the call. If a
+                tool asked, that is a ToolTimeout.
             CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """

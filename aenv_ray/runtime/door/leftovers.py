@@ -227,12 +227,12 @@ def _facts(path: str, status: os.stat_result) -> Facts:
 
 def _attributes(path: str) -> int:
     """Return what tells the extended attributes of a directory from others."""
-    found: list[tuple[str, bytes]] = []
+    found: dict[str, bytes] = {}
     if hasattr(os, "listxattr"):
         with contextlib.suppress(OSError):  # the file system has none
             for name in os.listxattr(path, follow_symlinks=False):
-                found.append((name, os.getxattr(path, name, follow_symlinks=False)))
-    return hash(tuple(sorted(found)))
+                found[name] = os.getxattr(path, name, follow_symlinks=False)
+    return hash(tuple(sorted(found.items())))
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -89,6 +89,7 @@ def test_extended_attributes_of_a_directory_are_found(work: Path) -> None:
         pytest.skip("this file system has no extended attributes")
     assert state.remove() == [f"changed: {work}/data"]
 
+
 def test_too_many_files_or_directories_are_not_clean(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
