@@ -25,6 +25,8 @@ from aenv_ray.actors.fabric.waits import BlockingWaits, run_blocking
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded
+from aenv_ray.ids import new_instance_id
+from aenv_ray.models import InstanceSpec
 
 HOSTS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6
@@ -105,6 +107,7 @@ class Controller:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.engines: tuple[str, ...] = ()
         self.shared_hosts = self
 
     def remote(
@@ -112,7 +115,8 @@ class Controller:
     ) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
         assert wanted > 0
-        assert not engines
+        assert tuple(engines) == self.engines
+        assert places > 0
         self.asked += 1
         return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
 
@@ -197,3 +201,18 @@ def test_a_near_node_is_used_if_it_has_room(hosts: list[HostLoad], count: int) -
         is_near = 0 < count <= host.free
         assert near_node(hosts, host.node_id, count) == ([host] if is_near else hosts)
     assert near_node(hosts, "another", count) == hosts
+
+
+def test_an_inner_instance_starts_on_the_full_node_of_its_outer_one() -> None:
+    """Invariant 14: its slot was taken when the outer one was created."""
+    spec = InstanceSpec(
+        instance_id=new_instance_id("probe"), reference="probe@1.0.0", digest="d", ttl_s=60.0,
+        engine="fake", near_node="n", places=0,
+    )  # fmt: skip
+    controller = Controller()
+    hosts = SharedHosts(controller, BlockingWaits(lambda answer, *_: answer))
+    controller.engines = ("fake",)
+    (share,) = run_blocking(hosts.place([spec]))
+    assert share.name == "a", "the full one"
+    (share,) = run_blocking(hosts.place([spec.model_copy(update={"places": 3})]))
+    assert share.name == "b"
