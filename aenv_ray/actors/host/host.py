@@ -324,7 +324,7 @@ class Host:
         if seconds:
             await self._pools.give_way(self._pools.size)
 
-    def reserve(self, ids: Sequence[InstanceId], seconds: float, places: int) -> bool:
+    def reserve(self, ids: Sequence[InstanceId], seconds: float, places: int = 1) -> bool:
         """See `HostCapacity.reserve`; instances that are here already need no slot."""
         self.load()
         absent = [i for i in ids if i not in self._lives]
