@@ -385,7 +385,10 @@ def is_infrastructure(error: BaseException) -> bool:
     return isinstance(error, INFRASTRUCTURE) and not isinstance(error, SandboxDiedInside)
 
 
-_TOOL_CALLS = ("tools/call", "aenv/call_tools")
+_OF_AGENTS = frozenset(
+    {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
+)
+"""Calls that run code of an environment for an agent."""
 
 
 def as_tool_error(error: AenvError) -> ToolError | SandboxDiedInside:
@@ -412,8 +415,8 @@ def reported_by_sandbox(
     if isinstance(error, CallOutcomeUnknown):
         return error
     if not is_infrastructure(error):
-        is_of_tool = method in _TOOL_CALLS and not isinstance(error, ResetFailed)
-        return as_tool_error(error) if is_of_tool else error
+        is_of_agent = method in _OF_AGENTS and not isinstance(error, ResetFailed)
+        return as_tool_error(error) if is_of_agent else error
     if isinstance(error, CapacityExceeded) and method == "aenv/port_open":
         return error
     return SandboxDiedInside(

@@ -236,7 +236,7 @@ def test_what_the_runtime_reports_keeps_its_type(code: str, method: str) -> None
     assert reported_by_sandbox({"code": code, "message": "m"}, method).code == code
 
 
-@pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools"])
+@pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools", "resources/read"])
 @pytest.mark.parametrize("code", ["config_error", "policy_refused", "unauthorized", "forbidden"])
 def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -> None:
     """Invariant 14: trainers stop at such an error, and agents could cause it."""
