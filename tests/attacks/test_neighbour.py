@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -253,6 +254,33 @@ async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard
     assert cause.inside is InsideCause.MEMORY
     assert "128 MiB (deployConfig.memory)" in cause.text
     assert (await execute(neighbour, "echo fine")).stdout == b"fine\n"
+
+
+_SYSTEM_V = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+result = {}
+def note(name, value):
+    result[name] = errno.errorcode[ctypes.get_errno()] if value < 0 else "made"
+note("lock", libc.shmget(0, 4096, 0o1600))
+note("segment", libc.shmget(0, 4097, 0o1600))
+note("large segment", libc.syscall(SHMGET, 0, ctypes.c_size_t(1 << 32), 0o1600))
+note("set", libc.semget(0, 20, 0o1600))
+note("large set", libc.semget(0, 21, 0o1600))
+note("queue", libc.msgget(0, 0o1600))
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_system_v_objects_which_no_limit_counts_are_small(walled: Bench) -> None:
+    """Invariant 7: they stay when their processes end, 32,000 of them, of up to 2 MiB each."""
+    sandbox = await walled.start()
+    number = {"x86_64": 29, "aarch64": 194}[platform.machine()]
+    assert await evaluate(sandbox, _SYSTEM_V.replace("SHMGET", str(number))) == {
+        "lock": "made", "segment": "EINVAL", "large segment": "EINVAL", "set": "made",
+        "large set": "EINVAL", "queue": "EPERM",
+    }  # fmt: skip
 
 
 @pytest.mark.ordinary_user
