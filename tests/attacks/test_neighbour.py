@@ -360,3 +360,40 @@ def test_sandboxes_together_leave_process_ids_to_the_node() -> None:
     first, second = map(int, done.stdout.split())
     assert first == 80
     assert second < 20
+
+
+HOARD_OF_WATCHES = """
+import os, select, signal
+files = [os.eventfd(0) for _ in range(1500)]
+kept = []
+def hoard():
+    try:
+        while len(kept) < 2000:
+            kept.append(select.epoll())
+            for file in files:
+                kept[-1].register(file, select.EPOLLIN)
+    except OSError as exc:
+        return exc.errno
+    return 0
+for _ in range(4):
+    if os.fork() == 0:
+        hoard()
+        signal.pause()
+print(hoard(), flush=True)
+signal.pause()
+"""
+MAX_WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
+
+
+@pytest.mark.namespaces
+@pytest.mark.xfail(strict=True, reason="the kernel counts epoll watches for each user only")
+async def test_watches_of_epoll_are_limited(walled: Bench) -> None:
+    """Invariant 7. docs/security.md says what is not defended."""
+    if int(MAX_WATCHES.read_text()) > 8_000_000:
+        pytest.skip("on a node with this much memory the attack takes several GiB")
+    attacker, neighbour = await walled.start(), await walled.start()
+    hoarding = f"python3 -c '{HOARD_OF_WATCHES}' > out & "
+    wait = "while ! test -s out; do sleep 0.1; done; cat out"
+    await execute(attacker, ["bash", "-c", hoarding + wait], timeout_s=100.0)
+    script = "import os, select; select.epoll().register(os.eventfd(0)); print('fine')"
+    assert (await execute(neighbour, ["python3", "-c", script])).text() == "fine\n"
