@@ -385,6 +385,22 @@ def is_infrastructure(error: BaseException) -> bool:
     return isinstance(error, INFRASTRUCTURE) and not isinstance(error, SandboxDiedInside)
 
 
+_OF_AGENTS = frozenset(
+    {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
+)
+"""Calls that run code of an environment for an agent."""
+
+
+def as_tool_error(error: AenvError) -> ToolError | SandboxDiedInside:
+    """Return an error that a sandbox answered a call with as an outcome of this call.
+
+    Its code may be that of any error, also of one that is only for the program that calls.
+    """
+    if isinstance(error, ToolError | SandboxDiedInside):
+        return error
+    return FunctionFailed(f"{error.code}: {error.message}", hint=error.hint)
+
+
 def reported_by_sandbox(
     data: Mapping[str, Any], method: str, *, instance_id: str | None = None
 ) -> AenvError:
@@ -392,11 +408,15 @@ def reported_by_sandbox(
 
     A sandbox cannot say that the infrastructure failed, since code of an agent may speak for it:
     such an error becomes `SandboxDiedInside`. Two are accepted: that a result is no longer known,
-    which counts for the agent, and that too many ports are open, which no episode depends on.
+    which counts for the agent, and that too many ports are open, which no episode depends on. Nor
+    can a tool say that the program that calls it is wrong: see `as_tool_error`.
     """
     error = from_wire(data, instance_id=instance_id)
-    if not is_infrastructure(error) or isinstance(error, CallOutcomeUnknown):
+    if isinstance(error, CallOutcomeUnknown):
         return error
+    if not is_infrastructure(error):
+        is_of_agent = method in _OF_AGENTS and not isinstance(error, ResetFailed)
+        return as_tool_error(error) if is_of_agent else error
     if isinstance(error, CapacityExceeded) and method == "aenv/port_open":
         return error
     return SandboxDiedInside(

@@ -87,8 +87,8 @@ class InstanceSpec(_Frozen):
     outer: tuple[str, ...] = ()
     """Of an inner instance: the environments of those around it, from the outermost one."""
     places: int = 1
-    """How many instances it counts for in quotas: itself and the inner instances that it may have.
-    0 for an inner instance, which the outermost one counts."""
+    """How many instances it counts for, in quotas and in slots: itself and the inner instances that
+    it may have. 0 for an inner instance, which the outermost one counts."""
 
     @property
     def possible_engines(self) -> tuple[str, ...]:
@@ -175,6 +175,8 @@ class InstanceInfo(_Frozen):
     """Number of calls answered."""
     generation: int
     """How often a restarted host actor adopted the instance."""
+    places: int = 1
+    """As `InstanceSpec.places`."""
 
 
 # --- results -------------------------------------------------------------------------------------

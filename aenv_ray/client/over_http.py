@@ -42,6 +42,7 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
     from_wire,
+    reported_by_sandbox,
 )
 from aenv_ray.models import (
     ExecResult,
@@ -202,9 +203,10 @@ class HttpInstance:
         }
         async with self._attributed(name, timeout_s):
             data = await self._request("tools/call", params)
-        error = (data.get("_meta") or {}).get("aenv/error")
-        if isinstance(error, dict):
-            raise from_wire(error)
+        meta = data.get("_meta")
+        error = meta.get("aenv/error") if isinstance(meta, dict) else None
+        if isinstance(error, dict):  # servers put no error of the infrastructure there
+            raise reported_by_sandbox(error, "tools/call")
         return ToolResult.from_wire(data)
 
     def _meta(self, timeout_s: float) -> dict[str, Any]:

@@ -57,6 +57,8 @@ T = TypeVar("T")
 CLOSE_S: Final = 15.0
 """Longest wait for the releases of a pool; then deadlines and the end of the job end instances."""
 
+_OUTCOMES: Final = (EpisodeStatus.COMPLETED, EpisodeStatus.DIED_INSIDE)
+"""How an episode ends that counts, also if its task has no reward."""
 _current: ContextVar[LiveEpisode] = ContextVar("aenv_live_episode")
 
 
@@ -76,7 +78,7 @@ class Outcome:
     def is_void(self) -> bool:
         """Whether nothing can be learned from it: leave it out of means and losses."""
         is_unscored = self.episode.task is not None and self.episode.task.reward is None
-        if self.episode.status is EpisodeStatus.COMPLETED and is_unscored:
+        if is_unscored and self.episode.status in _OUTCOMES:
             return False
         return self.episode.reward is None
 

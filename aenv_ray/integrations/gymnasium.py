@@ -6,19 +6,23 @@ A step calls a tool, which answers with what the built-in environment ``gymnasiu
 with ``observation``, ``reward``, ``terminated``, ``truncated`` and ``info``. For other tools,
 override `ToolGame`. If steps have no ``reward``, the last one has that of the environment.
 
-If the sandbox is lost, the step is the last of its episode: it repeats the observation, its reward
-is 0.0, ``truncated`` is set, and ``info["void"]`` is true. The same applies if the infrastructure
-fails while the reward is computed after the last step. A trainer that bootstraps truncated episodes
-learns no return from such a step; one with a mask leaves out the steps with ``void``.
+A step that fails is the last of its episode: it repeats the observation, and ``info["error"]`` says
+why. If the tool raised, or something in the sandbox ended it, that is the outcome of the episode:
+``terminated`` is set, and the reward is that of the environment, or 0.0. If the sandbox is lost,
+the reward is 0.0, ``truncated`` is set, and ``info["void"]`` is true. The same applies if the
+infrastructure fails while the reward is computed after the last step. A trainer that bootstraps
+truncated episodes learns no return from such a step; one with a mask leaves out the steps with
+``void``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
 
-from aenv_ray.errors import AenvError, ConfigError, SandboxStartFailed, is_infrastructure
+from aenv_ray.errors import AenvError, ConfigError, FunctionFailed, SandboxStartFailed
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import at_once
@@ -29,6 +33,8 @@ require("gymnasium", "gymnasium", "1.0", "2")
 import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 from gymnasium import spaces  # noqa: E402
+
+logger = logging.getLogger("aenv_ray")
 
 STEP_TOOL: Final = "step"
 OBSERVE_TOOL: Final = "get_observation"
@@ -98,10 +104,11 @@ class ToolGame:
         """Return what a result says.
 
         Raises:
+            FunctionFailed: The tool raised, which ends the episode.
             ConfigError: It has no observation.
         """
         if result.is_error:
-            raise ConfigError(
+            raise FunctionFailed(
                 f"a step failed: {result.text()[:300]}",
                 hint="the tool must not fail on a valid action; see the log of the instance",
             )
@@ -154,7 +161,7 @@ class Seat:
         return self._last, dict(first.info)
 
     async def step(self, action: Any) -> Step:
-        """Take a step; if the sandbox is lost, the last one of a void episode.
+        """Take a step; if it fails, the last one of the episode.
 
         Raises:
             ConfigError: There was no reset, or the result is not a step's.
@@ -163,12 +170,13 @@ class Seat:
             raise ConfigError("the episode has ended, or has not begun", hint="call reset()")
         try:
             done = await self._game.step(self._episode, as_json(self._actions, action))
+        except ConfigError:
+            raise
         except AenvError as exc:
-            if not is_infrastructure(exc) and isinstance(exc, ConfigError):
-                raise
+            logger.info("a step of %s failed: %s", self._pool.env_name, exc.message)
             outcome = await self._finished()
-            info, is_scored = self._end(outcome), outcome.reward is not None
-            return self._last, outcome.reward or 0.0, is_scored, not is_scored, info
+            info, is_void = self._end(outcome) | {"error": exc.message}, outcome.is_void
+            return self._last, outcome.reward or 0.0, not is_void, is_void, info
         self._last = in_space(self._observations, done.observation)
         reward, info = done.reward, dict(done.info)
         terminated, truncated = done.terminated, done.truncated

@@ -30,9 +30,11 @@ from aenv_ray.errors import (
     FabricUnavailable,
     FileAccessError,
     SandboxDiedInside,
-    SandboxExhausted,
+    ToolInputInvalid,
+    ToolNotFound,
     ToolTimeout,
 )
+from aenv_ray.errors import ToolError as OurToolError
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import check_keywords
 from aenv_ray.integrations.support.tools import EnvironmentTools, FrameworkTool, images, model_text
@@ -68,6 +70,8 @@ _NOT_STARTED: Final = frozenset({126, 127})
 """Exit codes of commands that cannot run."""
 _KILLED: Final = 137
 """Exit code of a command that SIGKILL ended."""
+_NO_RESULT: Final = 254
+"""Exit code of a command whose call has no result."""
 
 
 class AenvSandboxConfig(BaseModel):
@@ -184,6 +188,8 @@ class AenvSandbox(SandboxEnvironment):
             raise TimeoutError(exc.message) from exc
         except FileAccessError as exc:
             raise PermissionError(exc.message) from exc
+        except OurToolError as exc:  # such as that the agent has used up its processes
+            return ExecResult(False, _NO_RESULT, "", f"{exc.message}\n")
         except AenvError as exc:
             _raise_void(exc)
         if done.exit_code in _NOT_STARTED and done.stderr.endswith(b": Permission denied\n"):
@@ -367,8 +373,9 @@ def environment_reward(name: str | None = None, arguments: dict[str, Any] | None
         name: Name of the reward. None: that of the sample's task, else the default one.
         arguments: Arguments of the reward. None: those of the sample's task.
 
-    A sandbox that was ended from inside, or whose limits its agent has reached, scores 0; an
-    infrastructure failure, or a reward that raises, is an error of the sample.
+    A sandbox that was ended from inside and a reward that raises score 0, because an agent may have
+    caused that. An infrastructure failure, and a reward that does not exist or take its arguments,
+    is an error of the sample.
     """
 
     async def score(state: TaskState, target: Target) -> Score:
@@ -378,9 +385,11 @@ def environment_reward(name: str | None = None, arguments: dict[str, Any] | None
         given = call.arguments if arguments is None else arguments
         try:
             value = await environment.call_reward(given, call.timeout_s, name or call.name)
-        except (SandboxDiedInside, SandboxExhausted) as exc:
+            number = reward_number(value)
+        except (ToolNotFound, ToolInputInvalid):
+            raise
+        except (SandboxDiedInside, OurToolError) as exc:
             return Score(value=0.0, explanation=exc.message)
-        detail = dict(value) if isinstance(value, Mapping) else {}
-        return Score(value=reward_number(value), metadata=detail)
+        return Score(value=number, metadata=dict(value) if isinstance(value, Mapping) else {})
 
     return score

@@ -13,7 +13,7 @@ import aenv_ray
 from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
-from aenv_ray.errors import PolicyRefused, QuotaExceeded, is_infrastructure
+from aenv_ray.errors import FunctionFailed, QuotaExceeded, is_infrastructure
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import Quota
@@ -80,7 +80,7 @@ def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
         if key < INNER:
             assert "mine" in run(attacker, "echo mine", key)
             continue
-        with pytest.raises(PolicyRefused, match=f"may have {INNER} inner") as raised:
+        with pytest.raises(FunctionFailed, match=f"may have {INNER} inner") as raised:
             run(attacker, "echo mine", key)
         assert not is_infrastructure(raised.value)
     for key in range(INNER):
@@ -101,7 +101,7 @@ def test_episodes_with_too_many_inner_instances_count(
     async def act(env: Any, task: Any) -> None:
         del task
         for key in range(7, 0, -1):
-            with contextlib.suppress(PolicyRefused):
+            with contextlib.suppress(FunctionFailed):
                 await env.call_tool("run", {"command": "true", "key": str(key)})
 
     tasks = [{"id": str(number)} for number in range(3)]

@@ -69,3 +69,26 @@ def test_the_token_of_ray_is_closed(shared_root: Path) -> None:
         assert open_to_others(shared_root) == [shared_root]
         token.parent.chmod(0o755)
         token.chmod(0o644)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "start",
+    [
+        "ray.init(num_cpus=1, include_dashboard=False); ray_api.ensure_ray()",
+        "ray_api.start_local(1)",
+    ],
+)
+def test_the_token_of_a_ray_that_the_program_starts_is_closed(
+    shared_root: Path, start: str
+) -> None:
+    """Invariant 7: also if the user called `ray.init` before the first call of ours."""
+    script = f"import ray; from aenv_ray.actors.ray_shell import ray_api; {start}"
+    environment = {
+        "HOME": str(shared_root), "PATH": os.environ["PATH"], "RAY_AUTH_MODE": "token",
+        "RAY_TMPDIR": str(shared_root), "AENV_DATA_DIR": str(shared_root / "d"),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, umask=0o022)
+    token = shared_root / ".ray" / "auth_token"
+    assert token.read_text()
+    assert token.stat().st_mode & 0o077 == 0

@@ -415,6 +415,27 @@ async def test_an_owner_publishes_its_own_upload_and_not_that_of_another(
     assert published.archive == hashlib.sha256(uploads["alice"]).hexdigest()
 
 
+async def test_an_owner_publishes_no_archive_of_another(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 15: who knows a digest must have sent the content, or may use the environment."""
+    private = archived(tmp_path, "private")
+    digest = hashlib.sha256(private).hexdigest()
+    assert (await cast.alice.put(f"/artifacts/{digest}", content=private)).status_code == 200
+    answer = await cast.bob.post("/publish", json={"archive": digest})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "artifact_not_found")
+    assert await cast.bench.hub.artifacts_of("bob") == {}
+
+
+async def test_a_refused_publish_leaves_the_upload_of_another_owner(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Invariant 15: both have sent the same archive, and only one may publish it."""
+    same = archived(tmp_path, "helper", "3.0.0")
+    path = f"/artifacts/{hashlib.sha256(same).hexdigest()}"
+    assert (await cast.alice.put(path, content=same)).status_code == 200
+    assert (await push(cast.bob, same)).status_code == 403
+    assert (await cast.alice.get(path)).content == same
+
+
 async def test_publishes_take_turns(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,11 @@ from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
     AdmissionQueue,
     Grant,
+    Need,
     Ticket,
     bundles,
     explain_wait,
-    missing_slots,
+    missing_room,
 )
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import (
@@ -83,7 +84,7 @@ class Admission:
 
     Args:
         hosts: Starts hosts and asks for their load.
-        dedicated: Returns the number of dedicated hosts on each node, by node id.
+        dedicated: Returns the number of slots of dedicated instances on each node, by node id.
         cluster: Ray.
         joining: The engines of the workers that may join; empty if they are not known.
     """
@@ -114,15 +115,17 @@ class Admission:
     # --- room -----------------------------------------------------------------------------------
 
     async def shared_hosts(
-        self, patience_s: float, wanted: int, engines: Sequence[str] = ()
+        self, patience_s: float, wanted: int, engines: Sequence[str] = (), places: int = 1
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load, starting missing ones.
 
         Args:
             patience_s: How long to wait for more hosts once one has answered.
-            wanted: Number of slots needed; elastic nodes get hosts only as far as needed.
+            wanted: Number of instances that need room; elastic nodes get hosts only as far as
+                needed.
             engines: Engines that the wanted instances may run on; empty: any. Hosts of other
                 engines are returned, too.
+            places: `InstanceSpec.places` of each, at least one.
 
         Returns:
             Hosts and actors; empty if the cluster has no node for instances but may get some.
@@ -142,8 +145,9 @@ class Admission:
                 if not idle:
                     raise
         found = self._with_dedicated(found, nodes)
-        free = sum(load.free for load, _ in found if load.runs(engines))
-        chosen = needed({n: f for n, f in idle.items() if f.may_run(engines)}, wanted - free)
+        room = sum(load.room(places) for load, _ in found if load.runs(engines))
+        able = {n: f for n, f in idle.items() if f.may_run(engines)}
+        chosen = needed(able, wanted - room, places)
         if chosen:
             more = await self._hosts.loads({n: idle[n] for n in chosen}, patience_s=patience_s)
             found += self._with_dedicated(more, nodes)
@@ -204,10 +208,12 @@ class Admission:
         wait_s: float,
         is_divisible: bool = False,
         engines: Sequence[str] = (),
+        places: int = 1,
     ) -> list[Reservation]:
         """Return slots for all instances of a group, once it is the owner's turn.
 
-        The slots are on hosts that can run one of `engines`; empty: on any.
+        The slots are on hosts that can run one of `engines`; empty: on any. Each instance gets
+        `places` slots on one host.
 
         If the group is divisible, these may be slots for some of its instances; the caller asks
         again for the others. The hosts keep the slots for `RESERVED_S`. Cancelling leaves the
@@ -220,7 +226,9 @@ class Admission:
         loop = asyncio.get_running_loop()
         if engines:
             await self._check_engines(engines, await asyncio.to_thread(self._cluster.alive_nodes))
-        ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, tuple(engines))
+        ticket = Ticket(
+            tuple(ids), owner, job_id, loop.time(), is_divisible, tuple(engines), places
+        )
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
         self._waiters[ticket] = granted
         self._queue.add(ticket)
@@ -252,7 +260,9 @@ class Admission:
             return []
         ids, first = [spec.instance_id for spec in specs], specs[0]
         owner = first.owner or first.job_id or ""
-        return await self.wait(ids, owner, first.job_id, wait_s, engines=first.possible_engines)
+        return await self.wait(
+            ids, owner, first.job_id, wait_s, engines=first.possible_engines, places=first.places
+        )
 
     def reason(self) -> str:
         """Return why creates wait for room, for people; empty if none waits."""
@@ -301,11 +311,10 @@ class Admission:
         wanted = self._queue.wanted()
         for grant in grants:
             for name, ids in grant.shares.items():
-                load = loads[name]
-                loads[name] = replace(load, instances=load.instances + len(ids))
+                loads[name] = loads[name].taking(len(ids), grant.ticket.places)
             if grant.left:  # the create will queue again for these in a moment
-                engines = grant.ticket.engines
-                wanted[engines] = wanted.get(engines, 0) + grant.left
+                need = grant.ticket.need
+                wanted[need] = wanted.get(need, 0) + grant.left
         free = sum(load.free for load in loads.values())
         if may_grow(nodes.values()):
             await self._demand(self._demands(wanted, list(loads.values()), nodes))
@@ -329,9 +338,9 @@ class Admission:
         found: dict[str, tuple[HostLoad, Any]] = {}
         refusals: list[FabricUnavailable] = []
         wanted = self._queue.wanted()
-        for engines, count in wanted.items():
+        for (engines, places), count in wanted.items():
             try:
-                pairs = await self.shared_hosts(ASK_S, count, engines)
+                pairs = await self.shared_hosts(ASK_S, count, engines, places)
             except FabricUnavailable as exc:  # creates for other engines need not wait
                 refusals.append(exc)
                 continue
@@ -342,7 +351,7 @@ class Admission:
 
     def _demands(
         self,
-        wanted: Mapping[tuple[str, ...], int],
+        wanted: Mapping[Need, int],
         loads: Sequence[HostLoad],
         nodes: Mapping[str, NodeFacts],
     ) -> list[SlotDemand]:
@@ -352,10 +361,11 @@ class Admission:
         """
         declared = set(self._joining) or {f.engine for f in nodes.values() if f.engine}
         demands = []
-        for engines, missing in missing_slots(wanted, loads).items():
+        for (engines, places), missing in missing_room(wanted, loads).items():
             is_free = not engines or not declared or declared <= set(engines)
             selected = () if is_free else tuple(name for name in engines if name in declared)
-            demands += [SlotDemand(n, selected) for n in bundles(missing, self._slots_per_node)]
+            pieces = bundles(missing, self._slots_per_node, places)
+            demands += [SlotDemand(slots, selected) for slots in pieces]
         return demands[:MOST_BUNDLES]
 
     async def _hold(self, hosts: Iterable[tuple[HostLoad, Any]]) -> list[HostLoad]:
@@ -383,7 +393,9 @@ class Admission:
         reserved: list[Reservation] = []
         is_complete = True
         for name, ids in grant.shares.items():
-            is_complete = await self._reserve(name, actors[name], list(ids), RESERVED_S)
+            is_complete = await self._reserve(
+                name, actors[name], list(ids), RESERVED_S, grant.ticket.places
+            )
             if not is_complete:
                 break
             reserved.append(Reservation(name, actors[name], list(ids)))
@@ -395,15 +407,15 @@ class Admission:
         if is_waiting:
             self._queue.add(grant.ticket)
         for one in reserved:
-            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0)
+            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0, grant.ticket.places)
 
     async def _reserve(
-        self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float
+        self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float, places: int
     ) -> bool:
         try:
             with ray_api.translated(f"reserving slots on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    return bool(await host.reserve.remote(ids, seconds))
+                    return bool(await host.reserve.remote(ids, seconds, places))
         except Exception as exc:  # noqa: BLE001  # the other grants of this turn do not depend on it
             logger.warning("no slots reserved on host %s: %r", name, exc)
             return False
@@ -426,6 +438,15 @@ def _pairs(loads: Iterable[HostLoad]) -> list[tuple[HostLoad, Any]]:
     return [(load, None) for load in loads]
 
 
-def by_node(dedicated: Mapping[str, str | None]) -> Counter[str]:
-    """Return the number of dedicated hosts on each node, given the node of each host."""
-    return Counter(node for node in dedicated.values() if node is not None)
+def by_node(dedicated: Mapping[str, str | None], places: Mapping[str, int]) -> Counter[str]:
+    """Return the number of slots that dedicated instances take on each node.
+
+    Args:
+        dedicated: The node of each host, by name.
+        places: `InstanceSpec.places` of the instances of some of these hosts; of the others: 1.
+    """
+    slots: Counter[str] = Counter()
+    for name, node in dedicated.items():
+        if node is not None:
+            slots[node] += places.get(name, 1)
+    return slots

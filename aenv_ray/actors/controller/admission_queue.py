@@ -1,6 +1,6 @@
 """Decides which waiting create gets room next in a full cluster: pure decisions.
 
-* Between owners, the one with the fewest instances granted since the queue was last empty is next.
+* Between owners, the one with the fewest slots granted since the queue was last empty is next.
 * The creates of one owner are served in order of arrival.
 * A group is granted all its slots at once, or none.
 * Smaller groups may overtake one that does not fit yet, but only for `OVERTAKEN_S`.
@@ -11,16 +11,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import HostLoad, spread
+from aenv_ray.actors.host.host_capacity import slots_of
 from aenv_ray.ids import InstanceId
 
 OVERTAKEN_S: Final = 10.0
 """How long smaller groups may overtake one that does not fit."""
 MOST_BUNDLES: Final = 64
 """Maximum number of demands sent to Ray at a time: its autoscaler looks at each one repeatedly."""
+
+
+class Need(NamedTuple):
+    """What an instance needs of a host."""
+
+    engines: tuple[str, ...]
+    """Engines that it may run on; empty: any."""
+    places: int = 1
+    """`InstanceSpec.places`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,13 @@ class Ticket:
     """Whether it may be granted in part, because its instances are independent."""
     engines: tuple[str, ...] = ()
     """Engines that its instances may run on; empty: any."""
+    places: int = 1
+    """`InstanceSpec.places` of each instance, at least one."""
+
+    @property
+    def need(self) -> Need:
+        """What each of its instances needs."""
+        return Need(self.engines, self.places)
 
 
 class Grant(NamedTuple):
@@ -72,11 +89,11 @@ class AdmissionQueue:
         """Number of instances that all waiting creates ask for."""
         return sum(len(ticket.ids) for ticket in self._tickets)
 
-    def wanted(self) -> dict[tuple[str, ...], int]:
-        """Return the number of instances that wait, by the engines that they may run on."""
-        found: Counter[tuple[str, ...]] = Counter()
+    def wanted(self) -> dict[Need, int]:
+        """Return the number of instances that wait, by what they need."""
+        found: Counter[Need] = Counter()
         for ticket in self._tickets:
-            found[ticket.engines] += len(ticket.ids)
+            found[ticket.need] += len(ticket.ids)
         return dict(found)
 
     def oldest_s(self, now: float) -> float:
@@ -86,7 +103,7 @@ class AdmissionQueue:
     def add(self, ticket: Ticket) -> None:
         """Add a create.
 
-        A new owner starts at the count of the owner with the fewest granted instances. At zero, it
+        A new owner starts at the count of the owner with the fewest granted slots. At zero, it
         would be served before all others until it had caught up.
         """
         owners = {waiting.owner for waiting in self._tickets}
@@ -115,10 +132,10 @@ class AdmissionQueue:
             ticket = min(waiting, key=lambda t: (self._granted[t.owner], t.since))
             waiting.remove(ticket)
             able = [load for load in loads.values() if load.runs(ticket.engines)]
-            free = sum(load.free for load in able)
-            ids = ticket.ids[:free] if ticket.is_divisible and free else ticket.ids
-            if len(ids) > free:
-                fits_ever = len(ticket.ids) <= sum(load.capacity for load in able)
+            room = sum(load.room(ticket.places) for load in able)
+            ids = ticket.ids[:room] if ticket.is_divisible and room else ticket.ids
+            if len(ids) > room:
+                fits_ever = len(ticket.ids) <= sum(load.holds(ticket.places) for load in able)
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
                     for load in able:  # keep the slots that become free there for this group
                         del loads[load.name]
@@ -126,54 +143,57 @@ class AdmissionQueue:
                 waiting = [
                     other
                     for other in waiting
-                    if (other.owner, other.engines) != (ticket.owner, ticket.engines)
+                    if (other.owner, other.need) != (ticket.owner, ticket.need)
                 ]
                 continue
             shares, start = {}, 0
-            for name, count in spread(len(ids), able).items():
+            for name, count in spread(len(ids), able, ticket.places).items():
                 shares[name] = ids[start : start + count]
                 start += count
-                load = loads[name]
-                loads[name] = replace(load, instances=load.instances + count)
+                loads[name] = loads[name].taking(count, ticket.places)
             granted.append(Grant(ticket, shares))
-            self._granted[ticket.owner] += len(ids)
+            self._granted[ticket.owner] += len(ids) * ticket.places
         for grant in granted:
             self.remove(grant.ticket)
         return granted
 
 
-def missing_slots(
-    wanted: Mapping[tuple[str, ...], int], hosts: Sequence[HostLoad]
-) -> dict[tuple[str, ...], int]:
-    """Return how many instances have no slot on these hosts, by their possible engines.
+def missing_room(wanted: Mapping[Need, int], hosts: Sequence[HostLoad]) -> dict[Need, int]:
+    """Return how many instances have no room on these hosts, by what they need.
 
-    Free slots go to the instances with the fewest possible engines first.
+    Free slots go to the instances with the fewest possible engines first, and of these to the ones
+    with the most places.
     """
-    free = {host.name: host.free for host in hosts}
+    left_of = {host.name: host for host in hosts}
     missing = {}
-    for engines in sorted(wanted, key=lambda names: (len(names) or len(free) + 99, names)):
-        left = wanted[engines]
-        for host in hosts:
-            if host.runs(engines):
-                taken = min(left, free[host.name])
-                free[host.name] -= taken
+    for need in sorted(wanted, key=lambda n: (len(n.engines) or len(hosts) + 99, -n.places, n)):
+        left = wanted[need]
+        for host in list(left_of.values()):
+            if host.runs(need.engines):
+                taken = min(left, host.room(need.places))
+                left_of[host.name] = host.taking(taken, need.places)
                 left -= taken
         if left > 0:
-            missing[engines] = left
+            missing[need] = left
     return missing
 
 
-def bundles(missing: int, slots_per_node: int | None) -> list[int]:
-    """Return the resource demands for missing slots, in slots each.
+def bundles(missing: int, slots_per_node: int | None, places: int = 1) -> list[int]:
+    """Return the resource demands for instances without room, in slots each.
 
     Args:
-        missing: Slots for which there is no node.
+        missing: Instances for which there is no node.
         slots_per_node: Slots of the largest known node, which new nodes probably have too. None: no
             node has declared slots yet; each demand is then for one slot, which fits any node.
+        places: `InstanceSpec.places` of each. Those of one instance are on one node.
     """
-    size = max(1, slots_per_node or 1)
-    whole, rest = divmod(max(0, missing), size)
-    return ([size] * whole + [rest] * bool(rest))[:MOST_BUNDLES]
+    missing = max(0, missing)
+    if slots_per_node is None:
+        return [1] * min(MOST_BUNDLES, missing * places)
+    slots = slots_of(places, slots_per_node)
+    per_node = max(1, slots_per_node) // slots
+    whole, rest = divmod(missing, per_node)
+    return ([per_node * slots] * whole + [rest * slots] * bool(rest))[:MOST_BUNDLES]
 
 
 def explain_wait(

@@ -110,9 +110,11 @@ class Controller:
         """Nodes that take no new instances, as last read from Ray."""
         self._draining_lock = asyncio.Lock()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
+        self._places: dict[str, int] = {}
+        """`InstanceSpec.places` of the instances of dedicated hosts, by host; if missing: 1."""
         self._admission = Admission(
             self._hosts,
-            lambda: by_node(self._dedicated),
+            lambda: by_node(self._dedicated, self._places),
             joining=settings().joining_engines,
         )
         self._seen_dead: set[str] = set()
@@ -134,10 +136,10 @@ class Controller:
     # --- creating ---------------------------------------------------------------------------
 
     async def shared_hosts(
-        self, patience_s: float, wanted: int, engines: Sequence[str]
+        self, patience_s: float, wanted: int, engines: Sequence[str], places: int = 1
     ) -> list[tuple[HostLoad, Any]]:
         """See `Admission.shared_hosts`."""
-        return await self._admission.shared_hosts(patience_s, wanted, engines)
+        return await self._admission.shared_hosts(patience_s, wanted, engines, places)
 
     async def reserve(
         self,
@@ -147,11 +149,14 @@ class Controller:
         wait_s: float,
         is_divisible: bool,
         engines: Sequence[str],
+        places: int,
     ) -> list[Reservation]:
         """See `Admission.wait`."""
         # A divisible create that is refused asks again, so it is not counted.
         with self._counting_refusals(0 if is_divisible else len(ids)):
-            return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, engines)
+            return await self._admission.wait(
+                ids, owner, job_id, wait_s, is_divisible, engines, places
+            )
 
     @contextlib.contextmanager
     def _counting_refusals(self, creates: int) -> Iterator[None]:
@@ -183,7 +188,7 @@ class Controller:
                 for spec in specs
             ]
         for _, host, ids in reserved:
-            host.reserve.remote(ids, 0.0)  # they count as dedicated from now on
+            host.reserve.remote(ids, 0.0, 1)  # they count as dedicated from now on
         return self._counted(specs, [task.result() for task in tasks])
 
     async def start_dedicated(self, specs: Sequence[InstanceSpec]) -> list[DedicatedAnswer]:
@@ -299,6 +304,7 @@ class Controller:
                 continue
             self._where[instance_id] = instance_id
             self._dedicated[instance_id] = chosen
+            self._places[instance_id] = spec.places
             return False
         why = "; ".join(exc.message for exc in refusals) or "the cluster has no node"
         raise FabricUnavailable(
@@ -331,6 +337,7 @@ class Controller:
             return False
         self._note_claimed(name, spec.instance_id)
         self._dedicated[name] = node
+        self._places[name] = spec.places
         return True
 
     def _note_claimed(self, name: str, instance_id: str) -> None:
@@ -420,6 +427,10 @@ class Controller:
         self._where.pop(name, None)
         self._where.pop(self._requested.pop(name, ""), None)
 
+    def _forget_dedicated(self, name: str) -> None:
+        self._dedicated.pop(name, None)
+        self._places.pop(name, None)
+
     async def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances of all hosts."""
         return (await self.account_for(()))[0]
@@ -437,10 +448,12 @@ class Controller:
             self._forget(name)
         self._where = seen.located(hosts, self._where)
         self._hosts.nodes |= {info.host: info.node_id for info in seen.found}
+        dedicated = (info for info in seen.found if info.density is ActorDensity.DEDICATED)
+        self._places |= {info.host: info.places for info in dedicated if info.places > 1}
         for name in seen.vacant(hosts) - creating:
             if not name.startswith(SHARED_PREFIX):
                 self._forget(name)
-                self._dedicated.pop(name, None)  # its instance has ended, and the host may too
+                self._forget_dedicated(name)  # its instance has ended, and the host may too
         return sorted(seen.found, key=lambda info: info.created_at), doubtful
 
     async def pools(self) -> dict[str, int]:
@@ -563,7 +576,7 @@ class Controller:
             self._where.pop(instance_id, None)
             if instance_id not in left:
                 self._forget(name)
-                self._dedicated.pop(name, None)  # its dedicated host may end now
+                self._forget_dedicated(name)  # its dedicated host may end now
 
     async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
         """End instances on their dedicated or on shared hosts; return those that a host knew."""
@@ -693,7 +706,7 @@ class Controller:
         for name in gone:
             self._note_created(self._requested.get(name, name))
             self._forget(name)
-            self._dedicated.pop(name, None)
+            self._forget_dedicated(name)
 
     async def _end_inner_of_lost_nodes(self) -> None:
         """End inner instances whose outer one was lost with its node, its host and its records."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
@@ -66,14 +67,17 @@ def may_grow(nodes: Iterable[NodeFacts]) -> bool:
     return any(node.is_elastic or not node.takes_instances for node in nodes)
 
 
-def needed(idle: Mapping[str, NodeFacts], missing: int) -> list[str]:
-    """Return the idle nodes that get hosts, so that there are at least `missing` more slots."""
+def needed(idle: Mapping[str, NodeFacts], missing: int, places: int = 1) -> list[str]:
+    """Return the idle nodes that get hosts, so that `missing` more instances have room.
+
+    `places` is `InstanceSpec.places` of each.
+    """
     chosen: list[str] = []
     for node, facts in sorted(idle.items()):
         if missing <= 0:
             break
         chosen.append(node)
-        missing -= sum(host_capacities(facts))
+        missing -= sum(n // slots_of(places, n) for n in host_capacities(facts))
     return chosen
 
 
@@ -102,6 +106,7 @@ class HostLoad:
     name: str
     node_id: str
     instances: int
+    """Number of used or reserved slots."""
     capacity: int = HOST_CAPACITY
     engines: tuple[str, ...] = ()
     """The engines that it can run; empty if they are not known."""
@@ -110,6 +115,19 @@ class HostLoad:
     def free(self) -> int:
         """Number of free slots."""
         return max(0, self.capacity - self.instances)
+
+    def room(self, places: int) -> int:
+        """Return how many more instances fit that have `places` each; inner ones always do."""
+        return self.free // slots_of(places, self.capacity) if places else sys.maxsize
+
+    def holds(self, places: int) -> int:
+        """Return how many instances that have `places` each, at least one, fit if it is empty."""
+        return self.capacity // slots_of(places, self.capacity)
+
+    def taking(self, count: int, places: int) -> HostLoad:
+        """Return the load with `count` more instances."""
+        more = count * slots_of(places, self.capacity)
+        return replace(self, instances=self.instances + more)
 
     def runs(self, engines: Collection[str]) -> bool:
         """Whether it can run one of these engines; true if nothing is known of its engines."""
@@ -132,10 +150,10 @@ def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
     return found
 
 
-def near_node(hosts: Sequence[HostLoad], node: str, count: int) -> list[HostLoad]:
+def near_node(hosts: Sequence[HostLoad], node: str, count: int, places: int = 1) -> list[HostLoad]:
     """Return the hosts on a node, if they have room for `count` instances; else all hosts."""
     found = [host for host in hosts if host.node_id == node]
-    return found if sum(host.free for host in found) >= count > 0 else list(hosts)
+    return found if sum(host.room(places) for host in found) >= count > 0 else list(hosts)
 
 
 def check_capacity(count: int, capacity: int) -> None:
@@ -152,8 +170,14 @@ def check_capacity(count: int, capacity: int) -> None:
         )
 
 
-def spread(count: int, hosts: Sequence[HostLoad]) -> dict[str, int]:
+def spread(count: int, hosts: Sequence[HostLoad], places: int = 1) -> dict[str, int]:
     """Divide `count` new instances among hosts so that the fullest host gets as few as possible.
+
+    Args:
+        count: How many.
+        hosts: Where they may run.
+        places: `InstanceSpec.places` of each. Inner instances, which have none, only prefer hosts
+            with free slots.
 
     Returns:
         The number for each host that gets any.
@@ -161,22 +185,26 @@ def spread(count: int, hosts: Sequence[HostLoad]) -> dict[str, int]:
     Raises:
         CapacityExceeded: They do not all fit.
     """
-    free = sum(host.free for host in hosts)
-    if count > free:
+    if not places:
+        hosts = [host for host in hosts if host.free] or hosts
+    room = {host.name: host.room(places) for host in hosts}
+    if count > sum(room.values()):
+        free, capacity = sum(h.free for h in hosts), sum(h.capacity for h in hosts)
+        each = f" of {places} slots each, inner instances included," if places > 1 else ""
         raise CapacityExceeded(
-            f"{count} instances do not fit: {free} of {sum(h.capacity for h in hosts)} slots on "
-            f"{len(hosts)} hosts are free",
+            f"{count} instances{each} do not fit: {free} of {capacity} slots on {len(hosts)} hosts "
+            "are free",
             retry_after_s=1.0,
             hint="release instances, lower the concurrency, or add nodes",
         )
     load = {host.name: host.instances for host in hosts}
-    room = {host.name: host.free for host in hosts}
+    slots = {host.name: slots_of(places, host.capacity) for host in hosts}
     given: Counter[str] = Counter()
     if len(hosts) == 1:
         return {hosts[0].name: count} if count else {}
     for _ in range(count):
         name = min((n for n in load if room[n] > 0), key=lambda n: (load[n], n))
-        load[name] += 1
+        load[name] += slots[name]
         room[name] -= 1
         given[name] += 1
     return dict(given)

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
-from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, engines_of
+from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, engines_of, places_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import (
@@ -207,22 +207,22 @@ class CreateProtocol:
             raise _group_error(failures[0], len(failures), len(specs))
         return created
 
-    async def check_size(self, count: int, density: ActorDensity) -> None:
+    async def check_size(self, count: int, density: ActorDensity, places: int = 1) -> None:
         """Refuse a group that would not fit into an empty cluster, before its specs are made.
 
-        Small groups cost nothing.
+        Small groups cost nothing. `places` is `InstanceSpec.places` of each instance.
 
         Raises:
             CapacityExceeded: It would not fit.
             FabricUnavailable: No node has a host.
         """
-        if count <= DEDICATED_PER_NODE:
+        if count * places <= DEDICATED_PER_NODE:
             return
         nodes = await self._waits.run(ray_api.alive_nodes)
         if may_grow(nodes.values()):
             return
         if density is ActorDensity.SHARED:
-            await self.shared_hosts.check_size(count)
+            await self.shared_hosts.check_size(count, places)
         else:
             check_capacity(count, DEDICATED_PER_NODE * len(nodes))
 
@@ -328,8 +328,9 @@ class CreateProtocol:
         by_id = {spec.instance_id: spec for spec in specs}
         owner = specs[0].owner or specs[0].job_id or ""
         reference = self._controller.reserve.remote(
-            list(by_id), owner, specs[0].job_id, queue_s, is_divisible, engines_of(specs)
-        )
+            list(by_id), owner, specs[0].job_id, queue_s, is_divisible, engines_of(specs),
+            places_of(specs),
+        )  # fmt: skip
         what = f"room for {len(specs)} of {source.reference}"
         reserved = await self._long_wait(reference, what, source, queue_s)
         return [Share(name, host, [by_id[i] for i in ids]) for name, host, ids in reserved]

@@ -94,7 +94,8 @@ class Fabric:
         """
         from aenv_ray.actors.fabric.waits import run_blocking
 
-        run_blocking(self.protocol.check_size(count, options.actor))
+        places = 1 + source.config.deploy.inner_limit
+        run_blocking(self.protocol.check_size(count, options.actor, places))
         if options.near is not None:
             options.near_node = self.ray.node_of(options.near)
         specs = options.specs(source, count, job_id=self.ray.job_id())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
+from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.ray_api import wait_async
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.ids import InstanceId
@@ -78,6 +79,7 @@ class FabricInstances:
                 "instance_id": instance_id,
                 "outer": (*outer.outer, outer.reference),
                 "places": 0,  # the outermost instance counts for it
+                "near_node": ray_api.node_id(),  # where the outer one has kept slots for it
                 "idle_timeout_s": None,  # it ends with the outer instance
             }
         )

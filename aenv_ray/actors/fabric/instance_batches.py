@@ -101,7 +101,7 @@ class InstanceBatches:
         options = self._options
         created: list[Created] = []
         try:
-            await self._protocol.check_size(count, options.actor)
+            await self._protocol.check_size(count, options.actor, specs[0].places)
             created = await self._protocol.create(
                 self.source, specs, options.actor, options.queue_s
             )

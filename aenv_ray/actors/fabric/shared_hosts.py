@@ -20,7 +20,7 @@ from aenv_ray.actors.controller.placement import (
     spread,
 )
 from aenv_ray.actors.fabric.waits import Waits
-from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
+from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.models import InstanceSpec
@@ -49,6 +49,11 @@ def engines_of(specs: Sequence[InstanceSpec]) -> tuple[str, ...]:
     return specs[0].possible_engines if specs else ()
 
 
+def places_of(specs: Sequence[InstanceSpec]) -> int:
+    """Return how many slots each instance of one group needs, if none takes it without."""
+    return max(1, specs[0].places) if specs else 1
+
+
 class SharedHosts:
     """The shared hosts with their load, as the controller last reported them."""
 
@@ -60,18 +65,20 @@ class SharedHosts:
         self._placed: dict[str, int] = {}
         self._looked_at = 0.0
 
-    async def check_size(self, count: int) -> None:
+    async def check_size(self, count: int, places: int = 1) -> None:
         """Refuse a group that would not fit even if all hosts were empty.
+
+        `places` is `InstanceSpec.places` of each instance.
 
         Raises:
             CapacityExceeded: It would not fit.
             FabricUnavailable: No node has a host.
         """
-        if count <= HOST_CAPACITY:
+        if count * places <= HOST_CAPACITY:
             return  # any single host holds it
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, count, ())
-            check_capacity(count, sum(load.capacity for load, _ in self._hosts))
+            await self._look(FIRST_PATIENCE_S, count, (), places)
+            check_capacity(count, sum(load.holds(places) for load, _ in self._hosts))
 
     async def place(
         self, specs: Sequence[InstanceSpec], *, avoid: Collection[str] | None = None
@@ -88,16 +95,16 @@ class SharedHosts:
             FabricUnavailable: No node has a host, or none can run the group's engine.
         """
         async with self._lock:
-            engines = engines_of(specs)
+            engines, places = engines_of(specs), places_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
                 patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), engines)
+                await self._look(patience_s, len(specs), engines, places)
                 return self._divide(specs, avoid or ())
             try:
                 return self._divide(specs, avoid or ())
             except CapacityExceeded:  # releases since the last look are not known here
-                await self._look(FIRST_PATIENCE_S, len(specs), engines)
+                await self._look(FIRST_PATIENCE_S, len(specs), engines, places)
                 return self._divide(specs, avoid or ())
 
     async def place_some(
@@ -112,21 +119,28 @@ class SharedHosts:
             FabricUnavailable: As `place`.
         """
         async with self._lock:
-            engines = engines_of(specs)
+            engines, places = engines_of(specs), places_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
                 patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), engines)
-            elif len(specs) > self._free(
-                engines
-            ):  # releases since the last look are not known here
-                await self._look(LATER_PATIENCE_S, len(specs), engines)
-            return self._divide(specs[: self._free(engines, specs[0].node_ids)], avoid or ())
+                await self._look(patience_s, len(specs), engines, places)
+            elif len(specs) > self._room(specs):  # releases since the last look are not known here
+                await self._look(LATER_PATIENCE_S, len(specs), engines, places)
+            return self._divide(specs[: self._room(specs)], avoid or ())
 
-    def _free(self, engines: Sequence[str], node_ids: Sequence[str] = ()) -> int:
-        able = [load for load, _ in self._hosts if load.runs(engines)]
-        loads = on_nodes(able, node_ids)
-        return sum(max(0, load.capacity - self._placed[load.name]) for load in loads)
+    def _room(self, specs: Sequence[InstanceSpec]) -> int:
+        """Return how many instances like the first of these fit, on any node that they may use."""
+        able = self._able(engines_of(specs), specs[0].node_ids)
+        return sum(load.room(specs[0].places) for load in able)
+
+    def _able(self, engines: Sequence[str], node_ids: Sequence[str]) -> list[HostLoad]:
+        """Return the hosts that can run certain instances, with their load as known here."""
+        loads = [
+            replace(h, instances=min(self._placed[h.name], h.capacity))
+            for h, _ in self._hosts
+            if h.runs(engines)
+        ]
+        return on_nodes(loads, node_ids)
 
     async def look(
         self, wanted: int = 0, engines: Sequence[str] = ()
@@ -139,7 +153,7 @@ class SharedHosts:
             FabricUnavailable: No node has a host, or none can run these engines.
         """
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, wanted, engines)
+            await self._look(FIRST_PATIENCE_S, wanted, engines, 1)
             return [(load, host) for load, host in self._hosts if load.runs(engines)]
 
     def forget(self) -> None:
@@ -147,27 +161,25 @@ class SharedHosts:
         self._looked_at = float("-inf")
 
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
-        loads = [
-            replace(h, instances=min(self._placed[h.name], h.capacity))
-            for h, _ in self._hosts
-            if h.runs(engines_of(specs))
-        ]
-        loads = on_nodes(loads, specs[0].node_ids if specs else ())
+        places = specs[0].places if specs else 1
+        loads = self._able(engines_of(specs), specs[0].node_ids if specs else ())
         loads = [load for load in loads if load.name not in avoid] or loads
         if specs and specs[0].near_node:
-            loads = near_node(loads, specs[0].near_node, len(specs))
-        counts = spread(len(specs), loads)
+            loads = near_node(loads, specs[0].near_node, len(specs), places)
+        counts = spread(len(specs), loads, places)
         shares, start = [], 0
         for load, host in self._hosts:
             count = counts.get(load.name, 0)
             if count:
                 shares.append(Share(load.name, host, list(specs[start : start + count])))
-                self._placed[load.name] += count
+                self._placed[load.name] += count * slots_of(places, load.capacity)
                 start += count
         return shares
 
-    async def _look(self, patience_s: float, wanted: int, engines: Sequence[str]) -> None:
-        reference = self._controller.shared_hosts.remote(patience_s, wanted, engines)
+    async def _look(
+        self, patience_s: float, wanted: int, engines: Sequence[str], places: int
+    ) -> None:
+        reference = self._controller.shared_hosts.remote(patience_s, wanted, engines, places)
         self._hosts = await self._waits.result(reference, "the shared hosts", _ANSWER_S)
         self._placed = {load.name: load.instances for load, _ in self._hosts}
         self._looked_at = time.monotonic()

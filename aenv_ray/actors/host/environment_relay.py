@@ -128,6 +128,9 @@ class EnvironmentRequest(BaseModel):
     params: dict[str, Any]
     timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
     call_id: str = Field(min_length=1, max_length=100)
+    is_for_tool: bool = True
+    """Whether a tool of the outer instance asks, or what a tool left running: an agent may have
+    caused the request. False: a function, a reward or a reset does."""
 
     @property
     def name(self) -> str:
@@ -182,7 +185,8 @@ class EnvironmentRelay:
             PolicyRefused: It would exceed the number of inner instances, or a limit of nesting.
             ToolTimeout: The inner instance did not start or answer within the time of the call.
                 A start goes on, unless it waits for room.
-            CapacityExceeded: The cluster was full for all but the end of the time of the call.
+            CapacityExceeded: No node had room for all but the end of the time of the call. If a
+                tool asked, that is a ToolTimeout.
             CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """
@@ -219,6 +223,13 @@ class EnvironmentRelay:
             raise ToolTimeout(
                 f"{request.environment} did not answer {request.method} in time: {exc.message}",
                 hint=exc.hint,
+            ) from exc
+        except CapacityExceeded as exc:
+            if not request.is_for_tool:
+                raise
+            # An agent may have chosen how many instances it asks for, and when.
+            raise ToolTimeout(
+                f"{request.environment} did not start: {exc.message}", hint=exc.hint
             ) from exc
         except AenvError as exc:
             if is_infrastructure(exc) and self._released.get(inner_id):

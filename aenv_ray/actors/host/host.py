@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aenv_ray
 from aenv_ray import logs
@@ -69,6 +69,13 @@ _SERVICES: Final = {
 """What failed, by method, for messages."""
 
 
+class _Start(NamedTuple):
+    """An instance that is starting."""
+
+    outcome: asyncio.Future[InstanceInfo | AenvError]
+    places: int
+
+
 class Host:
     """Launches and owns instances, and keeps sandboxes ready for more.
 
@@ -120,7 +127,7 @@ class Host:
         self._density = density
         self._clock = clock or SystemClock()
         capacity = 1 if density is ActorDensity.DEDICATED else slots or HOST_CAPACITY
-        self._capacity = HostCapacity(host_id, capacity, self._present, self._clock)
+        self._capacity = HostCapacity(host_id, capacity, self._used_slots, self._clock)
         self._stays = density is ActorDensity.SHARED and slots is None
         self._spare_s = spare_s
         self._claimed_for = InstanceId(host_id) if spare_s is None else None
@@ -154,7 +161,7 @@ class Host:
         self._count_processes = count_processes
         self._on_empty = on_empty
         self._is_node_up = is_node_up
-        self._starting: dict[InstanceId, asyncio.Future[InstanceInfo | AenvError]] = {}
+        self._starting: dict[InstanceId, _Start] = {}
         self._doomed: set[InstanceId] = set()
         self._released: dict[InstanceId, None] = {}
         self._adopted = asyncio.Event()
@@ -291,8 +298,15 @@ class Host:
         """
         return HostMeasures(*self.load(), self._tally, self._engines.pods())
 
-    def _present(self) -> int:
-        return len(self._sandboxes) + len(self._starting) + self._engines.ending()
+    def _used_slots(self) -> int:
+        """Return the number of slots in use, by instances that are starting or ending too."""
+        return self._live_slots() + self._engines.ending()
+
+    def _live_slots(self) -> int:
+        slots_of = self._capacity.slots_of
+        starting = sum(slots_of(start.places) for start in self._starting.values())
+        more = sum(slots_of(places) - 1 for places in self._table.uneven.values())
+        return len(self._sandboxes) + more + starting
 
     def _room(self) -> int:
         """Return how many sandboxes may be warm."""
@@ -310,10 +324,11 @@ class Host:
         if seconds:
             await self._pools.give_way(self._pools.size)
 
-    def reserve(self, ids: Sequence[InstanceId], seconds: float) -> bool:
+    def reserve(self, ids: Sequence[InstanceId], seconds: float, places: int = 1) -> bool:
         """See `HostCapacity.reserve`; instances that are here already need no slot."""
         self.load()
-        return self._capacity.reserve([i for i in ids if i not in self._lives], seconds)
+        absent = [i for i in ids if i not in self._lives]
+        return self._capacity.reserve(absent, seconds, places)
 
     # --- projects ---------------------------------------------------------------------------
 
@@ -348,13 +363,13 @@ class Host:
         await self._adopted.wait()
         known = {i: outcome for i in (s.instance_id for s in specs)
                  if (outcome := self._known_outcome(i)) is not None}  # fmt: skip
-        under_way = {i: self._starting[i] for i in (s.instance_id for s in specs)
+        under_way = {i: self._starting[i].outcome for i in (s.instance_id for s in specs)
                      if i in self._starting}  # fmt: skip
         wanted = [self._with_engine(s) for s in specs if s.instance_id not in known | under_way]
         self.load()
         if any(not self._projects.has(digest) for digest in {s.digest for s in wanted}):
             return ProjectMissing(self._node_id)
-        self._capacity.admit([spec.instance_id for spec in wanted])
+        self._capacity.admit({spec.instance_id: spec.places for spec in wanted})
         if self._claimed_for is None and wanted:  # it was restarted after it was claimed
             self._claimed_for = wanted[0].instance_id
         known |= await self._start_new(wanted)
@@ -379,8 +394,8 @@ class Host:
         self, specs: Sequence[InstanceSpec]
     ) -> dict[InstanceId, InstanceInfo | AenvError]:
         loop = asyncio.get_running_loop()
-        outcomes = {spec.instance_id: loop.create_future() for spec in specs}
-        self._starting |= outcomes
+        starts = {spec.instance_id: _Start(loop.create_future(), spec.places) for spec in specs}
+        self._starting |= starts
         error: AenvError = FabricUnavailable("the start was cancelled")
         started: dict[InstanceId, InstanceInfo | AenvError] = {}
         try:
@@ -390,10 +405,10 @@ class Host:
             error = exc
             raise
         finally:
-            self._doomed -= outcomes.keys()
-            for instance_id, outcome in outcomes.items():
+            self._doomed -= starts.keys()
+            for instance_id, start in starts.items():
                 del self._starting[instance_id]
-                outcome.set_result(started.get(instance_id, error))
+                start.outcome.set_result(started.get(instance_id, error))
             if self._density is ActorDensity.SHARED:  # the controller counts dedicated creates
                 self._tally.created((s, started.get(s.instance_id, error)) for s in specs)
             for spec in specs:
@@ -445,7 +460,8 @@ class Host:
         try:
             if self._density is ActorDensity.SHARED:
                 left = await self._pools.take(left, take_in)
-                others = len(self._sandboxes) + len(self._starting) - len(results)
+                taken = [spec.places for spec in specs if spec.instance_id in results]
+                others = self._live_slots() - sum(map(self._capacity.slots_of, taken))
                 await self._pools.give_way(others + self._pools.size - self._capacity.capacity)
             results |= await self._start_sandboxes(left, take_in)
         finally:
@@ -660,7 +676,8 @@ class Host:
                 return False
             unused_s = LINGER_S if self._claimed_for or self._spare_s is None else self._spare_s
             return self._is_leaving or now - since > unused_s
-        if self._capacity.taken() or self._pools.size or self._store.list():
+        is_used = self._capacity.taken() or self._sandboxes or self._starting
+        if is_used or self._pools.size or self._store.list():
             self._idle_since = now
         return now - max(self._idle_since, since or 0.0) > LINGER_S
 

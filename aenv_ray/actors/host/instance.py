@@ -150,4 +150,5 @@ class InstanceLife:
             start_mode=record.start_mode,
             calls=self.calls,
             generation=record.generation,
+            places=spec.places,
         )

@@ -38,6 +38,7 @@ class InstanceTable:
         lives: Live instances, and those that ended recently, by id; instances from a warm pool also
             by the id that was requested.
         sandboxes: The sandboxes of live instances, by id.
+        uneven: `InstanceSpec.places` of the live instances that have not exactly one, by id.
         empty_since: Since when there is no live instance; None while there is one, and before the
             first.
     """
@@ -57,6 +58,7 @@ class InstanceTable:
         self._clock = clock
         self.lives: dict[str, InstanceLife] = {}
         self.sandboxes: dict[str, Sandbox] = {}
+        self.uneven: dict[str, int] = {}
         self.empty_since: float | None = None
         self._noted: set[str] = set()
         self._unsearched: dict[str, frozenset[InstanceId]] = {}
@@ -142,6 +144,8 @@ class InstanceTable:
 
     def _add_sandbox(self, record: InstanceRecord, sandbox: Sandbox) -> None:
         self.sandboxes[record.id] = sandbox
+        if record.spec.places != 1:
+            self.uneven[record.id] = record.spec.places
         self.empty_since = None
         self._on_sandbox(self.lives[record.id], sandbox)
         sandbox.on_end(functools.partial(self._note_end, record.id, EndReason.LOST))
@@ -151,6 +155,7 @@ class InstanceTable:
         if life is None or not life.end(reason, cause, self._clock.now()):
             return
         self.sandboxes.pop(instance_id, None)
+        self.uneven.pop(instance_id, None)
         if life.record.inner:
             life.record = life.record.model_copy(update={"has_ended": True})
             self._store.put([life.record])  # until its inner instances have ended

@@ -62,7 +62,7 @@ class RemoteHost(Protocol):
         """Keep the host alive for some seconds, and return its load."""
 
     @property
-    def reserve(self) -> HostMethod[[Sequence[InstanceId], float], bool]:
+    def reserve(self) -> HostMethod[[Sequence[InstanceId], float, int], bool]:
         """Reserve slots for instances for some seconds; False if there are too few."""
 
     @property

@@ -89,6 +89,7 @@ def ensure_ray(address: str | None = None) -> bool:
         FabricUnavailable: The cluster does not answer, or the local Ray does not start.
     """
     if ray.is_initialized():
+        protect_token()  # the program called `ray.init`, which leaves the token open
         return False
     address = address or settings().ray_address
     local = _of_aenv_up(address)
@@ -179,6 +180,7 @@ def _demote_routine(record: logging.LogRecord) -> bool:
 
 def start_local(num_cpus: int) -> str:
     """Start a Ray of this process with that many CPUs, join it, and return its address."""
+    carry_token()
     context: Any = ray.init(
         address="local",
         num_cpus=num_cpus,
@@ -187,6 +189,7 @@ def start_local(num_cpus: int) -> str:
         log_to_driver=False,
         _system_config=dict(SYSTEM_CONFIG),
     )
+    protect_token()
     return str(context.address_info["gcs_address"])
 
 

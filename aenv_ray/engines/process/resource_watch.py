@@ -61,7 +61,7 @@ MAX_ID_SHARE: Final = 0.75
 """End the sandbox with the most processes when this share of the node's process ids is in use."""
 FAIR_PROCESSES: Final = 256
 """A sandbox with fewer processes and threads than this is not ended when process ids run short."""
-_MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)", "/SYSV")
+_MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)")
 """How /proc names memory files: shared memory that is not a file in the sandbox's tmpfs."""
 _CLOSE_S: Final = 0.05
 """Longest time for closing our copy of a sandbox's socket."""

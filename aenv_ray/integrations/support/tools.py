@@ -1,9 +1,10 @@
 """The tools of an environment in the form that all adapters build on.
 
-A model may cause some errors: it names a tool that does not exist, its arguments do not match, or
-its call takes too long. These become results with `is_error`, so that the model can react. All
-other errors are raised, and end the framework's loop if the framework lets them pass: they say
-nothing about the model, and the episode is void.
+A model may cause some errors: it names a tool that does not exist, its arguments do not match, its
+call takes too long, or the tool has no result for another reason. These become results with
+`is_error`, so that the model can react. All other errors are raised, and end the framework's loop
+if the framework lets them pass: they say nothing about the model, and the episode is void, unless
+something in the sandbox has ended it (`SandboxDiedInside`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cas
 from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import openai_arguments, openai_name
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, ToolInputInvalid, ToolNotFound, ToolTimeout
+from aenv_ray.errors import ConfigError, ToolError, ToolNotFound
 from aenv_ray.integrations.support.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
@@ -30,7 +31,6 @@ AnyEnvironment: TypeAlias = "Environment | LiveEpisode | BlockingEnvironment"
 Naming: TypeAlias = Callable[[str, Mapping[str, str]], str]
 T = TypeVar("T")
 
-_CAUSED_BY_THE_MODEL: Final = (ToolNotFound, ToolInputInvalid, ToolTimeout)
 _NO_IDENTIFIER_CHARACTER: Final = re.compile(r"\W", re.ASCII)
 
 
@@ -154,6 +154,7 @@ class EnvironmentTools:
             arguments, or did not end in time.
 
         Raises:
+            SandboxDiedInside: Something in the sandbox ended it, which is the episode's outcome.
             AenvError: The infrastructure failed; the episode is void.
         """
         try:
@@ -164,7 +165,7 @@ class EnvironmentTools:
                 self._sync().submit(lambda env: env.call_tool(own, given, self._timeout_s))
             )
             return await call
-        except _CAUSED_BY_THE_MODEL as exc:
+        except ToolError as exc:
             return _failed(exc)
 
     def call_blocking(self, name: str, arguments: str | Mapping[str, Any] | None) -> ToolResult:
@@ -172,7 +173,7 @@ class EnvironmentTools:
         try:
             own, given = self._checked(name, arguments)
             return self._sync().call_tool(own, given, self._timeout_s)
-        except _CAUSED_BY_THE_MODEL as exc:
+        except ToolError as exc:
             return _failed(exc)
 
     def _checked(
@@ -197,7 +198,7 @@ def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisod
     return not hasattr(environment, "submit")
 
 
-def _failed(error: ToolNotFound | ToolInputInvalid | ToolTimeout) -> ToolResult:
+def _failed(error: ToolError) -> ToolResult:
     text = error.message if error.hint is None else f"{error.message} ({error.hint})"
     return ToolResult([{"type": "text", "text": text}], is_error=True)
 

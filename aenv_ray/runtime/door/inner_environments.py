@@ -21,6 +21,9 @@ RELEASE: Final = "aenv/release"
 CALLS: Final = frozenset({"tools/call", "tools/list", "aenv/function", "aenv/reward", "aenv/reset"})
 """What may be called in an inner instance."""
 RELEASE_S: Final = 60.0
+_NOT_OF_AGENTS: Final = ("aenv/function ", "aenv/reward ", "aenv/reset ")
+"""Beginnings of the keys of calls that no agent makes. Code in a thread of its own has no call: an
+agent may have caused it."""
 _GRACE_S: Final = 5.0
 """How much longer than the timeout, which the inner instance enforces, this side waits."""
 
@@ -126,6 +129,7 @@ class InnerEnvironment:
             "params": params,
             "timeout_s": timeout_s,
             "call_id": f"inner-{uuid.uuid4().hex}",
+            "is_for_tool": not current_call().key.startswith(_NOT_OF_AGENTS),
         }
         return request, timeout_s
 

@@ -9,6 +9,7 @@ instance with more files than `MAX_FILES` counts as not clean.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -54,11 +55,13 @@ class Leftovers:
         self._started_ns = time.clock_gettime_ns(_COARSE_CLOCK)
         self._roots = _distinct([self._work, *(_TEMPORARY if self._owns_sandbox else ())])
         self._files: dict[str, Facts] | None = None
+        self._times: dict[str, tuple[int, int]] = {}
+        """Of the directories at the start: an agent can choose them."""
         self._elsewhere: list[str] | None = None
         self._ipc = _ipc_objects()
         self._descriptors = frozenset(_own_descriptors())
         with contextlib.suppress(Unchecked, OSError):  # then the instance is never clean
-            self._files = self._scan()
+            self._files = self._scan(self._times)
         self._has_queues = self._owns_sandbox and not _forbids_message_queues()
 
     def remove(self) -> list[str]:
@@ -89,16 +92,19 @@ class Leftovers:
 
     # --- the instance's own directories -------------------------------------------------------
 
-    def _scan(self) -> dict[str, Facts]:
-        """Return all files below the roots.
+    def _scan(self, times: dict[str, tuple[int, int]] | None = None) -> dict[str, Facts]:
+        """Return the roots and all files below them; note the times of directories in `times`.
 
         Raises:
             Unchecked: There are too many.
         """
         found: dict[str, Facts] = {}
         for root in self._roots:
-            for path, status in _walk(root, self._kept, owns=True):
-                found[path] = _facts(status)
+            top = (root, os.stat(root))  # before the walk, which may open it
+            for path, status in itertools.chain([top], _walk(root, self._kept, owns=True)):
+                found[path] = _facts(path, status)
+                if times is not None and stat.S_ISDIR(status.st_mode):
+                    times[path] = status.st_atime_ns, status.st_mtime_ns
                 if len(found) > MAX_FILES:
                     raise Unchecked(f"{root} has more than {MAX_FILES} files")
         return found
@@ -115,6 +121,9 @@ class Leftovers:
         changed = {path for path, facts in self._files.items() if found.get(path) != facts}
         if changed := changed - missing:
             reasons.append(f"changed: {_some(changed)}")
+        for path, times in self._times.items():
+            with contextlib.suppress(OSError):  # it is another user's, or missing
+                os.utime(path, ns=times, follow_symlinks=False)
         return reasons
 
     # --- everything else that the sandbox can write to ------------------------------------------
@@ -209,11 +218,21 @@ def _names(directory: str, *, may_open: bool) -> list[str]:
         return os.listdir(directory)
 
 
-def _facts(status: os.stat_result) -> Facts:
+def _facts(path: str, status: os.stat_result) -> Facts:
     facts = (status.st_mode, status.st_ino, status.st_uid, status.st_gid)
     if stat.S_ISDIR(status.st_mode):
-        return facts  # its entries are compared
+        return (*facts, _attributes(path))  # its entries are compared, and its times set back
     return (*facts, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _attributes(path: str) -> int:
+    """Return what tells the extended attributes of a directory from others."""
+    found: dict[str, bytes] = {}
+    if hasattr(os, "listxattr"):
+        with contextlib.suppress(OSError):  # the file system has none
+            for name in os.listxattr(path, follow_symlinks=False):
+                found[name] = os.getxattr(path, name, follow_symlinks=False)
+    return hash(tuple(sorted(found.items())))
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -9,6 +9,10 @@ Allowed sockets are Unix, IPv4, IPv6, and netlink for routes, with which libc li
 interfaces. All others bypass network namespaces (vsock) or reach kernel code that no environment
 needs.
 
+System V objects stay when the processes that made them end, and the kernel counts their memory for
+no process. Up to 32,000 sets of semaphores and 4,096 segments may exist in a sandbox: small ones,
+which database servers use as locks, are allowed. Queues of messages are refused.
+
 A template may also enter namespaces and mount in them, because it isolates its forks. A fork gives
 that up with a second filter. That one is short, because the kernel takes time for each instruction
 of a filter, and every instance installs one.
@@ -55,7 +59,7 @@ map_shadow_stack 453 453, membarrier 324 283, memfd_create 319 279, mincore 27 2
 mkdirat 258 34, mknod 133 -, mknodat 259 33, mlock 149 228, mlock2 325 284, mlockall 151 230,
 mmap 9 222, mprotect 10 226, mq_getsetattr 245 185, mq_notify 244 184, mq_open 240 180,
 mq_timedreceive 243 183, mq_timedsend 242 182, mq_unlink 241 181, mremap 25 216, mseal 462 462,
-msgctl 71 187, msgget 68 186, msgrcv 70 188, msgsnd 69 189, msync 26 227, munlock 150 229,
+msgctl 71 187, msgrcv 70 188, msgsnd 69 189, msync 26 227, munlock 150 229,
 munlockall 152 231, munmap 11 215, nanosleep 35 101, newfstatat 262 79, open 2 -, openat 257 56,
 openat2 437 437, pause 34 -, pidfd_open 434 434, pidfd_send_signal 424 424, pipe 22 -, pipe2 293 59,
 pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, poll 7 -, ppoll 271 73, prctl 157 167,
@@ -71,13 +75,13 @@ sched_get_priority_max 146 125, sched_get_priority_min 147 126, sched_getaffinit
 sched_getattr 315 275, sched_getparam 143 121, sched_getscheduler 145 120,
 sched_rr_get_interval 148 127, sched_setaffinity 203 122, sched_setattr 314 274,
 sched_setparam 142 118, sched_setscheduler 144 119, sched_yield 24 124, seccomp 317 277,
-select 23 -, semctl 66 191, semget 64 190, semop 65 193, semtimedop 220 192, sendfile 40 71,
+select 23 -, semctl 66 191, semop 65 193, semtimedop 220 192, sendfile 40 71,
 sendmmsg 307 269, sendmsg 46 211, sendto 44 206, set_robust_list 273 99, set_thread_area 205 -,
 set_tid_address 218 96, setfsgid 123 152, setfsuid 122 151, setgid 106 144, setgroups 116 159,
 setitimer 38 103, setpgid 109 154, setpriority 141 140, setregid 114 143, setresgid 119 149,
 setresuid 117 147, setreuid 113 145, setrlimit 160 164, setsid 112 157, setsockopt 54 208,
 setuid 105 146, setxattr 188 5, setxattrat 463 463, shmat 30 196, shmctl 31 195, shmdt 67 197,
-shmget 29 194, shutdown 48 210, sigaltstack 131 132, signalfd 282 -, signalfd4 289 74,
+shutdown 48 210, sigaltstack 131 132, signalfd 282 -, signalfd4 289 74,
 splice 275 76, stat 4 -, statfs 137 43, statx 332 291, symlink 88 -, symlinkat 266 36, sync 162 81,
 sync_file_range 277 84, syncfs 306 267, sysinfo 99 179, tee 276 77, tgkill 234 131, time 201 -,
 timer_create 222 107, timer_delete 226 111, timer_getoverrun 225 109, timer_gettime 224 108,
@@ -93,10 +97,16 @@ _CHECKED: Final = {
     "personality": (135, 92),
     "setns": (308, 268),
     "socket": (41, 198),
+    "semget": (64, 190),
+    "shmget": (29, 194),
     "socketpair": (53, 199),
     "unshare": (272, 97),
 }
 _ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MAX_SET_SEMAPHORES: Final = 20
+"""System V semaphores in a set."""
+MAX_SEGMENT_BYTES: Final = 4096
+"""Size of a segment of System V shared memory."""
 _X32_BIT: Final = 0x40000000
 _NAMESPACE_FLAGS: Final = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
@@ -168,6 +178,8 @@ def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     code += _equals(numbers["clone"], _without_bits(0, _NAMESPACE_FLAGS))
     code += _equals(numbers["socket"], _socket_families())
     code += _equals(numbers["socketpair"], _one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
+    code += _equals(numbers["semget"], _at_most(1, MAX_SET_SEMAPHORES))
+    code += _equals(numbers["shmget"], _at_most(1, MAX_SEGMENT_BYTES, is_wide=True))
     code += _equals(numbers["personality"], _one_of(0, _PERSONALITIES))
     if for_template:
         code += _equals(numbers["unshare"], _one_of(0, _TEMPLATE_UNSHARES))
@@ -234,6 +246,24 @@ def _one_of(index: int, values: Sequence[int], error: int = errno.EPERM) -> list
     for value in values:
         code += _equals(value, [_instruction(_RETURN, 0, 0, _ALLOW)])
     return [*code, _refuse(error)]
+
+
+def _at_most(index: int, most: int, *, is_wide: bool = False) -> list[bytes]:
+    """Return code that refuses larger values; `is_wide`: the argument has 64 bits."""
+    code = []
+    if is_wide:  # both architectures have the low half first
+        code = [
+            _instruction(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * index + 4),
+            _instruction(_JUMP_EQUAL, 1, 0, 0),
+            _refuse(errno.EINVAL),
+        ]
+    return [
+        *code,
+        _load_argument(index),
+        _instruction(_JUMP_AT_LEAST, 0, 1, most + 1),
+        _refuse(errno.EINVAL),
+        _instruction(_RETURN, 0, 0, _ALLOW),
+    ]
 
 
 def _without_bits(index: int, bits: int) -> list[bytes]:

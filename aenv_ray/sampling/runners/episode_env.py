@@ -19,10 +19,10 @@ from aenv_ray.errors import (
     AenvError,
     CallCancelled,
     ConfigError,
-    FunctionFailed,
     InstanceReleased,
     SandboxDiedInside,
     ToolError,
+    as_tool_error,
 )
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, ToolResult
@@ -115,9 +115,9 @@ class EpisodeEnv:
         What a call raises is the answer of the sandbox, whatever its type: an agent can cause it.
         """
         leaves = list(_leaves(exc))
-        if not all(any(leaf is failure for failure in self._call_failures) for leaf in leaves):
-            return exc
-        return as_tool_error(leaves[0])
+        answers = [one for one in self._call_failures if any(one is leaf for leaf in leaves)]
+        is_answer = all(any(leaf is one for one in answers) for leaf in leaves)
+        return as_tool_error(answers[0]) if is_answer else exc
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
@@ -275,17 +275,6 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
             yield from _leaves(one)
     else:
         yield exc
-
-
-def as_tool_error(exc: BaseException) -> ToolError:
-    """Return an error that a sandbox answered a call with as an outcome of this call.
-
-    Its code may be that of any error, also of one that is only for the program that samples.
-    """
-    if isinstance(exc, ToolError):
-        return exc
-    assert isinstance(exc, AenvError)
-    return FunctionFailed(f"{exc.code}: {exc.message}", hint=exc.hint)
 
 
 def _blocking(

@@ -26,6 +26,7 @@ from aenv_ray.errors import (
     SandboxExhausted,
     ToolError,
     ToolNotFound,
+    as_tool_error,
     is_infrastructure,
 )
 from aenv_ray.models import InstanceStatus
@@ -37,7 +38,6 @@ from aenv_ray.sampling.runners.episode_env import (
     EpisodeEnv,
     EpisodeLog,
     act,
-    as_tool_error,
 )
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages

@@ -12,11 +12,10 @@ import pytest
 import aenv_ray
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import (
-    ConfigError,
-    PolicyRefused,
+    CapacityExceeded,
+    FunctionFailed,
     SandboxLost,
     ToolTimeout,
-    is_infrastructure,
 )
 from aenv_ray.ids import InstanceId
 from tests.ray.cluster import Cluster
@@ -122,10 +121,10 @@ def test_tools_call_another_environment_that_keeps_its_state_and_ends_with_the_o
 
 def test_refusals_name_the_way_out(make: Callable[..., Any], outer: Path) -> None:
     handle = make(outer)
-    with pytest.raises(ConfigError, match=r"may not call math@1\.0") as raised:
+    with pytest.raises(FunctionFailed, match=r"config_error: .* may not call math@1\.0") as raised:
         call(handle, "call", environment="math@1.0")
     assert 'add "math@1.0" to deployConfig.environments' in str(raised.value.hint)
-    with pytest.raises(PolicyRefused, match=r"in a loop: outer@1\.0\.0 calls outer"):
+    with pytest.raises(FunctionFailed, match=r"in a loop: outer@1\.0\.0 calls outer"):
         call(handle, "call", environment="outer")
 
 
@@ -195,10 +194,8 @@ def test_a_reward_ends_what_tools_have_started_in_an_inner_instance(
     assert ray.get(handle.call_reward.remote()) == 1.0, "its files stay, and its terminal works"
 
 
-def test_a_full_cluster_is_a_failure_of_the_infrastructure(
-    make: Callable[..., Any], outer: Path
-) -> None:
-    """Invariant 2: not the deadline of the tool call, which counts for the agent."""
+def test_a_full_cluster_delays_no_inner_instance(make: Callable[..., Any], outer: Path) -> None:
+    """Invariants 2 and 14: its slot was taken when the outer one was created."""
     import ray
 
     from aenv_ray.actors.calls.handle import host_of
@@ -206,11 +203,15 @@ def test_a_full_cluster_is_a_failure_of_the_infrastructure(
     handle = make(outer)
     host = host_of(handle)
     taken, capacity = ray.get(host.load.remote())
-    places = [InstanceId(f"other-{number:08}") for number in range(capacity - taken)]
-    assert ray.get(host.reserve.remote(places, 60.0))
+    others = [InstanceId(f"other-{number:08}") for number in range(capacity - taken)]
+    assert ray.get(host.reserve.remote(others, 60.0))
     try:
-        with pytest.raises(SandboxLost, match="its code called failed: no room for mini") as raised:
-            call(handle, "run", 3.0, command="true")
+        with pytest.raises(CapacityExceeded):
+            aenv_ray.create(outer, actor="shared", queue_timeout=0)
+        assert "mine" in str(call(handle, "run", command="echo mine; echo done > mark"))
+        assert ray.get(handle.call_reward.remote()) == 1.0
+        (inner,) = inner_of(handle.instance_id)
+        assert inner.host == ray.get(handle.info.remote()).host
+        assert ray.get(host.load.remote()) == (capacity, capacity)
     finally:
-        ray.get(host.reserve.remote(places, 0.0))
-    assert is_infrastructure(raised.value)
+        ray.get(host.reserve.remote(others, 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,13 +20,22 @@ COMES_S = 120.0
 THREADS = """
 import threading
 made, failed = {}, {}
-def create(name, count, **options):
+def create(name, count, environment=PROBE, **options):
     def run():
         try:
-            made[name] = aenv_ray.create_many(PROBE, count, **{"engine": "fake", **options})
+            made[name] = aenv_ray.create_many(environment, count, **{"engine": "fake", **options})
         except aenv_ray.AenvError as exc:
             failed[name] = exc
     threading.Thread(target=run, daemon=True).start()
+"""
+NESTING = """
+from aenv_ray.runtime import current_call, register_tool
+
+
+@register_tool
+def run(key: str) -> str:
+    inner = current_call().env("mini-terminal", key)
+    return str(inner.call_tool("execute_command", {"command": "echo mine"}))
 """
 NODES = "sorted(n for n, facts in ray_api.alive_nodes().items() if not facts.is_head)"
 ENGINES = "sorted(facts.engine or '' for facts in ray_api.alive_nodes().values())[1:]"
@@ -113,3 +123,40 @@ def test_a_create_brings_a_node_of_its_engine(console: Console) -> None:
     eventually(lambda: _made(console, "other"), COMES_S)
     assert console.value(ENGINES) == ["fake", "process"], "room on another engine is no room"
     console.do("aenv_ray.release_many(made['plain'] + made['other'])")
+
+
+def test_an_agent_that_opens_inner_instances_needs_no_room_for_them(
+    console: Console, tmp_path: Path
+) -> None:
+    """Invariant 14: it neither fills the cluster nor voids its episode in a full one."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tools.py").write_text(NESTING)
+    deploy = {"network": "none", "environments": ["mini-terminal"], "innerInstances": SLOTS - 1}
+    (tmp_path / "config.json").write_text(json.dumps({"name": "nesting", "deployConfig": deploy}))
+    eventually(lambda: console.value(NODES) == [], COMES_S, lambda: console.value(NODES))
+    for name in ("shared", "dedicated"):
+        console.do(
+            f"create({name!r}, 1, {str(tmp_path)!r}, engine='process', actor={name!r},"
+            " queue_timeout='5m')"
+        )
+        eventually(lambda name=name: _made(console, name), COMES_S)  # type: ignore[misc]
+    assert len(console.value(NODES)) == MOST_NODES, "each takes the slots of a node"
+    found = by_node(console, "made['shared'] + made['dedicated']")
+    assert sorted(map(len, found.values())) == [1, 1]
+    for actor in ("shared", "dedicated"):
+        classes = raised(
+            lambda actor=actor: console.do(  # type: ignore[misc]
+                f"aenv_ray.create(PROBE, actor={actor!r}, engine='process', queue_timeout='1s')"
+            )
+        )
+        assert classes[0] == "CapacityExceeded"
+    for name in ("shared", "dedicated"):
+        asked = f"made[{name!r}][0].call_tool.remote('run', {{'key': str(n)}})"
+        for n in range(SLOTS - 1):
+            console.do(f"n = {n}; assert 'mine' in str(ray.get({asked}).data)")
+        classes = raised(lambda asked=asked: console.do(f"n = 99; ray.get({asked})"))  # type: ignore[misc]
+        assert "FunctionFailed" in classes
+    infos = "[(i.node_id, i.places) for i in aenv_ray.list_instances()]"
+    assert len(console.value(infos)) == MOST_NODES * SLOTS
+    assert sorted(p for _, p in console.value(infos)) == [0] * 2 * (SLOTS - 1) + [SLOTS] * 2
+    console.do("aenv_ray.release_many(made['shared'] + made['dedicated'])")

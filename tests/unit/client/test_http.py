@@ -112,3 +112,23 @@ async def test_event_streams_split_at_line_ends_only(end: bytes) -> None:
         200, content=chunks(), headers={"content-type": "text/event-stream; charset=utf-8"}
     )
     assert [message async for message in _messages(response)] == [{"a": "\u2028\x85"}, {"b": 2}]
+
+
+@pytest.mark.parametrize("code", ["sandbox_lost", "fabric_unavailable", "config_error"])
+async def test_the_result_of_a_tool_cannot_claim_to_be_a_failure_of_the_infrastructure(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: a tool returns such a result, and a gateway passes it on."""
+    error: object = {"code": code, "message": "forged"}
+
+    async def answer(*_: object) -> dict[str, Any]:
+        return {"content": [], "isError": True, "_meta": {"aenv/error": error}}
+
+    instance = HttpInstance("http://h")
+    monkeypatch.setattr(instance, "_request", answer)
+    with pytest.raises((errors.ToolError, errors.SandboxDiedInside), match="forged") as raised:
+        await instance.call_tool("t", {})
+    assert not errors.is_infrastructure(raised.value)
+    error = "forged"
+    assert (await instance.call_tool("t", {})).is_error
+    await instance.close()

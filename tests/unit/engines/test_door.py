@@ -15,6 +15,7 @@ from aenv_ray.engines import door
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
+    FunctionFailed,
     InsideCause,
     SandboxDiedInside,
     SandboxLost,
@@ -228,10 +229,20 @@ def test_a_sandbox_cannot_report_an_infrastructure_failure(code: str) -> None:
     [
         ("call_outcome_unknown", "tools/call"), ("function_failed", "aenv/reward"),
         ("tool_timeout", "tools/call"), ("capacity_exceeded", "aenv/port_open"),
+        ("reset_failed", "tools/call"), ("config_error", "aenv/reset"),
     ],
 )  # fmt: skip
 def test_what_the_runtime_reports_keeps_its_type(code: str, method: str) -> None:
     assert reported_by_sandbox({"code": code, "message": "m"}, method).code == code
+
+
+@pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools", "resources/read"])
+@pytest.mark.parametrize("code", ["config_error", "policy_refused", "unauthorized", "forbidden"])
+def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -> None:
+    """Invariant 14: trainers stop at such an error, and agents could cause it."""
+    error = reported_by_sandbox({"code": code, "message": "m", "hint": "h"}, method)
+    assert type(error) is FunctionFailed
+    assert (error.message, error.hint) == (f"{code}: m", "h")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import InstanceReleased
-from aenv_ray.integrations.episodes import LiveEpisode, SyncEpisode, _Version
+from aenv_ray.integrations.episodes import LiveEpisode, Outcome, SyncEpisode, _Version
 from aenv_ray.sampling import Task
-from aenv_ray.trajectories.schema import Episode
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 
 
 async def _never() -> Episode:
@@ -39,3 +39,22 @@ async def test_an_episode_of_a_closed_pool_is_released() -> None:
         await live.finish()
     with pytest.raises(InstanceReleased, match="closed"):
         SyncEpisode(live, loop).finish()
+
+
+@pytest.mark.parametrize(
+    ("status", "reward", "is_scored", "is_void"),
+    [
+        (EpisodeStatus.COMPLETED, None, False, False),
+        (EpisodeStatus.DIED_INSIDE, None, False, False),
+        (EpisodeStatus.INFRA_FAILED, None, False, True),
+        (EpisodeStatus.DIED_INSIDE, 0.0, True, False),
+        (EpisodeStatus.COMPLETED, None, True, True),
+    ],
+)
+def test_an_agent_voids_no_episode_by_ending_its_sandbox(
+    status: EpisodeStatus, reward: float | None, is_scored: bool, is_void: bool
+) -> None:
+    """Invariant 14: also if steps bring the rewards, and the task has none."""
+    task = Task.model_validate({"id": "t", "reward": {} if is_scored else None})
+    episode = Episode(index=0, task_id="t", task=task, status=status, reward=reward)
+    assert Outcome(episode).is_void is is_void

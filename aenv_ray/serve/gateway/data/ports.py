@@ -27,8 +27,11 @@ from aenv_ray.serve.gateway.deps import Deps
 _MAX_ENVIRONMENTS: Final = 1000
 """Environments whose ports are cached."""
 OWN_HEADERS: Final = frozenset(
-    {"authorization", "connection", "keep-alive", "proxy-connection", "te", "upgrade", "host"}
-)
+    {
+        "authorization", "proxy-authorization", "connection", "keep-alive", "proxy-connection",
+        "te", "upgrade", "host",
+    }
+)  # fmt: skip
 """Headers of the connection to the gateway; the sandbox must not see its tokens."""
 _HOP: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
 _PREFIX_SEGMENTS: Final = 5

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray.actors.controller import admission
-from aenv_ray.actors.controller.admission import Admission, Reservation
+from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, explain_wait
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import HostLoad
@@ -61,10 +61,10 @@ class FakeHostActor:
         self.capacity.hold(seconds)
         return self.capacity.taken(), self.capacity.capacity
 
-    async def _reserve(self, ids: list[InstanceId], seconds: float) -> bool:
+    async def _reserve(self, ids: list[InstanceId], seconds: float, places: int) -> bool:
         if seconds and self.before_reserve is not None:
             await self.before_reserve(ids)
-        return self.capacity.reserve(ids, seconds)
+        return self.capacity.reserve(ids, seconds, places)
 
 
 class FakeHosts(HostDirectory):
@@ -302,3 +302,22 @@ async def test_demand_selects_an_engine_only_where_not_every_worker_will_do(
     assert cluster.demands[0] == [SlotDemand(1, selected)]
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_an_instance_waits_for_room_for_its_inner_ones_too() -> None:
+    """Invariant 14: they take no slots later, when an agent has them created."""
+    host, cluster = FakeHostActor(4), FakeCluster(slots=4)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    ids = [InstanceId("a"), InstanceId("b")]
+    task = asyncio.create_task(queue.wait(ids, "a", None, PATIENT_S, True, places=3))
+    await until(lambda: cluster.demands != [])
+    assert cluster.demands == [[SlotDemand(3), SlotDemand(3)]], "each on one node"
+    host.used = 0
+    assert ids_of(await task) == ["a"]
+    assert host.capacity.taken() == 3
+
+
+def test_dedicated_instances_count_with_their_inner_ones() -> None:
+    nodes = {"one": "n", "two": "n", "three": "m", "unknown": None}
+    assert by_node(nodes, {"one": 3, "unknown": 4}) == {"n": 4, "m": 1}

@@ -13,9 +13,10 @@ from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
     OVERTAKEN_S,
     AdmissionQueue,
+    Need,
     Ticket,
     bundles,
-    missing_slots,
+    missing_room,
 )
 from aenv_ray.actors.controller.placement import HostLoad
 from aenv_ray.ids import InstanceId
@@ -138,8 +139,18 @@ def test_demand_is_what_is_missing_in_pieces_that_fit_a_node(
     assert bundles(missing, slots) == expected
 
 
+@pytest.mark.parametrize(
+    ("missing", "slots", "expected"),
+    [(2, 4, [3, 3]), (3, 8, [6, 3]), (1, None, [1, 1, 1]), (2, 2, [2, 2])],
+)
+def test_demand_for_instances_of_three_places_is_in_pieces_that_fit_a_node(
+    missing: int, slots: int | None, expected: list[int]
+) -> None:
+    assert bundles(missing, slots, places=3) == expected
+
+
 def test_demand_is_bounded() -> None:
-    assert len(bundles(10**6, 2)) == MOST_BUNDLES
+    assert len(bundles(10**6, 2)) == len(bundles(10**6, None, 3)) == MOST_BUNDLES
 
 
 def on(engine: str, free: int) -> HostLoad:
@@ -173,5 +184,28 @@ def test_a_group_that_waits_for_one_engine_holds_up_no_other() -> None:
 
 def test_the_slots_that_are_missing_are_counted_by_engine() -> None:
     hosts = [on("process", 3), on("docker", 2)]
-    wanted = {("docker",): 3, ("process", "docker"): 2, (): 4}
-    assert missing_slots(wanted, hosts) == {("docker",): 1, (): 3}
+    wanted = {Need(("docker",)): 3, Need(("process", "docker")): 2, Need(()): 4}
+    assert missing_room(wanted, hosts) == {Need(("docker",)): 1, Need(()): 3}
+
+
+def test_an_instance_gets_all_its_places_on_one_host() -> None:
+    """Invariant 14: those for inner instances, which an agent may create later."""
+    group = replace(ticket("a", 2), places=3)
+    waiting = backlog(group)
+    assert waiting.grants([room(3, name="x"), room(2, name="y"), room(2, name="z")], 0.0) == []
+    (grant,) = waiting.grants([room(4, name="x"), room(3, name="y")], 0.0)
+    assert {name: len(ids) for name, ids in grant.shares.items()} == {"x": 1, "y": 1}
+    waiting.add(replace(ticket("a"), places=17))
+    assert len(waiting.grants([room(4, capacity=4)], 0.0)) == 1, "all slots of a smaller host"
+
+
+def test_turns_count_the_places_of_instances() -> None:
+    nested = [replace(ticket("nested", since=float(n)), places=3) for n in range(4)]
+    plain = [ticket("plain", since=50.0 + n) for n in range(9)]
+    given_out = served(backlog(*nested, *plain), room(12))
+    assert Counter(one.owner for one in given_out) == {"nested": 2, "plain": 6}
+
+
+def test_missing_places_are_counted_where_instances_have_several() -> None:
+    hosts = [room(4, capacity=4, name="x"), room(2, capacity=4, name="y")]
+    assert missing_room({Need((), 3): 3, Need(()): 4}, hosts) == {Need((), 3): 2, Need(()): 1}

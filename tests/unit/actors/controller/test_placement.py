@@ -25,6 +25,8 @@ from aenv_ray.actors.fabric.waits import BlockingWaits, run_blocking
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded
+from aenv_ray.ids import new_instance_id
+from aenv_ray.models import InstanceSpec
 
 HOSTS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6
@@ -70,19 +72,51 @@ def test_the_same_question_has_the_same_answer(hosts: list[HostLoad], count: int
         assert spread(count, hosts) == spread(count, list(reversed(hosts)))
 
 
+@given(HOSTS, st.integers(0, 60), st.integers(2, 9))
+def test_each_instance_gets_all_its_places_on_its_host(
+    hosts: list[HostLoad], count: int, places: int
+) -> None:
+    """One that needs more than a host has takes all of it."""
+    if count > sum(host.room(places) for host in hosts):
+        with pytest.raises(CapacityExceeded, match=f"of {places} slots each, inner instances"):
+            spread(count, hosts, places)
+        return
+    given_out = spread(count, hosts, places)
+    assert sum(given_out.values()) == count
+    for host in hosts:
+        number = given_out.get(host.name, 0)
+        after = host.taking(number, places)
+        assert number == 0 or after.instances <= max(host.capacity, 1)
+
+
+@given(HOSTS.filter(bool), st.integers(0, 60))
+def test_inner_instances_are_always_placed_and_prefer_hosts_with_room(
+    hosts: list[HostLoad], count: int
+) -> None:
+    """Invariant 14."""
+    given_out = spread(count, hosts, places=0)
+    assert sum(given_out.values()) == count
+    roomy = {host.name for host in hosts if host.free}
+    assert not roomy or given_out.keys() <= roomy
+    node = hosts[0].node_id
+    assert near_node(hosts, node, 1, 0) == hosts[:1]
+
+
 class Controller:
     """Tells of two hosts, one of them full, and counts how often it is asked."""
 
     def __init__(self) -> None:
         self.asked = 0
+        self.engines: tuple[str, ...] = ()
         self.shared_hosts = self
 
     def remote(
-        self, patience_s: float, wanted: int, engines: Sequence[str]
+        self, patience_s: float, wanted: int, engines: Sequence[str], places: int
     ) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
         assert wanted > 0
-        assert not engines
+        assert tuple(engines) == self.engines
+        assert places > 0
         self.asked += 1
         return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
 
@@ -98,6 +132,8 @@ def test_a_group_that_no_empty_cluster_holds_is_refused_before_it_is_made() -> N
     ) as raised:
         run_blocking(hosts.check_size(10**7))
     assert raised.value.hint
+    with pytest.raises(CapacityExceeded, match="2 at most"):
+        run_blocking(hosts.check_size(3, places=HOST_CAPACITY))
     check_capacity(5, 5)
     with pytest.raises(CapacityExceeded):
         check_capacity(6, 5)
@@ -165,3 +201,18 @@ def test_a_near_node_is_used_if_it_has_room(hosts: list[HostLoad], count: int) -
         is_near = 0 < count <= host.free
         assert near_node(hosts, host.node_id, count) == ([host] if is_near else hosts)
     assert near_node(hosts, "another", count) == hosts
+
+
+def test_an_inner_instance_starts_on_the_full_node_of_its_outer_one() -> None:
+    """Invariant 14: its slot was taken when the outer one was created."""
+    spec = InstanceSpec(
+        instance_id=new_instance_id("probe"), reference="probe@1.0.0", digest="d", ttl_s=60.0,
+        engine="fake", near_node="n", places=0,
+    )  # fmt: skip
+    controller = Controller()
+    hosts = SharedHosts(controller, BlockingWaits(lambda answer, *_: answer))
+    controller.engines = ("fake",)
+    (share,) = run_blocking(hosts.place([spec]))
+    assert share.name == "a", "the full one"
+    (share,) = run_blocking(hosts.place([spec.model_copy(update={"places": 3})]))
+    assert share.name == "b"

@@ -133,7 +133,7 @@ class FakeController:
         ):  # fmt: skip
             setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
 
-    def _shared_hosts(self, patience_s: float, wanted: int, engines: list[str]) -> Any:
+    def _shared_hosts(self, patience_s: float, wanted: int, engines: list[str], places: int) -> Any:
         return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
 
     def _reserve(
@@ -144,6 +144,7 @@ class FakeController:
         wait_s: float,
         is_divisible: bool,
         engines: list[str],
+        places: int,
     ) -> Any:
         self.waited_for_room += ids
         name, host = next(iter(self.hosts.items()))

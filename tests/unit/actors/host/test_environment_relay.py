@@ -251,7 +251,7 @@ async def test_an_inner_instance_that_does_not_start_is_tried_again(
     outer = an_outer()
     inner.is_full = True
     with pytest.raises(CapacityExceeded):
-        await relay.answer(outer, DECLARED, params())
+        await relay.answer(outer, DECLARED, params(is_for_tool=False))
     inner.is_full = False
     await relay.answer(outer, DECLARED, params())
     assert list(outer.record.inner.values()) == inner.alive
@@ -294,20 +294,28 @@ async def test_a_slow_start_is_a_timeout_and_goes_on(
     assert inner.alive == [started]
 
 
-async def test_every_call_that_waits_for_room_in_a_full_cluster_fails_with_the_infrastructure(
-    relay: EnvironmentRelay, inner: FakeInstances
+@pytest.mark.parametrize("is_for_tool", [False, True])
+async def test_a_lack_of_room_is_a_failure_of_the_infrastructure_unless_a_tool_asked(
+    relay: EnvironmentRelay, inner: FakeInstances, is_for_tool: bool
 ) -> None:
-    """Invariant 2: at its deadline the call would end like one of a slow tool, and count."""
+    """Invariants 2 and 14: an agent can choose what a tool asks for, and when."""
     outer = an_outer()
     inner.may_start.clear()
     inner.waits_for_room = True
     first = asyncio.create_task(relay.answer(outer, DECLARED, params(timeout_s=60.0)))
     await inner.until_changed()
-    with pytest.raises(CapacityExceeded, match=r"no room for other@1\.0") as raised:
-        await relay.answer(outer, DECLARED, params(timeout_s=0.01, call_id="c2"))
-    assert is_infrastructure(raised.value)
+    error = ToolTimeout if is_for_tool else CapacityExceeded
+    with pytest.raises(error, match=r"no room for other@1\.0") as raised:
+        await relay.answer(
+            outer, DECLARED, params(timeout_s=0.01, call_id="c2", is_for_tool=is_for_tool)
+        )
+    assert is_infrastructure(raised.value) is not is_for_tool
     inner.may_start.set()
     assert await first == b'{"data":1}'
+    inner.is_full = True
+    with pytest.raises(error, match="full") as raised:
+        await relay.answer(outer, DECLARED, params(key="b", is_for_tool=is_for_tool))
+    assert is_infrastructure(raised.value) is not is_for_tool
 
 
 async def test_an_inner_call_is_cancelled_with_the_outer_one(

@@ -14,9 +14,10 @@ from aenv_ray import logs
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
-from aenv_ray.clock import SystemClock
+from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
+    CapacityExceeded,
     FabricUnavailable,
     InsideCause,
     InstanceReleased,
@@ -330,3 +331,47 @@ async def test_lines_about_an_instance_name_its_owner(
         (mine.instance_id, "ann")
     ] * 2
     assert [line.getMessage().partition(": ")[2] for line in lines] == ["ok", "it was released"]
+
+
+async def test_an_instance_keeps_slots_for_its_inner_ones_on_a_successor_too(
+    open_host: Callable[..., Host], spec: InstanceSpec
+) -> None:
+    """Invariant 14: inner instances start however full the host is, and use up no slots."""
+    store, others = MemoryInstanceStore(), [new_instance_id("probe") for _ in range(3)]
+    outer = spec.model_copy(update={"places": 3})
+    earlier = open_host(store, slots=4)
+    await earlier.open()
+    await earlier.start([outer])
+    await earlier.close()
+    host = open_host(store, slots=4, on_empty=lambda: None)
+    await host.open()
+    assert host.load() == (3, 4)
+    alone, late, inner = (spec.model_copy(update={"instance_id": i}) for i in others)
+    await host.start([alone])
+    with pytest.raises(CapacityExceeded):
+        await host.start([late])
+    (info,) = await host.start([inner.model_copy(update={"places": 0})])  # type: ignore[misc]
+    assert isinstance(info, InstanceInfo)
+    assert (host.load(), info.places) == ((4, 4), 0)
+    await host.release([outer.instance_id, alone.instance_id])
+    assert host.load() == (0, 4)
+
+
+async def test_a_host_with_inner_instances_only_does_not_end(
+    open_host: Callable[..., Host], spec: InstanceSpec
+) -> None:
+    """The outer ones may be on other nodes."""
+    ended: list[bool] = []
+    store, clock = MemoryInstanceStore(), FakeClock(SystemClock().now())
+    host = open_host(store, slots=4, clock=clock, on_empty=lambda: ended.append(True))
+    await host.open()
+    await host.start([spec.model_copy(update={"places": 0})])
+    store.delete([spec.instance_id])
+    clock.advance(host_module.LINGER_S + 1)
+    await host.sweep()
+    assert ended == []
+    await host.release([spec.instance_id])
+    await host.sweep()
+    clock.advance(host_module.LINGER_S + 1)
+    await host.sweep()
+    assert ended == [True]

@@ -66,6 +66,30 @@ def test_a_changed_file_of_the_start_is_found(
     assert found == f"{reason}: {work}/data/first"
 
 
+def test_an_agent_cannot_leave_a_message_in_a_directory_of_the_start(work: Path) -> None:
+    """Its times, attributes and mode are as at the start, or the instance is not used again."""
+    before = [(path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in (work, work / "data")]
+    state = Leftovers((), str(work))
+    (work / "data" / "more").write_text("x")
+    os.utime(work, ns=(1, 2))
+    os.utime(work / "data", ns=(3, 4))
+    assert state.remove() == []
+    after = [(path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in (work, work / "data")]
+    assert after == before
+    work.chmod(0o711)
+    assert state.remove() == [f"changed: {work}"]
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="only Linux has them")
+def test_extended_attributes_of_a_directory_are_found(work: Path) -> None:
+    state = Leftovers((), str(work))
+    try:
+        os.setxattr(work / "data", "user.note", b"hint")
+    except OSError:
+        pytest.skip("this file system has no extended attributes")
+    assert state.remove() == [f"changed: {work}/data"]
+
+
 def test_too_many_files_or_directories_are_not_clean(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,41 @@
+"""An agent leaves a message for the agent that plays the next episode on its instance."""
+
+from __future__ import annotations
+
+import pytest
+
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.testing.contract_bench import Bench, execute, value_of
+from aenv_ray.testing.contract_reset import reset
+
+LEAVE = {
+    "time of the work directory": "touch -d @86400 .",
+    "time of /tmp": "touch -d @86400 /tmp",
+    "mode of the work directory": "chmod 751 .",
+    "attribute": "python3 -c \"import os; os.setxattr('.', 'user.note', b'86400')\"",
+    "closed directory": "mkdir -p a/b && touch -d @86400 a && chmod 0 a",
+    "shared memory": "echo 86400 > /dev/shm/note",
+    "name in /var/tmp": "mkdir -p /var/tmp/86400",
+    "queue": "ipcmk -Q",
+}
+READ = (
+    "stat -c '%X %Y %a' . /tmp; python3 -c \"import os; print(os.listxattr('.'))\";"
+    " ls -A . /tmp /var/tmp /dev/shm; ipcs -q"
+)
+
+
+async def seen(sandbox: Sandbox) -> str:
+    return (await execute(sandbox, READ)).text()
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("how", LEAVE)
+async def test_the_next_episode_sees_nothing_of_the_last_one(walled: Bench, how: str) -> None:
+    """Invariant 14: it is gone, or the instance is not used again."""
+    sandbox = await walled.start()
+    await reset(sandbox)
+    before = await seen(sandbox)
+    assert (await reset(sandbox)).clean
+    await value_of(sandbox, "run", command=["sh", "-c", f"{LEAVE[how]}; true"])
+    if (await reset(sandbox)).clean:
+        assert await seen(sandbox) == before
