@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,7 +115,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
             has_ended = True
     evaluation.write()
     rows = [one.model_dump(mode="json") for one in evaluation.results]
-    show_rows(rows, form, _COLUMNS, cut_first="PASS")
+    show_rows(rows, form, _columns(rows), cut_first="PASS")
     for one in evaluation.results:
         if one.error is not None:
             console.say(f"{one.benchmark}: {one.error}")
@@ -219,6 +219,14 @@ def _passes(row: Any) -> str | None:
     return " ".join(f"@{one['k']} {one['estimate']:.3f}" for one in row["pass_at_k"]) or None
 
 
+def _columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    """Return the columns of the table; one of refused episodes only if there are some."""
+    shown = dict(_COLUMNS)
+    if not any(row["refused"] for row in rows):
+        del shown["REFUSED"]
+    return shown
+
+
 _COLUMNS: Columns = {
     "BENCHMARK": lambda r: r["benchmark"],
     "TASKS": lambda r: r["tasks"],
@@ -227,5 +235,6 @@ _COLUMNS: Columns = {
     "95% INTERVAL": _interval,
     "PASS": _passes,
     "VOID": lambda r: r["void"],
+    "REFUSED": lambda r: r["refused"],
     "TIME": lambda r: f"{r['wall_s']:.1f} s",
 }
