@@ -80,8 +80,8 @@ def test_void_episodes_are_counted_and_in_no_mean() -> None:
 def test_refused_episodes_are_neither_played_nor_void() -> None:
     episodes = [
         Episode(index=0, task_id="a", status=EpisodeStatus.COMPLETED, reward=1.0),
-        Episode(index=1, task_id="b", status=EpisodeStatus.INFRA_FAILED),
-        Episode(index=2, task_id="c", status=EpisodeStatus.REFUSED),
+        Episode(index=1, task_id="b", status=EpisodeStatus.INFRA_FAILED, reward=None),
+        Episode(index=2, task_id="c", status=EpisodeStatus.REFUSED, reward=None),
     ]
     found = result_of(Benchmark(environment="terminal-bench"), episodes, 2.0, is_complete=True)
     assert (found.tasks, found.episodes, found.void, found.refused) == (2, 2, 1, 1)
