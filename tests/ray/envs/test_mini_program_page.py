@@ -104,7 +104,7 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
             within_turn(page, {"expect": ".verdict.bad", "text": "1 problem"})
             play(
                 page,
-                {"expect": ".row .text", "contains": "index.html does not exist"},
+                {"expect": ".row .text", "contains": "index.html: No such file"},
                 {"click": "#clear"},
                 {"expect": "#welcome", "count": 1},
                 {"select": "#agent", "option": "scripted"},
