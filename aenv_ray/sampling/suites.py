@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
@@ -21,6 +21,7 @@ from aenv_ray.trajectories.statistics import (
     is_success,
     pass_at_k,
 )
+from aenv_ray.units import parse_duration_s
 
 
 class Benchmark(BaseModel):
@@ -50,6 +51,16 @@ class Benchmark(BaseModel):
     ttl: str | None = None
     episode_timeout: str | None = None
     environment_variables: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("ttl", "episode_timeout")
+    @classmethod
+    def _is_duration(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_duration_s(value)
+            except ConfigError as exc:
+                raise ValueError(exc.message) from None
+        return value
 
     @property
     def label(self) -> str:

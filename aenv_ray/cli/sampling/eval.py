@@ -95,6 +95,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     has_ended = False
     with shown.on_ray():
         driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
+        for one in benchmarks:
+            shown.say_engine(one.environment, one.engine or engine, f"engine of {one.label}")
         tasks = [one.chosen_tasks(limit) for one in benchmarks]
         try:
             for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):

@@ -45,6 +45,8 @@ def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path
         ("[[benchmarks]]\nlimit = 1", "benchmark 1: environment: Field required"),
         ("[[benchmarks]]\nenvironment = 'a'\nlimits = 1", "benchmark 1: limits: Extra inputs"),
         ("[[benchmarks]]\nenvironment = 'a'\nlimit = 0", "benchmark 1: limit: "),
+        ("[[benchmarks]]\nenvironment = 'a'\nttl = 'soon'", "benchmark 1: ttl: "),
+        ("[[benchmarks]]\nenvironment = 'a'\nepisode_timeout = '-1s'", "1: episode_timeout: "),
         ("environment = 'a'", "has no list of benchmarks"),
         ("benchmarks = []", "has no benchmarks"),
         ("[[", "cannot be read"),
