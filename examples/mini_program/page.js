@@ -77,6 +77,7 @@ const SHOW = {
   cleared: () => {
     feed.querySelectorAll(".said, .call, .verdict").forEach((node) => node.remove());
     $("welcome").hidden = false;
+    shownFile = "index.html";
     showFiles([]);
   },
 };
