@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
@@ -17,9 +17,11 @@ from aenv_ray.trajectories.schema import Episode, Task
 from aenv_ray.trajectories.statistics import (
     PassAtK,
     confidence_interval,
+    is_refused,
     is_success,
     pass_at_k,
 )
+from aenv_ray.units import parse_duration_s
 
 
 class Benchmark(BaseModel):
@@ -50,6 +52,16 @@ class Benchmark(BaseModel):
     episode_timeout: str | None = None
     environment_variables: dict[str, str] = Field(default_factory=dict)
 
+    @field_validator("ttl", "episode_timeout")
+    @classmethod
+    def _is_duration(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_duration_s(value)
+            except ConfigError as exc:
+                raise ValueError(exc.message) from None
+        return value
+
     @property
     def label(self) -> str:
         """Its name."""
@@ -78,11 +90,14 @@ class BenchmarkResult(BaseModel):
     benchmark: str
     environment: str
     tasks: int
-    """Tasks with an episode."""
+    """Tasks that were played."""
     episodes: int
+    """Episodes that were played."""
     succeeded: int
     void: int
-    """Episodes without a reward, which are in no mean."""
+    """Played episodes without a reward, which are in no mean."""
+    refused: int
+    """Episodes that were not played, because their task needs what is not available here."""
     reward_mean: float | None
     confidence_interval: tuple[float, float] | None
     """95 %, see `aenv_ray.trajectories.statistics.confidence_interval`."""
@@ -173,17 +188,19 @@ def result_of(
     error: str | None = None,
 ) -> BenchmarkResult:
     """Return what episodes of a benchmark have earned."""
-    rewards = [one.reward for one in episodes if one.reward is not None]
+    played = [one for one in episodes if not is_refused(one)]
+    rewards = [one.reward for one in played if one.reward is not None]
     return BenchmarkResult(
         benchmark=benchmark.label,
         environment=next((e.environment for e in episodes if e.environment), benchmark.environment),
-        tasks=len({one.task_id for one in episodes}),
-        episodes=len(episodes),
-        succeeded=sum(map(is_success, episodes)),
-        void=len(episodes) - len(rewards),
+        tasks=len({one.task_id for one in played}),
+        episodes=len(played),
+        succeeded=sum(map(is_success, played)),
+        void=len(played) - len(rewards),
+        refused=len(episodes) - len(played),
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
-        confidence_interval=confidence_interval(episodes),
-        pass_at_k=pass_at_k(episodes),
+        confidence_interval=confidence_interval(played),
+        pass_at_k=pass_at_k(played),
         wall_s=wall_s,
         is_complete=is_complete,
         error=error,

@@ -68,6 +68,7 @@ const SHOW = {
   busy: (entry) => setBusy(entry.agent),
   idle: () => setBusy(null),
   files: (entry) => showFiles(entry.files),
+  unchecked: (entry) => add(element("div", "verdict warn", entry.text)),
   checked: (entry) => {
     add(verdict(entry));
     showProblems(entry.problems, entry.report);
@@ -76,8 +77,8 @@ const SHOW = {
   cleared: () => {
     feed.querySelectorAll(".said, .call, .verdict").forEach((node) => node.remove());
     $("welcome").hidden = false;
+    shownFile = "index.html";
     showFiles([]);
-    showProblems([], {});
   },
 };
 
@@ -107,6 +108,7 @@ function showFiles(files) {
     $("preview").removeAttribute("src");
     $("nothing").hidden = false;
     $("source").textContent = "";
+    showProblems([], { note: "Nothing has been checked: the application has no files." });
   }
   $("files").replaceChildren(
     ...files.map((file) => {
@@ -149,7 +151,7 @@ function showProblems(problems, report) {
     return made;
   });
   if (report.note) shown.unshift(element("div", "fine", report.note));
-  if (!shown.length) shown.push(element("div", "fine", "No problems: neither in the files nor in the browser's console."));
+  else if (!shown.length) shown.push(element("div", "fine", "No problems: neither in the files nor in the browser's console."));
   $("problems-panel").replaceChildren(...shown);
 }
 
@@ -217,7 +219,6 @@ async function begin() {
     }),
   );
   showFiles([]);
-  showProblems([], {});
   const source = new EventSource("events");
   source.onopen = () => {
     setBusy(null);

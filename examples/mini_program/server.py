@@ -3,6 +3,7 @@
     python examples/mini_program/server.py
     OPENAI_API_KEY=… python examples/mini_program/server.py --model MODEL
     python examples/mini_program/server.py --model MODEL --base-url http://localhost:8000/v1
+    MY_KEY=… python examples/mini_program/server.py --model MODEL --api-key-env MY_KEY
 
 The page is at http://127.0.0.1:8090. The application is written in an instance of the environment
 mini-program; a second port relays it to the preview, so that its scripts have another origin than
@@ -45,6 +46,8 @@ MAX_ENTRIES: Final = 500
 """Entries of the conversation that a page which connects later still gets."""
 SHOWN_CHARACTERS: Final = 600
 SCRIPT: Final = "scripted"
+CHANGES: Final = frozenset({"write_file", "delete_file", "move_file"})
+"""Tools that change the application."""
 SYSTEM: Final = """\
 You write small web applications: HTML, CSS and JavaScript without a build step and without files \
 from other hosts. The entry is index.html. Call list_files and read_file before you change an \
@@ -107,6 +110,7 @@ class AgentEnv:
     def __init__(self, env: Environment, feed: Feed) -> None:
         self._env = env
         self._feed = feed
+        self.has_changed_files = False
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools under their own names."""
@@ -118,6 +122,7 @@ class AgentEnv:
     ) -> ToolResult:
         """Call a tool and show the call."""
         result = await self._env.call_tool(name, arguments, timeout_s)
+        self.has_changed_files |= name in CHANGES and not result.is_error
         self._feed.say(
             "tool",
             name=name,
@@ -217,12 +222,16 @@ class Studio:
         self.feed.say("busy", agent=agent)
         earlier = "".join(f"Earlier request: {text}\n" for text in self.requests[-10:])
         self.requests.append(prompt)
+        env = AgentEnv(self.env, self.feed)
         try:
             task = Task(
                 id="prompt", instruction=f"{earlier}{prompt}" if agent != SCRIPT else prompt
             )
-            await self.agents[agent](AgentEnv(self.env, self.feed), task)
-            await self.check()
+            await self.agents[agent](env, task)
+            if env.has_changed_files:
+                await self.check()
+            else:
+                self.feed.say("unchecked", text="nothing was built: no file was changed")
         except asyncio.CancelledError:
             self.feed.say("failed", text="Stopped.")
             raise
@@ -239,10 +248,15 @@ class Studio:
         files = (await self.env.call_tool("list_files")).data
         self.feed.say("files", files=files)
         if not files:
+            self.feed.say("unchecked", text="nothing was built: there are no files")
             return
         validated = (await self.env.call_tool("validate")).data
         ran = await self.env.call_tool("run", {}, 90)
-        report = {"note": ran.text()} if ran.is_error else ran.data
+        report = {} if ran.is_error else dict(ran.data)
+        failed = ran.text() if ran.is_error else report.get("failed")
+        if failed:
+            failure = {"kind": "error", "text": failed}
+            report["errors"] = [failure, *report.get("errors", [])]
         self.feed.say("checked", problems=validated["problems"], report=report)
 
     async def clear(self) -> None:
@@ -390,8 +404,9 @@ async def serve(options: argparse.Namespace) -> None:
     agents: dict[str, Any] = {}
     if options.model:
         agents[options.model] = OpenAIPolicy(
-            options.model, base_url=options.base_url, system=SYSTEM, prompt="{instruction}"
-        )
+            options.model, base_url=options.base_url, api_key_env=options.api_key_env,
+            system=SYSTEM, prompt="{instruction}",
+        )  # fmt: skip
     agents[SCRIPT] = scripted
     examples = [f"Build a {name.replace('-', ' ')}" for name in scripted.names]
     async with Environment("mini-program", actor="shared", ttl="8h", idle_timeout="1h") as env:
@@ -423,6 +438,10 @@ def main() -> None:
     )
     parser.add_argument("--model", help="a model behind an OpenAI-compatible endpoint")
     parser.add_argument("--base-url", help="the endpoint; default OPENAI_BASE_URL, else OpenAI's")
+    parser.add_argument(
+        "--api-key-env", default="OPENAI_API_KEY", metavar="NAME",
+        help="variable that holds the API key; default %(default)s",
+    )  # fmt: skip
     options = parser.parse_args()
     try:
         asyncio.run(serve(options))

@@ -17,7 +17,7 @@ from aenv_ray.errors import (
     SandboxExhausted,
     is_infrastructure,
 )
-from aenv_ray.testing.contract_bench import Bench, call, eventually, request, value_of
+from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request, value_of
 from tests.contract.docker.docker_node import shell_image
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
@@ -249,6 +249,17 @@ async def test_a_reward_without_room_is_an_outcome_and_a_bug_is_not(walled: Benc
     with pytest.raises(SandboxExhausted) as raised:
         await request(sandbox, "aenv/reward", {"name": "graded"})
     assert raised.value.died_of is InsideCause.PROCESSES
+
+
+async def test_what_a_command_of_a_policy_has_started_ends_before_a_reward(
+    either_engine: Bench,
+) -> None:
+    """Invariant 14, boundary D19: also if the policy has called no tool before."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+    await request(sandbox, "aenv/function", {"name": "serve"})
+    done = await execute(sandbox, "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!")
+    assert done.text().strip().isdecimal()
+    assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1
 
 
 async def test_processes_of_the_environment_go_on(walled: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import InsideCause, SandboxDiedInside
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
-from tests.contract.docker.docker_node import shell_image
+from tests.contract.docker.docker_node import base_image, shell_image
 from tests.contract.engines import engine_on
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 
@@ -49,6 +49,34 @@ async def _outlives_every_signal(bench: Bench, sandbox: Sandbox) -> None:
 async def test_no_signal_from_inside_ends_a_sandbox(either_engine: Bench) -> None:
     """Invariants 14 and 4: none has an effect on process 1, and a release still ends it."""
     await _outlives_every_signal(either_engine, await either_engine.start())
+
+
+_EVERY_LIMIT: Final = (
+    "for l in as core cpu data fsize memlock msgqueue nice nofile nproc rss rtprio rttime "
+    "sigpending stack; do prlimit --pid 1 --$l=0:0 2>/dev/null && echo $l; done; echo tried"
+)
+_USE_CPU: Final = (
+    "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.1: pass"
+)
+
+
+@pytest.mark.ordinary_user
+async def test_no_limit_that_an_agent_sets_ends_a_sandbox(either_engine: Bench) -> None:
+    """Invariant 14: with a limit of CPU time, the kernel kills process 1, as if from outside."""
+    sandbox = await either_engine.start()
+    assert (await execute(sandbox, _EVERY_LIMIT)).text() == "tried\n"
+    await call(sandbox, "evaluate", {"source": _USE_CPU})
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
+
+
+@pytest.mark.docker
+async def test_no_limit_that_an_agent_sets_ends_the_second_container(dockered: Bench) -> None:
+    """Invariant 14: an agent of swebench or terminal-bench acts there as root."""
+    deploy = {"podTemplate": "DualContainer", "network": "none"}
+    project = dockered.project({"tools.py": _SIDECAR}, {"deployConfig": deploy})
+    sandbox = await dockered.start(project, datasource=base_image())
+    assert await value_of(sandbox, "run", command=_EVERY_LIMIT) == "tried\n"
+    assert await value_of(sandbox, "run", command="seq 300000 | tail -n 1") == "300000\n"
 
 
 async def test_handlers_of_a_project_do_not_open_process_one_to_signals(

@@ -39,15 +39,22 @@ def possible_engines(
     of the workers that may join.
 
     Raises:
-        ConfigError: There is no engine with this name.
+        ConfigError: There is no engine with this name, or it has no container beside the instance,
+            which the project needs.
     """
     given = settings()
     named = explicit or source.config.deploy.engine or given.engine
+    deploy = (changes.made_to(source.config) if changes else source.config).deploy
     if named:
         if named not in _ENGINES:
             raise ConfigError(f"unknown engine {named!r}", hint=f"engines: {', '.join(_ENGINES)}")
+        if named == "process" and deploy.is_dual:
+            raise ConfigError(
+                f"{source.config.reference}: the process engine has no second container "
+                f"(deployConfig.podTemplate is {deploy.pod_template!r})",
+                hint='use the docker engine: engine="docker", or deployConfig.engine',
+            )
         return PossibleEngines((named,), is_fixed=True)
-    deploy = (changes.made_to(source.config) if changes else source.config).deploy
     needs_container = deploy.is_dual or deploy.container.image is not None
     able = [
         engine

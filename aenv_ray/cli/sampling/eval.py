@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from aenv_ray.cli.sampling import model_options as model
 from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Engine, Output
-from aenv_ray.cli.terminal.output import Columns, Format, chosen, show_rows
+from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     has_ended = False
     with shown.on_ray():
         driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
+        for one in benchmarks:
+            shown.say_engine(one.environment, one.engine or engine, f"engine of {one.label}")
         tasks = [one.chosen_tasks(limit) for one in benchmarks]
         try:
             for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
@@ -114,8 +116,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
         except KeyboardInterrupt:
             has_ended = True
     evaluation.write()
-    rows = [one.model_dump(mode="json") for one in evaluation.results]
-    show_rows(rows, form, _COLUMNS, cut_first="PASS")
+    show_results(evaluation.results, form)
     for one in evaluation.results:
         if one.error is not None:
             console.say(f"{one.benchmark}: {one.error}")
@@ -206,17 +207,35 @@ def _file_name(label: str) -> str:
 
 
 def _successes(row: Any) -> str:
-    found = f"{row['succeeded']} of {row['episodes']}"
+    found = f"{row['succeeded']}/{row['episodes']}"
     return found if row["is_complete"] else f"{found} (stopped)"
 
 
 def _interval(row: Any) -> str | None:
     found = row["confidence_interval"]
-    return None if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
+    return None if found is None else f"{found[0]:.3f}..{found[1]:.3f}"
 
 
-def _passes(row: Any) -> str | None:
-    return " ".join(f"@{one['k']} {one['estimate']:.3f}" for one in row["pass_at_k"]) or None
+def _passes(row: Any) -> str:
+    found = (f"pass@{one['k']} {one['estimate']:.3f}" for one in row["pass_at_k"])
+    return f"{row['benchmark']}: {', '.join(found)}"
+
+
+def show_results(results: Sequence[BenchmarkResult], form: Format | None) -> None:
+    """Print results: in a table, and pass@k below it, for which a table has no room."""
+    rows = [one.model_dump(mode="json") for one in results]
+    show_rows(rows, form, _columns(rows), cut_first="SUCCESS")
+    passes = [_passes(row) for row in rows if row["pass_at_k"]]
+    if passes and chosen(form) is Format.TABLE:
+        show(rows, form, "\n".join(passes))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    """Return the columns of the table; one of refused episodes only if there are some."""
+    shown = dict(_COLUMNS)
+    if not any(row["refused"] for row in rows):
+        del shown["REFUSED"]
+    return shown
 
 
 _COLUMNS: Columns = {
@@ -225,7 +244,7 @@ _COLUMNS: Columns = {
     "SUCCESS": _successes,
     "REWARD": lambda r: None if r["reward_mean"] is None else f"{r['reward_mean']:.3f}",
     "95% INTERVAL": _interval,
-    "PASS": _passes,
     "VOID": lambda r: r["void"],
+    "REFUSED": lambda r: r["refused"],
     "TIME": lambda r: f"{r['wall_s']:.1f} s",
 }

@@ -80,15 +80,19 @@ def on_ray() -> Iterator[None]:
             driver_api.shutdown()
 
 
-def say_engine(environment: str, engine: str | None) -> None:
-    """Print the engine of a sampling, unless the caller, the project or a setting names it."""
+def say_engine(environment: str, engine: str | None, what: str = "engine") -> None:
+    """Print the engine of a sampling, unless the caller, the project or a setting names it.
+
+    Raises:
+        ConfigError: There is no such engine, or it lacks what the environment needs.
+    """
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.engine_choice import likely_engine, possible_engines
     from aenv_ray.actors.fabric.references import resolve
 
     source = resolve(environment, driver_api.init)
     if not possible_engines(source, engine).is_fixed:
-        console.say(f"engine: {likely_engine(source, engine)}")
+        console.say(f"{what}: {likely_engine(source, engine)}")
 
 
 @contextlib.contextmanager
@@ -129,7 +133,8 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
             if episode.error is not None:
                 errors += 1
                 if errors <= _ERRORS_SHOWN:
-                    console.say(printable(f"{episode.task_id}: {episode.error}"))
+                    said = " ".join(episode.error.split())
+                    console.say(printable(f"{episode.task_id}: {said}"))
     if errors > _ERRORS_SHOWN:
         console.say(f"and {errors - _ERRORS_SHOWN} more episodes with an error")
     return sampling.summary()

@@ -178,7 +178,7 @@ def register_reward(
         name: None: the function's name.
         timeout: Seconds after which a call is stopped. None: only the caller's timeout applies.
         default: Whether calls without a name run this reward.
-        keep_processes: Let the processes that tools have started continue while the reward runs,
+        keep_processes: Let the processes that the agent has started continue while the reward runs,
             for example a server that the reward needs. By default they are ended first, so that an
             agent cannot keep the reward from running. Processes that were started before the first
             tool call always continue.

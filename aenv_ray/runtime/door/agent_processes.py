@@ -28,10 +28,10 @@ Process = tuple[int, str]
 
 
 class AgentProcesses:
-    """The processes that tools have started, in a sandbox that this process has to itself.
+    """The processes that an agent has started, in a sandbox that this process has to itself.
 
-    The processes that exist at the first tool call belong to the environment: its code started them
-    when it was imported, or in a function.
+    The processes that exist at the first tool call or command belong to the environment: its code
+    started them when it was imported, or in a function.
 
     Args:
         may_be_reset: Note the processes that exist now, for `end_episode`.
@@ -45,7 +45,7 @@ class AgentProcesses:
         self._files: list[int] = []
 
     def expect(self) -> None:
-        """Prepare for a tool call: reserve room; at the first one, note what exists."""
+        """Prepare for a call of the agent: reserve room; at the first one, note what exists."""
         if self._spared is None:
             self._spared = frozenset(_others())
         if self._memory is None:
@@ -63,7 +63,7 @@ class AgentProcesses:
         os.posix_fallocate(fd, 0, RESERVED_DISK_BYTES)
 
     def end(self) -> None:
-        """Kill the processes that tools have started, and give the reserved room free."""
+        """Kill the processes that the agent has started, and give the reserved room free."""
         if self._spared is not None:
             _kill_all_but(self._spared)
         self._give_room()

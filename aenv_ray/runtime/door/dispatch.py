@@ -67,6 +67,7 @@ _TOOL_METHODS: Final = frozenset(
     {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
 )
 """What an agent may call."""
+_COMMAND: Final = "aenv/exec"
 _RESET: Final = "aenv/reset"
 _OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
 """What only a clean instance answers after a reset."""
@@ -291,7 +292,9 @@ class Dispatcher:
         """Before a call that may start processes of the agent: reserve room for the reward."""
         if self._agent is None:
             return
-        if method in _TOOL_METHODS:
+        # A command in a sidecar is one of the environment, which says whether the agent has acted.
+        is_command = method == _COMMAND and AFTER_TOOLS not in meta
+        if method in _TOOL_METHODS or is_command:
             HOST.agent_has_acted = True
             self._agent.expect()
         elif meta.get(AFTER_TOOLS):  # this is the sidecar

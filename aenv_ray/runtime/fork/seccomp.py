@@ -63,7 +63,7 @@ msgctl 71 187, msgrcv 70 188, msgsnd 69 189, msync 26 227, munlock 150 229,
 munlockall 152 231, munmap 11 215, nanosleep 35 101, newfstatat 262 79, open 2 -, openat 257 56,
 openat2 437 437, pause 34 -, pidfd_open 434 434, pidfd_send_signal 424 424, pipe 22 -, pipe2 293 59,
 pkey_alloc 330 289, pkey_free 331 290, pkey_mprotect 329 288, poll 7 -, ppoll 271 73, prctl 157 167,
-pread64 17 67, preadv 295 69, preadv2 327 286, prlimit64 302 261, process_mrelease 448 448,
+pread64 17 67, preadv 295 69, preadv2 327 286, process_mrelease 448 448,
 process_vm_readv 310 270, process_vm_writev 311 271, pselect6 270 72, ptrace 101 117,
 pwrite64 18 68, pwritev 296 70, pwritev2 328 287, read 0 63, readahead 187 213, readlink 89 -,
 readlinkat 267 78, readv 19 65, recvfrom 45 207, recvmmsg 299 243, recvmsg 47 212,
@@ -95,6 +95,7 @@ _CHECKED: Final = {
     "clone3": (435, 435),
     "mount": (165, 40),
     "personality": (135, 92),
+    "prlimit64": (302, 261),
     "setns": (308, 268),
     "socket": (41, 198),
     "semget": (64, 190),
@@ -112,6 +113,7 @@ _NAMESPACE_FLAGS: Final = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET
 _PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 """Linux, Linux without 64 bits, with an old version number, without address randomization (gdb);
 the last one asks."""
+_THIS_PROCESS: Final = 0
 _AF_UNIX: Final = 1
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
@@ -181,6 +183,7 @@ def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     code += _equals(numbers["semget"], _at_most(1, MAX_SET_SEMAPHORES))
     code += _equals(numbers["shmget"], _at_most(1, MAX_SEGMENT_BYTES, is_wide=True))
     code += _equals(numbers["personality"], _one_of(0, _PERSONALITIES))
+    code += _equals(numbers["prlimit64"], _one_of(0, [_THIS_PROCESS]))
     if for_template:
         code += _equals(numbers["unshare"], _one_of(0, _TEMPLATE_UNSHARES))
         code += _equals(numbers["setns"], _one_of(1, _TEMPLATE_ENTERS))

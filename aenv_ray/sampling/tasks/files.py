@@ -67,7 +67,10 @@ def parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise ConfigError(f"{where}: {exc}", hint="correct the JSON there") from None
+        said = str(exc)
+        if isinstance(exc, json.JSONDecodeError) and "\n" not in text.strip():
+            said = f"{exc.msg}: column {exc.colno}"  # `where` names the line
+        raise ConfigError(f"{where}: {said}", hint="correct the JSON there") from None
     except RecursionError:
         raise ConfigError(
             f"{where}: nested too deeply",

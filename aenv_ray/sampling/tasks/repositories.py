@@ -386,6 +386,11 @@ def load_predictions(path: str | Path) -> list[Prediction]:
 
 
 def _prediction_rows(path: Path) -> Iterable[tuple[str, Any]]:
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no file of predictions {path}",
+            hint="give a .json or .jsonl file of the predictions of swebench",
+        )
     try:
         text = path.read_text(encoding="utf-8-sig") if path.suffix == ".json" else ""
     except (OSError, UnicodeDecodeError) as exc:

@@ -59,7 +59,8 @@ def from_hugging_face(name: str) -> Any:
     except Exception as exc:
         raise ConfigError(
             f"data set {HUGGING_FACE}{name} cannot be loaded: {type(exc).__name__}: {exc}",
-            hint="write it as hf:NAME:SPLIT or hf:NAME@CONFIGURATION:SPLIT",
+            hint="write it as hf:NAME:SPLIT or hf:NAME@CONFIGURATION:SPLIT; on a machine that does "
+            "not reach the Hub, give a downloaded file",
         ) from exc
 
 

@@ -56,6 +56,8 @@ ATTACKS: Final = {
     "kills the grader": SABOTAGE + IN_BACKGROUND.format(KILLING),
     "rewrites results": SABOTAGE + IN_BACKGROUND.format(REWRITING),
     "ends": "kill -9 -1; kill -9 1",
+    "sets limits": "for l in cpu fsize nofile nproc data; do prlimit --pid 1 --$l=0:0; done",
+    "closes directories": "chmod 0 . ~ /tmp /dev/shm",
 }
 LAST_CALLS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "code": ("submit_solution", {"code": "print('PASSED')"}),
@@ -90,7 +92,7 @@ TASKS: Final = {"mini-program": "landing-page"}
 
 
 def play_attacks(name: str, **options: Any) -> None:
-    """Play each attack on the first task; none may earn anything, or void its episode."""
+    """Play each attack on the first task; none may earn anything, or keep rewards from running."""
     every = environment_tasks(name, VARIABLES.get(name))
     tasks = select_tasks(every, ids=[TASKS.get(name, "*")], limit=1)
     for attack, script in ATTACKS.items():
@@ -100,6 +102,7 @@ def play_attacks(name: str, **options: Any) -> None:
         told = (attack, episode.status, episode.error, episode.reward_detail)
         assert episode.reward == 0.0, told
         assert episode.status is not EpisodeStatus.INFRA_FAILED, told
+        assert episode.status is not EpisodeStatus.REWARD_FAILED, told
 
 
 @pytest.mark.timeout(400)  # some install their packages

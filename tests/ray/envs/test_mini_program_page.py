@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ def page_url(cluster: Cluster) -> Iterator[str]:
     answers = (
         completion(None, tool_call("write_file", {"path": "index.html", "content": BROKEN})),
         completion("It says hello."),
+        completion(None, tool_call("write_file", {"path": "style.css", "content": "p { top: 0 }"})),
+        completion("It is only a style."),
     )
     with serving(*answers) as model, contextlib.ExitStack() as ending:
         server = subprocess.Popen(
@@ -78,6 +81,9 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
             play(
                 page,
                 {"expect": "#agent", "value": "tiny"},
+                {"click": "#tab-problems"},
+                {"expect": "#problems-panel", "contains": "Nothing has been checked"},
+                {"click": "#tab-preview"},
                 {"fill": "#text", "text": "Say <b>hello</b>"},
                 {"press": "Enter"},
                 {"expect": ".said.user", "text": "Say <b>hello</b>"},
@@ -90,6 +96,15 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
                 {"click": "#tab-problems"},
                 {"expect": ".row .text", "contains": "missing is not defined"},
                 {"expect": ".row .place", "text": "index.html:2:9"},
+                {"click": "#clear"},
+                {"expect": "#welcome", "count": 1},
+                {"fill": "#text", "text": "A style"},
+                {"click": "#send"},
+            )
+            within_turn(page, {"expect": ".verdict.bad", "text": "1 problem"})
+            play(
+                page,
+                {"expect": ".row .text", "contains": "index.html: No such file"},
                 {"click": "#clear"},
                 {"expect": "#welcome", "count": 1},
                 {"select": "#agent", "option": "scripted"},
@@ -108,6 +123,10 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
                 {"fits": True},
             )
             preview = page.run("function () { return document.querySelector('#open').href; }")
+            play(page, {"fill": "#text", "text": "Tell a joke"}, {"click": "#send"})
+            nothing = "nothing was built: no file was changed"
+            within_turn(page, {"expect": ".verdict.warn", "text": nothing})
+            play(page, {"expect": ".verdict", "count": 2}, {"expect": "#preview", "count": 1})
             application = program.page()
             application.load(preview)
             play(
@@ -120,3 +139,19 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
     assert other_page.status_code == 403
     other_name = httpx.get(f"{page_url}/about", headers={"Host": "example.org"})
     assert other_name.status_code == 400
+
+
+def test_the_way_out_of_a_missing_key_is_an_option_of_the_example() -> None:
+    command = [sys.executable, ROOT / "examples" / "mini_program" / "server.py"]
+    done = subprocess.run(
+        [*command, "--model", "tiny", "--api-key-env", "NO_SUCH_KEY"],
+        capture_output=True, text=True, check=False, timeout=TURN_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no API key in the environment variable NO_SUCH_KEY" in done.stderr
+    told = re.findall(r"--[a-z-]+", done.stderr)
+    known = subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, check=True, timeout=TURN_S
+    ).stdout
+    assert told, done.stderr
+    assert [option for option in told if option not in known] == []

@@ -45,6 +45,8 @@ def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path
         ("[[benchmarks]]\nlimit = 1", "benchmark 1: environment: Field required"),
         ("[[benchmarks]]\nenvironment = 'a'\nlimits = 1", "benchmark 1: limits: Extra inputs"),
         ("[[benchmarks]]\nenvironment = 'a'\nlimit = 0", "benchmark 1: limit: "),
+        ("[[benchmarks]]\nenvironment = 'a'\nttl = 'soon'", "benchmark 1: ttl: "),
+        ("[[benchmarks]]\nenvironment = 'a'\nepisode_timeout = '-1s'", "1: episode_timeout: "),
         ("environment = 'a'", "has no list of benchmarks"),
         ("benchmarks = []", "has no benchmarks"),
         ("[[", "cannot be read"),
@@ -75,3 +77,14 @@ def test_void_episodes_are_counted_and_in_no_mean() -> None:
     assert found.reward_mean == pytest.approx(2 / 3)
     assert found.confidence_interval is not None
     assert found.confidence_interval[0] < 2 / 3 < found.confidence_interval[1]
+
+
+def test_refused_episodes_are_neither_played_nor_void() -> None:
+    episodes = [
+        Episode(index=0, task_id="a", status=EpisodeStatus.COMPLETED, reward=1.0),
+        Episode(index=1, task_id="b", status=EpisodeStatus.INFRA_FAILED, reward=None),
+        Episode(index=2, task_id="c", status=EpisodeStatus.REFUSED, reward=None),
+    ]
+    found = result_of(Benchmark(environment="terminal-bench"), episodes, 2.0, is_complete=True)
+    assert (found.tasks, found.episodes, found.void, found.refused) == (2, 2, 1, 1)
+    assert (found.succeeded, found.reward_mean) == (1, 1.0)

@@ -36,6 +36,7 @@ for name, code in marshal.loads(data):
     exec(code, module.__dict__)
 sys.modules["judge.main"].main()
 """
+_TEMPORARY: Final = tempfile.gettempdir()  # at import: an agent can make it unusable
 _MARGIN_S: Final = 3.0
 """How long before the end of its call a judge is ended."""
 _HEADER_BYTES: Final = 8
@@ -146,7 +147,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
     job = {
         "source": source,
         "tests": [test.model_dump(mode="json") for test in tests],
-        "path": f"{tempfile.gettempdir()}/{name}",
+        "path": f"{_TEMPORARY}/{name}",
         "cpu_s": limits.cpu_s,
         "wall_s": limits.wall_s,
         "memory_bytes": limits.memory_mib << 20,
@@ -168,7 +169,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
         raise JudgeEnded("the solution took all the time of its tests") from None
     finally:
         _end(process)
-        for path in Path(tempfile.gettempdir()).glob(f"{name}-*"):
+        for path in Path(_TEMPORARY).glob(f"{name}-*"):
             shutil.rmtree(path, ignore_errors=True)
     if len(report) > _HEADER_BYTES:
         found = marshal.loads(report[_HEADER_BYTES:])

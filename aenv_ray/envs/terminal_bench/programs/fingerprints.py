@@ -43,6 +43,12 @@ RUNNERS = frozenset(
     }
 )
 """Python packages that run tests."""
+MODULES = frozenset(
+    {"_bz2", "_ctypes", "_hashlib", "_lzma", "_ssl", "_uuid", "pyexpat", "readline", "zlib"}
+)
+"""Modules of Python that load libraries into pytest's process."""
+STARTS = ("pyvenv.cfg", "pybuilddir.txt")
+"""Files beside a Python that say where its modules are."""
 HOOKS = frozenset({"sitecustomize.py", "usercustomize.py"})
 SETTINGS = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml"),
@@ -50,6 +56,8 @@ SETTINGS = (
 )
 """Files that pytest reads in the directories above the tests."""
 PRELOAD = "/etc/ld.so.preload"
+LOADING = (PRELOAD, "/etc/nsswitch.conf", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
+"""Files by which the C library and OpenSSL load libraries into any process."""
 HOME_PROGRAMS = (".local/bin", ".cargo/bin")
 HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh", ".dpkg.cfg")
 """What installers of uv, Rust and Node leave in the home directory. Test scripts install them, and
@@ -73,10 +81,12 @@ def fingerprint(path: str) -> Fingerprint | None:
 
 def take(search_path: str, home: str) -> dict[str, Fingerprint]:
     """Return the fingerprints of all files that tests may rely on, by path."""
-    paths = [*programs(search_path).values(), *python_files(search_path), PRELOAD]
-    paths += [*home_files(home), *files_of_apt()]
+    paths = [*programs(search_path).values(), *python_files(search_path), *LOADING]
+    paths += [*python_starts(search_path), *home_files(home), *files_of_apt()]
     for name in ("sh", "bash", "python3", "python", "cat"):
         paths += libraries(programs(search_path).get(name))
+    for module in filter(loads_libraries, paths[:]):
+        paths += libraries(module, python_loader(search_path))
     found = {}
     for path in paths:
         mark = fingerprint(path)
@@ -108,9 +118,15 @@ def home_files(home: str) -> list[str]:
     return [path for path in dict.fromkeys(found) if os.path.lexists(path)]
 
 
-def libraries(program: str | None) -> list[str]:
-    """Return the loader of a program, and the libraries that it loads."""
-    loader = None if program is None else interpreter(program)
+def libraries(program: str | None, loader: str | None = None) -> list[str]:
+    """Return the loader of a program, and the libraries that it loads.
+
+    Args:
+        program: A program, or a module of Python; None has no libraries.
+        loader: That of the program which loads a module.
+    """
+    if program is not None and loader is None:
+        loader = interpreter(program)
     if program is None or loader is None:
         return []
     done = subprocess.run(
@@ -136,16 +152,53 @@ def files_of_apt() -> list[str]:
     return sorted(path for pattern in OF_APT for path in glob.glob(pattern))
 
 
-def python_roots(search_path: str) -> list[str]:
-    """Return the library directories of the Pythons on a search path."""
-    patterns = ["/usr/lib/python3*", "/usr/local/lib/python3*"]
+def python_loader(search_path: str) -> str | None:
+    """Return the loader of the first Python on a search path."""
+    found = programs(search_path)
+    python = found.get("python3") or found.get("python")
+    return None if python is None else interpreter(python)
+
+
+def loads_libraries(path: str) -> bool:
+    """Return whether a file is one of `MODULES`."""
+    directory, name = os.path.split(path)
+    return directory.endswith("/lib-dynload") and name.partition(".")[0] in MODULES
+
+
+def python_places(search_path: str) -> set[str]:
+    """Return the directories in which the Pythons on a search path look for their own files.
+
+    Those of the programs, and the ones above them: Python takes the first with ``lib/python3.…``.
+    """
+    found = {"/usr", "/usr/local"}
     for name, path in programs(search_path).items():
         if re.fullmatch(r"python3?(\.\d+)?", name):
             for place in (path, os.path.realpath(path)):
-                prefix = os.path.dirname(os.path.dirname(place))
-                patterns.append(f"{prefix}/lib/python3*")
-    found = {os.path.realpath(root) for pattern in patterns for root in glob.glob(pattern)}
+                directory = os.path.dirname(place)
+                found |= {directory, os.path.dirname(directory)}
+    return found
+
+
+def python_roots(search_path: str) -> list[str]:
+    """Return the library directories of the Pythons on a search path."""
+    places = python_places(search_path)
+    found = {
+        os.path.realpath(root)
+        for place in places
+        for root in glob.glob(os.path.join(place, "lib*", "python3*"))
+    }
     return sorted(root for root in found if os.path.isdir(root))
+
+
+def python_starts(search_path: str) -> list[str]:
+    """Return the files by which a Python finds its modules, and zipped ones, which come first."""
+    found = {
+        path
+        for place in python_places(search_path)
+        for name in (*STARTS, "lib*/python3*.zip")
+        for path in glob.glob(os.path.join(place, name))
+    }
+    return sorted(found)
 
 
 def python_files(search_path: str) -> Iterator[str]:
@@ -225,8 +278,10 @@ class Comparison:
                     self._compare_libraries(first)
             elif place is not None and fingerprint(place) is not None:
                 self.added.append(place)
-        if fingerprint(PRELOAD) is not None and PRELOAD not in self._before:
-            self.added.append(PRELOAD)
+        for path in LOADING:
+            is_new = os.path.lexists(path) and path not in self._before
+            if is_new and not is_harmless(path):
+                self.added.append(path)
 
     def _compare_installers(self, search_path: str) -> None:
         now = programs(search_path)
@@ -258,16 +313,23 @@ class Comparison:
         if loader is not None and fingerprint(loader) != self._before.get(loader):
             self.changed.append(loader)
             return  # it is not asked
-        for path in libraries(program):
-            if fingerprint(path) != self._before.get(path):
+        self._compare_libraries_of(program, loader)
+
+    def _compare_libraries_of(self, program: str, loader: str | None) -> None:
+        for path in libraries(program, loader):
+            if fingerprint(path) != self._before.get(path) and path not in self.changed:
                 self.changed.append(path)
 
     def _compare_python(self, search_path: str) -> None:
-        now = set(python_files(search_path))
+        now = {*python_files(search_path), *python_starts(search_path)}
         for path, mark in self._before.items():
-            is_code = path.endswith((*_CODE, "entry_points.txt"))
+            is_code = path.endswith((*_CODE, *STARTS, "entry_points.txt"))
             if is_code and fingerprint(path) != mark:
                 self.changed.append(path)
+        loader = python_loader(search_path)
+        if loader is not None and fingerprint(loader) == self._before.get(loader):
+            for module in filter(loads_libraries, self._before):
+                self._compare_libraries_of(module, loader)
         for path in sorted(now - self._before.keys()):
             if is_harmless(path):
                 continue
@@ -286,7 +348,7 @@ class Comparison:
 
 
 def is_harmless(path: str) -> bool:
-    """Return whether an added file of Python does not change how the tests run."""
+    """Return whether an added file does not change how the tests run."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(1 << 20)
@@ -296,6 +358,10 @@ def is_harmless(path: str) -> bool:
         return not re.search(r"^import[ \t]", text, re.MULTILINE)
     if path.endswith("entry_points.txt"):
         return "pytest11" not in text
+    if path.endswith("openssl.cnf"):  # that of the package, which tests may need
+        return not re.search(
+            r"^\s*(\.include|(\w+\.)?(module|dynamic_path|SO_PATH)\s*=)", text, re.M
+        )
     return False
 
 

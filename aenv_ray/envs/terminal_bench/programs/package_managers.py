@@ -2,7 +2,7 @@
 
 The agent may use package managers, and so change these files. Before the tests run they are as they
 were before the agent acted: a hook or a source of packages that the agent added would otherwise run
-with the rights of the tests.
+with the rights of the tests. The same holds for files by which any program loads libraries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ DIRECTORIES = ("/etc/apt", "/etc/dpkg", "/etc/apk", "/etc/dnf", "/etc/yum", "/et
 SCRIPTS = (
     *(f"/var/lib/dpkg/info/*.{kind}" for kind in ("preinst", "postinst", "prerm", "postrm")),
     *("/var/lib/dpkg/triggers/*", "/etc/yum.conf", "/etc/wgetrc"),
+    *("/etc/nsswitch.conf", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf"),
 )
 """Files that are restored; those of packages that the agent installed stay."""
 MAX_BYTES = 4 << 20

@@ -48,6 +48,15 @@ def test_who_names_an_engine_gets_that_one(
         possible_engines(made(), "moon")
 
 
+def test_an_engine_that_lacks_a_second_container_is_refused_before_anything_is_built(
+    made: MakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch)
+    with pytest.raises(ConfigError, match=r"thing@1.0.0: .* no second container") as raised:
+        possible_engines(made(podTemplate="DualContainer"), "process")
+    assert "docker engine" in str(raised.value.hint)
+
+
 @pytest.mark.parametrize(
     ("deploy", "engines"),
     [

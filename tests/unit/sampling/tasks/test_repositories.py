@@ -222,7 +222,7 @@ def test_a_prediction_may_have_no_patch(tmp_path: Path, patch: str | None) -> No
     [
         ('{"model_patch": ""}', "line 1: instance_id: Field required"),
         ('{"instance_id": "x", "model_patch": 3}', "line 1: model_patch: "),
-        ("nonsense", "line 1: Expecting value"),
+        ("nonsense", "line 1: Expecting value: column 1"),
         (f"{json.dumps(GIVEN[0])}\n{json.dumps(GIVEN[0])}", "line 2: there is another prediction"),
         ('{"instance_id": "other"}', "no task has the id 'other'"),
     ],
@@ -233,6 +233,12 @@ def test_wrong_predictions_are_named(tmp_path: Path, text: str, words: str) -> N
     with pytest.raises(ConfigError) as caught:
         with_predictions(load_tasks([ROW]), load_predictions(path))
     assert words in caught.value.message
+
+
+def test_a_missing_file_of_predictions_is_named(tmp_path: Path) -> None:
+    for name in ("none.jsonl", "none.json"):
+        with pytest.raises(ConfigError, match=f"no file of predictions .*/{name}"):
+            load_predictions(tmp_path / name)
 
 
 def test_predictions_need_tasks_with_submissions() -> None:

@@ -1,9 +1,12 @@
-"""A seccomp filter of socket families, in addition to the profile of the container's engine.
+"""A seccomp filter in addition to the profile of the container's engine.
 
-Engines admit every family. Some reach beyond the container whatever its network is: vsock has one
-space of ports for a machine, its hypervisor and all its containers. Unix, IPv4, IPv6 and netlink,
-with which libc lists interfaces, remain; other families answer EAFNOSUPPORT, as if the kernel
-lacked them. io_uring, which opens sockets past such filters, answers ENOSYS.
+A process changes no limits of others: with a limit of CPU time on process 1, the kernel would kill
+the container for it, which looks like an end from outside.
+
+Engines admit every socket family. Some reach beyond the container whatever its network is: vsock
+has one space of ports for a machine, its hypervisor and all its containers. Unix, IPv4, IPv6 and
+netlink, with which libc lists interfaces, remain; other families answer EAFNOSUPPORT, as if the
+kernel lacked them. io_uring, which opens sockets past such filters, answers ENOSYS.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from aenv_ray.runtime.system import linux
 
 _FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 _IO_URING_SETUP: Final = 425
+_THIS_PROCESS: Final = 0
 _X32_BIT: Final = 0x40000000
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
 _JUMP_EQUAL: Final = 0x15
@@ -34,14 +38,15 @@ class _Table(NamedTuple):
     """A system-call table of the kernel."""
 
     architecture: int
+    prlimit64: int
     socket: int
     socketcall: int | None = None
     """One call for all of sockets, with its arguments in memory; refused."""
 
 
 _TABLES: Final = {
-    "x86_64": (_Table(0xC000003E, 41), _Table(0x40000003, 359, 102)),
-    "aarch64": (_Table(0xC00000B7, 198), _Table(0x40000028, 281)),
+    "x86_64": (_Table(0xC000003E, 302, 41), _Table(0x40000003, 340, 359, 102)),
+    "aarch64": (_Table(0xC00000B7, 261, 198), _Table(0x40000028, 369, 281)),
 }
 """For native programs, and for 32-bit ones."""
 
@@ -74,6 +79,12 @@ def _section(table: _Table) -> list[bytes]:
         *(_instruction(_JUMP_AT_LEAST, 0, 1, _X32_BIT), absent),
         *(_instruction(_JUMP_EQUAL, 0, 1, _IO_URING_SETUP), absent),
     ]
+    limits = [
+        _instruction(_LOAD, 0, 0, _OFFSET_FIRST_ARGUMENT),
+        *(_instruction(_JUMP_EQUAL, 0, 1, _THIS_PROCESS), _return(_ALLOW)),
+        _return(_ERRNO | errno.EPERM),
+    ]
+    code += [_instruction(_JUMP_EQUAL, 0, len(limits), table.prlimit64), *limits]
     if table.socketcall is not None:
         code += [_instruction(_JUMP_EQUAL, 0, 1, table.socketcall), absent]
     code += [

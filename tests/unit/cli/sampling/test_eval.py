@@ -1,0 +1,63 @@
+"""The table of ``aenv eval``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from aenv_ray.cli.sampling.eval import show_results
+from aenv_ray.cli.terminal.output import Format
+from aenv_ray.sampling.suites import BenchmarkResult
+from aenv_ray.trajectories.statistics import PassAtK
+
+
+def result(benchmark: str, **fields: Any) -> BenchmarkResult:
+    known: dict[str, Any] = {
+        "environment": benchmark, "tasks": 164, "episodes": 1312, "succeeded": 1200, "void": 3,
+        "refused": 0, "reward_mean": 0.9142, "confidence_interval": (0.871, 0.944),
+        "pass_at_k": (), "wall_s": 1391.34, "is_complete": True,
+    }  # fmt: skip
+    return BenchmarkResult(benchmark=benchmark, **{**known, **fields})
+
+
+PASSES = tuple(PassAtK(k=1 << n, estimate=0.9 + n / 100, tasks=164) for n in range(4))
+
+
+def test_a_table_of_80_columns_has_whole_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    results = [
+        result("humaneval", pass_at_k=PASSES),
+        result("terminal-bench", refused=10, is_complete=False),
+    ]
+    show_results(results, Format.TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split("  ")[0] == "BENCHMARK"
+    assert lines[1].split() == [
+        "humaneval", "164", "1200/1312", "0.914", "0.871..0.944", "3", "0", "1391.3", "s",
+    ]  # fmt: skip
+    assert lines[2].split()[2].rstrip("…") == "1200/1312", "what is cut is only that it was stopped"
+    assert lines[3] == "humaneval: pass@1 0.900, pass@2 0.910, pass@4 0.920, pass@8 0.930"
+
+
+def test_refused_episodes_have_a_column_if_there_are_any(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_results([result("code")], Format.TABLE)
+    assert "REFUSED" not in capsys.readouterr().out
+    show_results([result("code", refused=1)], Format.TABLE)
+    assert "REFUSED" in capsys.readouterr().out
+
+
+def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    show_results([result("code", pass_at_k=PASSES, refused=2)], Format.JSON)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["void"], row["refused"], row["confidence_interval"]) == (3, 2, [0.871, 0.944])
+    assert [one["k"] for one in row["pass_at_k"]] == [1, 2, 4, 8]
