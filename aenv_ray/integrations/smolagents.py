@@ -1,8 +1,9 @@
 """Tools of an environment for smolagents, whose tools are called without an event loop.
 
-    agent = ToolCallingAgent(tools=tools(env), model=model)
+    agent = ToolCallingAgent(tools=tools(env), model=model, step_callbacks=[end_if_void])
 
-A tool that fails raises `ToolFailed`, which the agent shows to its model.
+A tool that fails raises `ToolFailed`, which the agent shows to its model. smolagents shows it every
+other exception of a tool too, those of the infrastructure included; `end_if_void` ends the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from aenv_ray.client.sync import SyncEnvironment
+from aenv_ray.errors import AenvError
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import simple_type
 from aenv_ray.integrations.support.tools import (
@@ -87,3 +89,18 @@ def tools(
     """
     source = EnvironmentTools(environment, only=only, timeout_s=timeout_s, naming=identifier)
     return [EnvironmentTool(source, tool) for tool in source.load_blocking()]
+
+
+def end_if_void(step: Any) -> None:
+    """Raise the failure that a step of an agent has met, if its environment has failed.
+
+    For ``step_callbacks`` of an agent, whose ``run`` it ends.
+
+    Raises:
+        AenvError: The environment's; the model has not caused it.
+    """
+    error: BaseException | None = getattr(step, "error", None)
+    while error is not None:
+        if isinstance(error, AenvError):
+            raise error
+        error = error.__cause__ or error.__context__

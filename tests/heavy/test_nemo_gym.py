@@ -26,6 +26,7 @@ from aenv_ray.integrations.nemo_gym import (
     response_tools,
 )
 from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
+from tests.fixtures.doc_blocks import doc_blocks
 
 CORRIDOR = str(Path(__file__).parents[1] / "fixtures" / "projects" / "corridor")
 EXAMPLE = (
@@ -128,6 +129,24 @@ def test_the_example_makes_a_server() -> None:
     assert issubclass(found["TerminalServer"], AenvResourcesServer)
     [row] = found["rows"](CORRIDOR)
     assert {tool["name"] for tool in row["responses_create_params"]["tools"]} >= {"step"}
+
+
+async def test_the_docs_configure_a_server_and_run_a_sandbox(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [text] = doc_blocks("nemo-gym", "yaml")
+    given = OmegaConf.to_container(OmegaConf.create(text))["terminal"]["resources_servers"]
+    config = AenvResourcesServerConfig(
+        name="terminal", host="127.0.0.1", port=8000, **given["terminal"]
+    )
+    assert config.environment == "mini-terminal"
+    assert Path(config.entrypoint).name == "app.py"
+    register_provider("aenv", AenvProvider, override=True)  # the entry point does on install
+    found: dict[str, Any] = {}
+    exec(doc_blocks("nemo-gym")[0], found)
+    await found["main"]()
+    assert int(capsys.readouterr().out) > 0
+    assert not aenv_ray.list_instances()
 
 
 async def test_an_instance_is_a_sandbox(tmp_path: Path) -> None:

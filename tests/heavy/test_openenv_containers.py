@@ -6,6 +6,7 @@ import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websockets
@@ -15,6 +16,7 @@ import aenv_ray
 from aenv_ray.errors import ConfigError, SandboxLost
 from aenv_ray.integrations.openenv_containers import InstanceProvider
 from tests.contract.docker.docker_node import base_image, docker
+from tests.fixtures.doc_blocks import doc_blocks
 
 EXAMPLE = (
     Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_container.py"
@@ -56,6 +58,14 @@ async def test_a_client_plays_in_a_container(image: str) -> None:
 async def test_the_example_runs(image: str, capsys: pytest.CaptureFixture[str]) -> None:
     await runpy.run_path(str(EXAMPLE))["main"](image, COMMAND, {"add": 6})
     assert "reward 6.0" in capsys.readouterr().out
+    assert not aenv_ray.list_instances()
+
+
+async def test_the_docs_reset(image: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = {}
+    exec(doc_blocks("openenv-container")[0], found)
+    await found["main"](image, command=COMMAND)
+    assert "greeting" in capsys.readouterr().out
     assert not aenv_ray.list_instances()
 
 

@@ -22,6 +22,7 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.trl import Environments
 from aenv_ray.sampling import EpisodeStatus
+from tests.fixtures.doc_blocks import doc_blocks
 
 CALLS = [
     f'<tool_call>\n{{"name": "step", "arguments": {{"action": {action}}}}}\n</tool_call>'
@@ -195,15 +196,30 @@ def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:
         assert rollout._episode.call_tool("get_observation").data["info"]["place"] == 1
 
 
-def test_the_example_runs(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def saved(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> str:
+    """Return the directory of the model and its tokenizer."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_the_example_runs(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "model"), steps="1")
+    runpy.run_path(str(EXAMPLE))["main"](saved, steps="1")
     assert "trained 1" in capsys.readouterr().out
+
+
+def test_the_docs_train(saved: str, tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    exec(doc_blocks("trl")[0], found)
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "trained"), max_steps=1, num_generations=GENERATIONS,
+        per_device_train_batch_size=GENERATIONS, use_cpu=True, bf16=False, report_to=[],
+    )  # fmt: skip
+    found["train"](saved, args)
+    assert (tmp_path / "trained" / "checkpoint-1").is_dir()

@@ -13,7 +13,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.fixtures.doc_blocks import doc_blocks
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer
+
+EXAMPLE = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
 
 
 class Generation:
@@ -128,13 +131,34 @@ async def test_an_agent_plays_by_the_client_of_openai(
     assert pickle.loads(pickle.dumps(agent))._environment == "fake"
 
 
-def test_the_example_names_a_workflow(areal: Any) -> None:
-    example = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
+def trained_with(train: Any) -> dict[str, Any]:
+    """Return what a function gives to AReaL's trainer, which gets it with its configuration."""
     given: dict[str, Any] = {}
     trainer = SimpleNamespace(train=lambda **options: given.update(options))
-    config = SimpleNamespace(gconfig=Generation(), tokenizer_path=LetterTokenizer())
-    runpy.run_path(str(example))["train"](trainer, config, "fake")
+    train(trainer, SimpleNamespace(gconfig=Generation(), tokenizer_path=LetterTokenizer()))
+    return given
+
+
+@pytest.mark.parametrize("source", ["docs", "example"])
+async def test_the_workflow_of_docs_and_example_plays(
+    source: str, areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "docs":
+        found: dict[str, Any] = {}
+        exec(doc_blocks("areal")[0], found)
+        given = trained_with(found["train"])
+    else:
+        train = runpy.run_path(str(EXAMPLE))["train"]
+        given = trained_with(lambda trainer, config: train(trainer, config, "mini-terminal"))
     module, _, name = given["workflow"].rpartition(".")
-    assert module == areal.__name__
-    workflow = getattr(areal, name)(**given["workflow_kwargs"])
-    assert workflow._options == {"out": "episodes"}
+    workflow = getattr(importlib.import_module(module), name)(**given["workflow_kwargs"])
+    pools: list[Any] = []
+
+    def pool(*arguments: Any, **options: Any) -> FakePool:
+        pools.append((arguments, options))
+        return FakePool(FakeEpisode())
+
+    monkeypatch.setattr(areal, "shared_pool", pool)
+    monkeypatch.setattr(areal, "_tensors", lambda tokens, outcome: outcome.reward)
+    assert await workflow.arun_episode(Engine(CALL + END, "done" + END), ROW) == 0.5
+    assert pools == [(("mini-terminal",), {} if source == "docs" else {"out": "episodes"})]
