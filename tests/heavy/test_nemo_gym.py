@@ -27,6 +27,7 @@ from aenv_ray.integrations.nemo_gym import (
 )
 from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 CORRIDOR = str(Path(__file__).parents[1] / "fixtures" / "projects" / "corridor")
 EXAMPLE = (
@@ -186,3 +187,40 @@ async def test_what_no_sandbox_can_have_is_refused() -> None:
             await provider.create(spec)
     with pytest.raises(SandboxCreateError, match="no environment"):
         await AenvProvider().create(SandboxSpec())
+
+
+SANDBOX = f"""
+import asyncio
+from nemo_gym.sandbox import SandboxSpec
+from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
+
+async def main():
+    provider = AenvProvider(environment={CORRIDOR!r})
+    handle = await provider.create(SandboxSpec())
+    await provider.exec(handle, "true")
+    print("begun")
+    await provider.exec(handle, "sleep 600", timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_user_of_a_sandbox_leaves_none(tmp_path: Path) -> None:
+    kill_once_it_acts(SANDBOX, directory=tmp_path)
+
+
+SERVER = f"""
+from pathlib import Path
+from starlette.testclient import TestClient
+from tests.heavy.test_nemo_gym import ROW, made
+
+with TestClient(made(Path("."), only=["get_observation"]).setup_webserver()) as client:
+    client.post("/seed_session", json=ROW).raise_for_status()
+    print("begun")
+    while True:
+        client.post("/get_observation", json={{}}).raise_for_status()
+"""
+
+
+def test_a_killed_server_leaves_no_instance(tmp_path: Path) -> None:
+    kill_once_it_acts(SERVER, directory=tmp_path)

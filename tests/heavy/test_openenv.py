@@ -18,6 +18,7 @@ from openenv.core.mcp_client import MCPToolClient
 import aenv_ray
 from aenv_ray.integrations.openenv import FINISH
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
 CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
@@ -103,3 +104,20 @@ async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> No
         lost = await env.step(call("step", action=1))
         assert (lost.reward, lost.done, lost.observation["void"]) == (None, True, True)
         assert (await env.reset(seed=1)).done is False
+
+
+SESSION = f"""
+from openenv.core.env_server.mcp_types import CallToolAction
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.openenv import EpisodeEnvironment
+
+env = EpisodeEnvironment(EpisodePool({str(CORRIDOR)!r}))
+env.reset(seed=0)
+print("begun")
+while True:
+    env.step(CallToolAction(tool_name="get_observation"))
+"""
+
+
+def test_a_killed_server_leaves_no_instance(tmp_path: Path) -> None:
+    kill_once_it_acts(SESSION, directory=tmp_path)

@@ -23,6 +23,7 @@ from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.trl import Environments
 from aenv_ray.sampling import EpisodeStatus
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 CALLS = [
     f'<tool_call>\n{{"name": "step", "arguments": {{"action": {action}}}}}\n</tool_call>'
@@ -223,3 +224,7 @@ def test_the_docs_train(saved: str, tmp_path: Path) -> None:
     )  # fmt: skip
     found["train"](saved, args)
     assert (tmp_path / "trained" / "checkpoint-1").is_dir()
+
+
+def test_a_killed_training_leaves_no_instance(saved: str, tmp_path: Path) -> None:
+    kill_once_it_acts(EXAMPLE, saved, "mini-terminal", "100000", directory=tmp_path)
