@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-from openenv.core.env_server.mcp_types import CallToolAction
+from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 
 import aenv_ray
-from aenv_ray.integrations.openenv import FINISH
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.openenv import FINISH, EpisodeEnvironment
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
 
@@ -72,6 +73,25 @@ async def test_tools_are_found_and_called_by_name(url: str) -> None:
         await env.reset(seed=2)
         result = await env.step(CallToolAction(tool_name="get_observation"))
         assert result.observation.result["info"] == {"place": 2}
+
+
+async def test_a_tool_with_the_name_of_the_one_that_ends_an_episode_has_another(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "config.json").write_text('{"name": "ends", "deployConfig": {"network": "none"}}')
+    (tmp_path / "src" / "tools.py").write_text(
+        "from aenv_ray.runtime import register_tool\n\n"
+        f"@register_tool\ndef {FINISH}() -> str:\n    return 'of the environment'\n"
+    )
+    with EpisodePool(tmp_path) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        [own, end] = (await env.step_async(ListToolsAction())).tools
+        assert (own.name != FINISH, end.name) == (True, FINISH)
+        called = await env.step_async(CallToolAction(tool_name=own.name))
+        assert (called.result, called.done) == ("of the environment", False)
+        assert (await env.step_async(CallToolAction(tool_name=FINISH))).done
 
 
 async def test_the_docs_serve_and_play(

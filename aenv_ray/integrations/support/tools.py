@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cas
 from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import openai_arguments, openai_name
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, ToolInputInvalid, ToolNotFound, ToolTimeout
+from aenv_ray.errors import AenvError, ConfigError, ToolInputInvalid, ToolNotFound, ToolTimeout
 from aenv_ray.integrations.support.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
@@ -198,8 +198,17 @@ def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisod
 
 
 def _failed(error: ToolNotFound | ToolInputInvalid | ToolTimeout) -> ToolResult:
-    text = error.message if error.hint is None else f"{error.message} ({error.hint})"
-    return ToolResult([{"type": "text", "text": text}], is_error=True)
+    return ToolResult([{"type": "text", "text": error_text(error)}], is_error=True)
+
+
+def error_text(error: AenvError) -> str:
+    """Return the message of an error with its hint, in one line."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def field_of(item: Any, name: str) -> Any:
+    """Return a field of a model's answer, which is an object of a package or a mapping."""
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
 async def at_once(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

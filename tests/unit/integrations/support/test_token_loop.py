@@ -222,6 +222,18 @@ async def generated(monkeypatch: pytest.MonkeyPatch, *episodes: FakeEpisode) -> 
     return await custom_generate(ARGS, Sample(), {"max_new_tokens": 900, "temperature": 1.0})
 
 
+@pytest.mark.parametrize("installed", [None, "older"])
+async def test_a_slime_that_is_missing_or_differs_is_named(
+    installed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("slime", "slime.rollout", "slime.rollout.sglang_rollout")
+    for name in names if installed else ():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(ConfigError, match="SLIME is not installed, or differs") as caught:
+        await generated(monkeypatch, FakeEpisode())
+    assert "github.com/THUDM/slime" in str(caught.value.hint)
+
+
 async def test_slimes_sample_is_filled(
     sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
