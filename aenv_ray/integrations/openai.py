@@ -98,7 +98,9 @@ class OpenAITools:
             AenvError: The infrastructure failed; the episode is void.
         """
         calls = [item for item in output if field_of(item, "type") == "function_call"]
-        results = await self._run((field_of(call, "name"), field_of(call, "arguments")) for call in calls)
+        results = await self._run(
+            (field_of(call, "name"), field_of(call, "arguments")) for call in calls
+        )
         return [
             {
                 "type": "function_call_output",

@@ -12,11 +12,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 from tests.fixtures.framework_suites import LIGHT, ROOT, TOOLS, Suite
 
@@ -122,7 +122,9 @@ def _run_double(double: Double, arguments: Sequence[str]) -> Row:
     return Row(double.name, f"double of {double.of}: {double.why}", outcome, code)
 
 
-def _pytest(command: list[str], directory: Path, variables: dict[str, str] | None) -> tuple[int, str]:
+def _pytest(
+    command: list[str], directory: Path, variables: dict[str, str] | None
+) -> tuple[int, str]:
     """Run pytest; return its exit code, and how many tests passed."""
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
@@ -136,7 +138,9 @@ def _pytest(command: list[str], directory: Path, variables: dict[str, str] | Non
         if not report.exists():
             return done.returncode or 1, f"pytest ended with {done.returncode}"
         [counts] = ElementTree.parse(report).getroot().iter("testsuite")
-    number = {name: int(counts.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+    number = {
+        name: int(counts.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+    }
     failed = number["failures"] + number["errors"]
     told = [f"{number['tests'] - failed - number['skipped']} passed"]
     told += [f"{failed} failed"] if failed else []

@@ -209,7 +209,7 @@ def test_a_killed_user_of_a_sandbox_leaves_none(tmp_path: Path) -> None:
     kill_once_it_acts(SANDBOX, directory=tmp_path)
 
 
-SERVER = f"""
+SERVER = """
 from pathlib import Path
 from starlette.testclient import TestClient
 from tests.heavy.test_nemo_gym import ROW, made
@@ -218,7 +218,7 @@ with TestClient(made(Path("."), only=["get_observation"]).setup_webserver()) as 
     client.post("/seed_session", json=ROW).raise_for_status()
     print("begun")
     while True:
-        client.post("/get_observation", json={{}}).raise_for_status()
+        client.post("/get_observation", json={}).raise_for_status()
 """
 
 

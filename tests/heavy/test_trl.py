@@ -198,9 +198,7 @@ def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:
 
 
 @pytest.fixture
-def saved(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> str:
+def saved(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> str:
     """Return the directory of the model and its tokenizer."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -181,9 +181,7 @@ def test_a_lost_sandbox_is_masked_and_the_batch_goes_on(manager: Any) -> None:
     assert played.batch["attention_mask"][0, LENGTHS[0] :].sum() > 0
 
 
-def test_the_example_writes_a_dataset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_writes_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.parquet"
     runpy.run_path(str(EXAMPLE))["main"](str(path))
     assert capsys.readouterr().out == "rows 1\n"
@@ -213,9 +211,10 @@ def tools_of_verl(manager: Any, tmp_path: Path) -> Iterator[list[Any]]:
     """Yield two tools of an environment as verl makes them of its file, with a pool of theirs."""
     del manager
     config = tmp_path / "tools.yaml"
+    out = tmp_path / "episodes.jsonl"
     config.write_text("tools:\n" + "".join(
         f"  - {{class_name: aenv_ray.integrations.verl.AenvTool, config: {{type: native, "
-        f"environment: {CORRIDOR}, tool: {name}, options: {{out: {tmp_path / 'episodes.jsonl'}}}}}}}\n"
+        f"environment: {CORRIDOR}, tool: {name}, options: {{out: {out}}}}}}}\n"
         for name in ("step", "get_observation")
     ))  # fmt: skip
     made = load_all_tools(str(config), None)
@@ -264,7 +263,7 @@ async def test_a_lost_sandbox_marks_the_trajectory_of_verls_own_loop(
 PROGRAM = f"""
 import sys
 import tests
-tests.__path__.insert(0, {str(ROOT / 'tests')!r})
+tests.__path__.insert(0, {str(ROOT / "tests")!r})
 from tests.heavy.test_verl import _batch, made_manager
 
 made_manager(sys.argv[1]).generate_sequences(_batch("Stay."))

@@ -128,9 +128,7 @@ def test_void_episodes_are_out_of_the_loss(nemo_rl: Any) -> None:
     made.shutdown()
 
 
-def test_the_docs_register_and_configure_it(
-    nemo_rl: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_docs_register_and_configure_it(nemo_rl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[tuple[str, str]] = []
     utils = ModuleType("nemo_rl.environments.utils")
     utils.register_env = lambda *names: registered.append(names)  # type: ignore[attr-defined]
