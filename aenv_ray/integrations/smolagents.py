@@ -22,6 +22,7 @@ from aenv_ray.integrations.support.tools import (
     FrameworkTool,
     identifier,
     images,
+    is_identifier,
     model_text,
 )
 
@@ -30,6 +31,8 @@ require("smolagents", "smolagents", "1.20", "2")
 from smolagents import Tool  # noqa: E402
 
 _TYPES: Final = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
+_OWN_ARGUMENTS: Final = frozenset({"self", "sanitize_inputs_outputs"})
+"""Of the method that agents call with those of the tool."""
 
 
 class ToolFailed(Exception):
@@ -87,7 +90,10 @@ def tools(
         ConfigError: The environment is not a `SyncEnvironment`, or lacks a tool of `only`.
         AenvError: The environment cannot be reached.
     """
-    source = EnvironmentTools(environment, only=only, timeout_s=timeout_s, naming=identifier)
+    source = EnvironmentTools(
+        environment, only=only, timeout_s=timeout_s, naming=identifier,
+        takes=lambda argument: is_identifier(argument) and argument not in _OWN_ARGUMENTS,
+    )  # fmt: skip
     return [EnvironmentTool(source, tool) for tool in source.load_blocking()]
 
 

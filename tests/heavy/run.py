@@ -109,9 +109,11 @@ def _run(suite: Suite, arguments: Sequence[str]) -> Row:
         [python, "-c", _VERSIONS, *suite.frameworks],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    code, outcome = _pytest(
-        [*suite.command(environment), *arguments], suite.directory, suite.variables(environment)
-    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as data:
+        code, outcome = _pytest(
+            [*suite.command(environment), *arguments], suite.directory,
+            suite.variables(environment, Path(data)),
+        )  # fmt: skip
     return Row(suite.name, ", ".join(json.loads(found.stdout)), outcome, code)
 
 
