@@ -30,12 +30,17 @@ print(json.dumps([f"{name} {importlib.metadata.version(name)}" for name in sys.a
 WITH_VERL: Final = ("test_verl.py", "test_batches.py")
 WITH_OPENENV: Final = ("test_openenv.py", "test_openenv_containers.py")
 WITH_NEMO_GYM: Final = ("test_nemo_gym.py",)
+WITH_AREAL: Final = ("test_areal.py",)
+WITH_OPENRLHF: Final = ("test_openrlhf.py",)
+APART: Final = WITH_VERL + WITH_OPENENV + WITH_NEMO_GYM + WITH_AREAL + WITH_OPENRLHF
+_LEFT_OUT: Final = "python_version < '3'"
+"""Marker of requirements that need CUDA, or are not needed."""
 HEAVY: Final = (
     Suite(
         "trainers", HERE,
         ("trl", "gymnasium", "stable-baselines3", "rllib", "gem"),
         ("torch==2.13.0", *TOOLS),
-        tuple(f"--ignore={name}" for name in WITH_VERL + WITH_OPENENV + WITH_NEMO_GYM),
+        tuple(f"--ignore={name}" for name in APART),
     ),
     # Its hydra needs another antlr than gem's math-verify; its torch is that of verl[cpu].
     Suite("verl", HERE, ("verl",), ("torch==2.11.0", *TOOLS), WITH_VERL),
@@ -44,6 +49,19 @@ HEAVY: Final = (
         "nemo-gym", HERE, ("nemo-gym",), ("nemo-gym>=0.4", *TOOLS), WITH_NEMO_GYM,
         # Its servers with MCP need version 1 of mcp; ours are plain ones.
         overrides=("mcp>=2",), python="3.12",
+    ),
+    Suite(
+        "areal", HERE, ("areal",), ("torch==2.13.0", *TOOLS), WITH_AREAL,
+        overrides=(
+            "torch==2.13.0",
+            *(f"{name}; {_LEFT_OUT}" for name in ("torchaudio", "torchvision", "awex")),
+        ),
+    ),
+    Suite(
+        "openrlhf", HERE, ("openrlhf",), ("torch==2.13.0", *TOOLS), WITH_OPENRLHF,
+        overrides=tuple(
+            f"{name}; {_LEFT_OUT}" for name in ("flash-attn", "deepspeed", "bitsandbytes")
+        ),
     ),
 )  # fmt: skip
 
@@ -62,8 +80,6 @@ class Double:
 
 
 DOUBLES: Final = (
-    Double("areal", "areal 1.0.4", "it needs CUDA", ("test_areal.py",)),
-    Double("openrlhf", "openrlhf 0.11.2", "it needs CUDA", ("test_openrlhf.py",)),
     Double("slime", "slime, August 2026", "it is not on PyPI", ("support/test_token_loop.py",)),
     Double("nemo-rl", "nemo-rl, August 2026", "it is not on PyPI", ("test_nemo_rl.py",)),
 )

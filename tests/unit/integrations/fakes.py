@@ -21,6 +21,7 @@ class LetterTokenizer:
     """A token for each letter; messages end with `END`."""
 
     eos_token_id = ord(END)
+    pad_token_id = 0
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> list[int]:
         text = "".join(f"{m['role'][0]}:{m['content']}{END}\n" for m in conversation)
