@@ -151,7 +151,7 @@ class _Executor(AgentExecutor):
         await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        # The SDK has cancelled `execute` before.
+        # The SDK cancels `execute` afterwards.
         await TaskUpdater(event_queue, str(context.task_id), str(context.context_id)).cancel()
 
 
