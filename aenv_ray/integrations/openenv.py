@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.client.openai_names import openai_name
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
@@ -109,7 +109,12 @@ class EpisodeEnvironment(Environment):
     async def step_async(
         self, action: Action, timeout_s: float | None = None, **options: Any
     ) -> Observation:
-        """List the tools, call one, or end the episode."""
+        """List the tools, call one, or end the episode.
+
+        Raises:
+            ConfigError: `only` names a tool that the environment lacks, or a schema contains
+                itself.
+        """
         del timeout_s, options
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=await self._offered())
@@ -123,6 +128,8 @@ class EpisodeEnvironment(Environment):
         try:
             await tools.load()
             result = await tools.call(action.tool_name, action.arguments)
+        except ConfigError:
+            raise
         except AenvError as exc:
             return self._ended(action.tool_name, await episode.finish(), exc.message)
         if result.is_error:

@@ -16,10 +16,12 @@ from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 
 import aenv_ray
+from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.openenv import FINISH, EpisodeEnvironment
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import TREE, listed_project
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
 CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
@@ -124,6 +126,16 @@ async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> No
         lost = await env.step(call("step", action=1))
         assert (lost.reward, lost.done, lost.observation["void"]) == (None, True, True)
         assert (await env.reset(seed=1)).done is False
+
+
+async def test_a_schema_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    """It is a mistake of the environment, which ends no episode with a reward."""
+    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        for action in (ListToolsAction(), CallToolAction(tool_name="tree")):
+            with pytest.raises(ConfigError, match="contains itself"):
+                await env.step_async(action)
 
 
 SESSION = f"""

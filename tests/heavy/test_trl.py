@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import pickle
 import runpy
 from pathlib import Path
@@ -24,6 +25,14 @@ from aenv_ray.integrations.trl import Environments
 from aenv_ray.sampling import EpisodeStatus
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import (
+    CHOICES,
+    CHOSEN,
+    NAMES,
+    TREE,
+    arguments,
+    listed_project,
+)
 
 CALLS = [
     f'<tool_call>\n{{"name": "step", "arguments": {{"action": {action}}}}}\n</tool_call>'
@@ -187,6 +196,22 @@ async def test_an_agent_that_ends_its_sandbox_has_a_reward(made: Any) -> None:
 def test_what_cannot_be_offered_is_refused(pool: EpisodePool) -> None:
     with pytest.raises(ConfigError, match="no tool 'nope'"):
         Environments(pool, only=["nope"])()
+
+
+async def test_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) -> None:
+    """They arrive under their own names, or are refused."""
+    names = (*NAMES, "a-b", "1st")
+    use, own = arguments(*names), {name: number for number, name in enumerate(names)}
+    with EpisodePool(listed_project(tmp_path / "use", use=use, choose=CHOICES)) as pool:
+        rollout: Any = Environments(pool)()
+        rollout.reset()
+        legal = get_json_schema(rollout.use)["function"]["parameters"]["properties"]
+        given = dict(zip(legal, own.values(), strict=True))
+        assert json.loads(await rollout.use(**given)) == own
+        assert json.loads(await rollout.choose(**CHOSEN)) == CHOSEN
+    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool:
+        with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
+            Environments(pool)()
 
 
 def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:

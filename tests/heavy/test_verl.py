@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import runpy
 import subprocess
@@ -30,10 +31,19 @@ from verl.workers.rollout.replica import TokenOutput
 import aenv_ray
 from aenv_ray import trajectories
 from aenv_ray.engines.process.virtual_environment import find_uv
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.integrations.verl import AenvTool
 from aenv_ray.sampling import EpisodeStatus
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import (
+    CHOICES,
+    CHOSEN,
+    NAMES,
+    TREE,
+    arguments,
+    listed_project,
+)
 from tests.ray.faults import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,6 +268,24 @@ async def test_a_lost_sandbox_marks_the_trajectory_of_verls_own_loop(
     gc.collect()
     record = await asyncio.to_thread(_only_record, tmp_path / "episodes.jsonl")
     assert (record.status, record.reward) == (EpisodeStatus.INFRA_FAILED, None)
+
+
+async def test_arguments_and_schemas_that_verl_cannot_express(manager: Any, tmp_path: Path) -> None:
+    """They arrive, or are refused."""
+    del manager
+    use, given = arguments(*NAMES), {name: number for number, name in enumerate(NAMES)}
+    project = listed_project(tmp_path / "use", use=use, choose=CHOICES)
+    trajectory = _trajectory(seed=0)
+    for name, values in (("use", given), ("choose", CHOSEN)):
+        tool = await asyncio.to_thread(
+            AenvTool, {"type": "native", "environment": project, "tool": name}, None
+        )
+        response, _, _ = await tool.execute("1", values, agent_data=trajectory)
+        assert json.loads(response.text) == values
+    await asyncio.to_thread(tool._pool.close)
+    tree = {"environment": listed_project(tmp_path / "tree", tree=TREE), "tool": "tree"}
+    with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
+        await asyncio.to_thread(AenvTool, tree, None)
 
 
 PROGRAM = f"""

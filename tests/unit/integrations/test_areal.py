@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from aenv_ray.errors import ConfigError
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer
 
 EXAMPLE = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
@@ -116,6 +118,21 @@ async def test_a_void_trajectory_is_rejected(
     plays(areal, monkeypatch, FakeEpisode(is_lost=True, has_begun=has_begun))
     with pytest.raises(areal.VoidEpisode):
         await areal.AenvAgent("fake").run(ROW, base_url="http://proxy", http_client=object())
+
+
+async def test_a_schema_that_contains_itself_is_no_outcome(
+    areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a mistake of the environment, which no reward of 0 must hide."""
+    plays(areal, monkeypatch, one := FakeEpisode(schema=TREE), other := FakeEpisode(schema=TREE))
+    workflow = areal.AenvWorkflow("fake", Generation(), LetterTokenizer())
+    pool = areal.shared_pool()
+    monkeypatch.setattr(areal, "shared_pool", lambda *_, **__: pool)
+    with pytest.raises(ConfigError, match="contains itself"):
+        await workflow.arun_episode(Engine(), ROW)
+    with pytest.raises(ConfigError, match="contains itself"):
+        await areal.AenvAgent("fake").run(ROW, base_url="http://proxy", http_client=object())
+    assert (one.is_abandoned, other.is_abandoned) == (True, True)
 
 
 async def test_an_agent_plays_by_the_client_of_openai(

@@ -13,6 +13,7 @@ import yaml
 
 from aenv_ray.errors import ConfigError
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, FakeEpisode
 
 
@@ -125,6 +126,13 @@ def test_void_episodes_are_out_of_the_loss(nemo_rl: Any) -> None:
     kept, metrics = made.global_post_process_and_metrics(batch)
     assert list(kept["loss_multiplier"]) == [0.0, 1.0]
     assert metrics == {"aenv/void": 0.5}
+    made.shutdown()
+
+
+def test_a_schema_that_contains_itself_is_refused(nemo_rl: Any) -> None:
+    made, _ = environment(nemo_rl, FakeEpisode(schema=TREE))
+    with pytest.raises(ConfigError, match="contains itself"):
+        made.step([said(CALL)], [{}])
     made.shutdown()
 
 
