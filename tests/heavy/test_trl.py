@@ -209,9 +209,9 @@ async def test_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) ->
         given = dict(zip(legal, own.values(), strict=True))
         assert json.loads(await rollout.use(**given)) == own
         assert json.loads(await rollout.choose(**CHOSEN)) == CHOSEN
-    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool:
-        with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
-            Environments(pool)()
+    refused = pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself")
+    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool, refused:
+        Environments(pool)()
 
 
 def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:

@@ -242,9 +242,9 @@ async def test_tools_of_verls_own_loop_share_an_episode(
     """It ends with the trajectory, since verl tells no tool when that is."""
     step, look = tools_of_verl
     trajectory = _trajectory(seed=2)
-    for tool, arguments in ((step, {"action": 1}), (look, {})):
+    for tool, given in ((step, {"action": 1}), (look, {})):
         instance_id, _ = await tool.create(create_kwargs={})
-        response, _, _ = await tool.execute(instance_id, arguments, agent_data=trajectory)
+        response, _, _ = await tool.execute(instance_id, given, agent_data=trajectory)
         await tool.release(instance_id)
     assert '"place":3' in response.text
     del trajectory
