@@ -16,6 +16,8 @@ from aenv_ray import Environment
 
 LIMITS = {"seller": 40, "buyer": 90}
 MARKET = """
+from typing import Literal
+
 from aenv_ray.runtime import register_reward, register_tool
 
 LIMITS = {"seller": 40, "buyer": 90}
@@ -23,7 +25,7 @@ offers = {}
 
 
 @register_tool
-def offer(side: str, price: int) -> str:
+def offer(side: Literal["seller", "buyer"], price: int) -> str:
     '''Offer a price; the sides agree once the buyer offers at least what the seller asks.'''
     offers[side] = price
     return f"agreed at {agreed()}" if agreed() else f"the {side} offers {price}"
@@ -74,9 +76,14 @@ class Negotiation:
             heard = task.instruction
             for _ in range(10):
                 for side, agent in (("seller", seller), ("buyer", buyer)):
-                    said = (await agent.call_tool("chat", {"message": heard})).text()
-                    price = int(re.search(r"\d+", said)[0])
-                    seen = await market.call_tool("offer", {"side": side, "price": price})
+                    said = await agent.call_tool("chat", {"message": heard})
+                    if said.is_error:  # its text is no offer
+                        raise RuntimeError(f"the {side} failed: {said.text()}")
+                    price = re.search(r"\d+", said.text())
+                    if price is None:  # as a model may answer
+                        heard = f"the {side} names no price, but says: {said.text()}"
+                        continue
+                    seen = await market.call_tool("offer", {"side": side, "price": int(price[0])})
                     heard = seen.text()
                     if heard.startswith("agreed"):
                         return heard
@@ -96,6 +103,9 @@ def main() -> None:
         )
         for episode in sampling:
             gains = episode.reward_detail
+            if gains is None:  # the infrastructure failed, or an agent did
+                print(f"{episode.status.value}: {episode.error}")
+                continue
             print(f"{episode.output}: seller {gains['seller']:.1f}, buyer {gains['buyer']:.1f}")
     print("left", len(aenv_ray.list_instances()))
     aenv_ray.shutdown()

@@ -46,6 +46,7 @@ KNOWN = frozenset(
         "fresh-clone",
         "git",
         "kubectl",
+        "mcp-conformance",
         "namespaces",
         "netns",
         "published-client",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import ToolInputInvalid, ToolNotFound
@@ -16,7 +16,12 @@ _OPENAI_NAME_LENGTH: Final = 64
 
 def openai_name(name: str, taken: Mapping[str, str]) -> str:
     """Return `name` with only characters that OpenAI allows, at most 64, distinct from `taken`."""
-    legal = _OPENAI_NAME.sub("_", name)[:_OPENAI_NAME_LENGTH] or "tool"
+    return distinct_name(_OPENAI_NAME.sub("_", name) or "tool", name, taken)
+
+
+def distinct_name(legal: str, name: str, taken: Container[str]) -> str:
+    """Return `legal`, cut to 64 characters; with a digest of `name` if that is in `taken`."""
+    legal = legal[:_OPENAI_NAME_LENGTH]
     if legal not in taken:
         return legal
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]

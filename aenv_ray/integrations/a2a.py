@@ -4,22 +4,26 @@
     uvicorn.run(application(env, url="http://agents.example:9000"), port=9000)
 
 It serves the agent card, and A2A's JSON-RPC methods: send, stream, get and cancel. A context of
-A2A is a conversation of the agent, and its tasks are messages in it. Tasks are kept in memory.
+A2A is a conversation of the agent, and its tasks are messages in it. Of a service, it is a session
+as well, so that all its messages reach the same sandbox. Tasks are kept in memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 from starlette.applications import Starlette
 
 from aenv_ray import Environment
 from aenv_ray.actors.calls.handle import EnvHandle
-from aenv_ray.actors.ray_shell import ray_api
-from aenv_ray.errors import AenvError
+from aenv_ray.actors.ray_shell import ray_api, ray_serve
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.support.requirement import require
+from aenv_ray.integrations.support.tools import error_text
 from aenv_ray.models import ToolResult
 from aenv_ray.runtime.door.agent import CHAT_S
 
@@ -43,8 +47,22 @@ _TEXT: Final = "text/plain"
 _ANSWER: Final = "answer"
 
 
+class ServiceHandle(Protocol):
+    """What `aenv_ray.serve.deploy` returns: the handle of a service."""
+
+    app_name: str
+    call_tool: Any
+
+    def options(self, *, session_id: str) -> Self:
+        """Return a handle whose calls reach the same sandbox."""
+        ...
+
+
+Served = EnvHandle | Environment | ServiceHandle
+
+
 def application(
-    environment: EnvHandle | Environment,
+    environment: Served,
     *,
     url: str,
     name: str = "",
@@ -54,18 +72,19 @@ def application(
     """Return an ASGI application that answers A2A for an agent.
 
     Args:
-        environment: An instance of `aenv_ray.agent_env`, or of another environment whose tool
-            ``chat`` takes ``message`` and ``conversation``. Pieces of an answer are streamed from a
-            handle; an `Environment` has the whole answer as one piece.
+        environment: An instance or a service of `aenv_ray.agent_env`, or of another environment
+            whose tool ``chat`` takes ``message`` and ``conversation``. Pieces of an answer are
+            streamed from the handle of an instance; an `Environment` and a service have the whole
+            answer as one piece.
         url: Where clients reach the application.
-        name: Name of the agent. "": that of the environment.
+        name: Name of the agent. "": that of the environment, or of the service's application.
         version: Version of the agent.
         description: Description for the agent card.
 
     Raises:
-        ConfigError: The A2A SDK is missing, or of another version.
+        ConfigError: The A2A SDK is missing, or of another version; or there is no agent to serve.
     """
-    own = environment.reference if isinstance(environment, EnvHandle) else environment.env_name
+    own = _name_of(environment)
     card = AgentCard(
         name=name or own,
         description=description,
@@ -85,10 +104,23 @@ def application(
     return Starlette(routes=routes)
 
 
+def _name_of(environment: Served) -> str:
+    if isinstance(environment, EnvHandle):
+        return environment.reference
+    if isinstance(environment, Environment):
+        return environment.env_name
+    if not hasattr(environment, "app_name"):
+        raise ConfigError(
+            f"{type(environment).__name__} {str(environment)[:100]!r} answers no messages",
+            hint="pass a handle of aenv_ray.create or aenv_ray.serve.deploy, or an Environment",
+        )
+    return environment.app_name
+
+
 class _Executor(AgentExecutor):
     """Answers a message by a call of `chat`; cancelling a task cancels the call."""
 
-    def __init__(self, environment: EnvHandle | Environment) -> None:
+    def __init__(self, environment: Served) -> None:
         self._environment = environment
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
@@ -111,7 +143,7 @@ class _Executor(AgentExecutor):
                     )
                     pieces += 1
         except AenvError as exc:
-            await updater.failed(new_text_message(exc.message))
+            await updater.failed(new_text_message(error_text(exc)))
             return
         except _Raised as exc:
             await updater.failed(new_text_message(str(exc)))
@@ -119,7 +151,7 @@ class _Executor(AgentExecutor):
         await updater.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        # The SDK has cancelled `execute` before.
+        # The SDK cancels `execute` afterwards.
         await TaskUpdater(event_queue, str(context.task_id), str(context.context_id)).cancel()
 
 
@@ -128,7 +160,7 @@ class _Raised(Exception):
 
 
 async def _pieces(
-    environment: EnvHandle | Environment, message: str, conversation: str
+    environment: Served, message: str, conversation: str
 ) -> AsyncGenerator[str, None]:
     """Yield the pieces of an agent's answer.
 
@@ -151,8 +183,19 @@ async def _pieces(
                     yield piece
         finally:
             ray_api.cancel(references)
-    else:
+    elif isinstance(environment, Environment):
         result = await environment.call_tool("chat", arguments, CHAT_S)
+    else:
+        # Clients choose the names of contexts, which may be longer than those of sessions.
+        session = hashlib.sha256(conversation.encode()).hexdigest()
+        handle = environment.options(session_id=session)
+        response = handle.call_tool.remote("chat", arguments, CHAT_S)
+        try:
+            with ray_serve.translated("chat"):
+                result = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
     if result.is_error:
         raise _Raised(result.text())
     answer = result.text()

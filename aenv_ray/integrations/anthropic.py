@@ -9,10 +9,15 @@ Needs no package of Anthropic's: content blocks may be objects of it, or mapping
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools, at_once
+from aenv_ray.integrations.support.tools import (
+    AnyEnvironment,
+    EnvironmentTools,
+    at_once,
+    field_of,
+)
 from aenv_ray.models import ToolResult
 
 
@@ -50,14 +55,14 @@ class AnthropicTools:
         Raises:
             AenvError: The infrastructure failed; the episode is void.
         """
-        uses = [block for block in content if _get(block, "type") == "tool_use"]
+        uses = [block for block in content if field_of(block, "type") == "tool_use"]
         results = await at_once(
-            self._tools.call(_get(use, "name"), _get(use, "input")) for use in uses
+            self._tools.call(field_of(use, "name"), field_of(use, "input")) for use in uses
         )
         return [
             {
                 "type": "tool_result",
-                "tool_use_id": _get(use, "id"),
+                "tool_use_id": field_of(use, "id"),
                 "is_error": result.is_error,
                 "content": _blocks(result),
             }
@@ -77,7 +82,3 @@ def _blocks(result: ToolResult) -> list[dict[str, Any]]:
             case {"type": str(other)} if other != "text":
                 blocks.append({"type": "text", "text": f"[{other}]"})
     return blocks
-
-
-def _get(item: Any, name: str) -> Any:
-    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import LiveEpisode, Outcome, shared_pool
 from aenv_ray.integrations.openai import OpenAITools
 from aenv_ray.integrations.support.requirement import require
@@ -184,7 +184,7 @@ class AenvAgent:
 
         Raises:
             VoidEpisode: Nothing can be learned from it.
-            ConfigError: The task or an option is wrong.
+            ConfigError: The task or an option is wrong, or a schema of a tool contains itself.
         """
         from openai import AsyncOpenAI
 
@@ -196,6 +196,9 @@ class AenvAgent:
         )  # fmt: skip
         try:
             await self._converse(client, episode, data["messages"])
+        except ConfigError:
+            await episode.abandon()
+            raise
         except AenvError:
             pass  # the outcome of the episode says what it is worth
         except BaseException:

@@ -123,6 +123,11 @@ def _blocking(toolkit: EnvironmentToolkit, tool: FrameworkTool) -> Any:
     return call
 
 
+def _takes(argument: str) -> bool:
+    """Return whether CAMEL's method can be called with an argument of this name."""
+    return argument != "self"
+
+
 def _shown(result: ToolResult) -> Any:
     """Return text, or text with images.
 
@@ -152,7 +157,7 @@ async def environment_toolkit(
         ConfigError: The environment lacks a tool of `only`.
         AenvError: The environment cannot be reached.
     """
-    tools = EnvironmentTools(environment, only=only, timeout_s=timeout_s)
+    tools = EnvironmentTools(environment, only=only, timeout_s=timeout_s, takes=_takes)
     return EnvironmentToolkit(tools, await tools.load(), is_blocking=False)
 
 
@@ -163,5 +168,5 @@ def environment_toolkit_blocking(
     timeout_s: float | None = None,
 ) -> EnvironmentToolkit:
     """Do the same as `environment_toolkit` with a `SyncEnvironment`, for ``agent.step``."""
-    tools = EnvironmentTools(environment, only=only, timeout_s=timeout_s)
+    tools = EnvironmentTools(environment, only=only, timeout_s=timeout_s, takes=_takes)
     return EnvironmentToolkit(tools, tools.load_blocking(), is_blocking=True)

@@ -9,7 +9,7 @@ pass through ``invoke`` and ``ainvoke``.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools, model_text
@@ -18,6 +18,9 @@ from aenv_ray.models import ToolResult
 require("langchain-core", "langchain", "1.0", "2")
 
 from langchain_core.tools import StructuredTool, ToolException  # noqa: E402
+
+_OWN_ARGUMENTS: Final = frozenset({"self", "config", "run_manager"})
+"""Of the methods that LangChain calls with those of the tool."""
 
 
 async def tools(
@@ -40,7 +43,10 @@ async def tools(
     Raises:
         AenvError: The environment cannot be reached, or `only` names a tool that it lacks.
     """
-    source = EnvironmentTools(environment, only=only, timeout_s=timeout_s)
+    source = EnvironmentTools(
+        environment, only=only, timeout_s=timeout_s,
+        takes=lambda argument: argument not in _OWN_ARGUMENTS,
+    )  # fmt: skip
 
     def tool(name: str, description: str, parameters: dict[str, Any]) -> StructuredTool:
         async def call(**arguments: Any) -> tuple[Any, ToolResult]:

@@ -11,13 +11,14 @@ Needs no package of OpenAI's: calls may be objects of it, or mappings.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from aenv_ray.integrations.support.tools import (
     AnyEnvironment,
     EnvironmentTools,
     at_once,
+    field_of,
     images,
     model_text,
 )
@@ -69,13 +70,13 @@ class OpenAITools:
         Raises:
             AenvError: The infrastructure failed; the episode is void.
         """
-        calls = list(_get(message, "tool_calls") or [])
-        functions = [_get(call, "function") for call in calls]
+        calls = list(field_of(message, "tool_calls") or [])
+        functions = [field_of(call, "function") for call in calls]
         results = await self._run(
-            (_get(function, "name"), _get(function, "arguments")) for function in functions
+            (field_of(function, "name"), field_of(function, "arguments")) for function in functions
         )
         answers: list[dict[str, Any]] = [
-            {"role": "tool", "tool_call_id": _get(call, "id"), "content": model_text(result)}
+            {"role": "tool", "tool_call_id": field_of(call, "id"), "content": model_text(result)}
             for call, result in zip(calls, results, strict=True)
         ]
         shown = [image for result in results for image in images(result)]
@@ -96,12 +97,14 @@ class OpenAITools:
         Raises:
             AenvError: The infrastructure failed; the episode is void.
         """
-        calls = [item for item in output if _get(item, "type") == "function_call"]
-        results = await self._run((_get(call, "name"), _get(call, "arguments")) for call in calls)
+        calls = [item for item in output if field_of(item, "type") == "function_call"]
+        results = await self._run(
+            (field_of(call, "name"), field_of(call, "arguments")) for call in calls
+        )
         return [
             {
                 "type": "function_call_output",
-                "call_id": _get(call, "call_id"),
+                "call_id": field_of(call, "call_id"),
                 "output": _response_output(result),
             }
             for call, result in zip(calls, results, strict=True)
@@ -123,7 +126,3 @@ def _response_output(result: ToolResult) -> str | list[dict[str, Any]]:
             for kind, data in shown
         ),
     ]
-
-
-def _get(item: Any, name: str) -> Any:
-    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)

@@ -10,11 +10,12 @@ reward. A void episode has no reward, and ``void``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.errors import AenvError
+from aenv_ray.client.openai_names import openai_name
+from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
@@ -95,7 +96,9 @@ class EpisodeEnvironment(Environment):
         if seed is not None:
             task["seed"] = seed
         self._episode = episode = await self._pool.begin(task)
-        self._tools = EnvironmentTools(episode, only=self._only, timeout_s=self._timeout_s)
+        self._tools = EnvironmentTools(
+            episode, only=self._only, timeout_s=self._timeout_s, naming=_naming
+        )
         self._state = State(episode_id=episode_id or episode.instance_id, step_count=0)
         return EpisodeObservation(
             task_id=episode.task.id,
@@ -106,7 +109,12 @@ class EpisodeEnvironment(Environment):
     async def step_async(
         self, action: Action, timeout_s: float | None = None, **options: Any
     ) -> Observation:
-        """List the tools, call one, or end the episode."""
+        """List the tools, call one, or end the episode.
+
+        Raises:
+            ConfigError: `only` names a tool that the environment lacks, or a schema contains
+                itself.
+        """
         del timeout_s, options
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=await self._offered())
@@ -120,6 +128,8 @@ class EpisodeEnvironment(Environment):
         try:
             await tools.load()
             result = await tools.call(action.tool_name, action.arguments)
+        except ConfigError:
+            raise
         except AenvError as exc:
             return self._ended(action.tool_name, await episode.finish(), exc.message)
         if result.is_error:
@@ -138,7 +148,7 @@ class EpisodeEnvironment(Environment):
 
     async def _offered(self) -> list[Tool]:
         listed = await asyncio.to_thread(self._pool.list_tools)
-        tools = framework_tools(listed, self._pool.env_name, only=self._only)
+        tools = framework_tools(listed, self._pool.env_name, only=self._only, naming=_naming)
         end = Tool(name=FINISH, description="End the episode.", input_schema={"type": "object"})
         offered = [
             Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
@@ -172,6 +182,11 @@ class EpisodeEnvironment(Environment):
         """Abandon the episode, if the session has left it."""
         if self._episode is not None and not self._pool.is_closed:
             self._pool.run(self._abandon())
+
+
+def _naming(name: str, taken: Mapping[str, str]) -> str:
+    """Return a name for a tool that is not that of the tool which ends the episode."""
+    return openai_name(name, {**taken, FINISH: ""})
 
 
 def _failed(tool: str, why: str) -> StepObservation:

@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any, Final, Self
 
 from aenv_ray.client.environment import Environment
-from aenv_ray.errors import FileAccessError
+from aenv_ray.errors import ConfigError, FileAccessError
 from aenv_ray.integrations.episodes import EpisodePool, Outcome
 from aenv_ray.integrations.support.token_loop import (
     MAX_TURNS,
@@ -62,10 +62,8 @@ def rollouts(
     episodes = EpisodePool(environment, **pool)
 
     async def custom_generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
-        from slime.rollout.sglang_rollout import GenerateState
-        from slime.utils.http_utils import post
-
-        tokenizer = GenerateState(args).tokenizer
+        state, post = _slime()
+        tokenizer = state(args).tokenizer
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
 
         async def generate(ids: list[int], left: int) -> Turn:
@@ -95,6 +93,23 @@ def rollouts(
         return _filled(sample, tokenizer, outcome, tokens)
 
     return custom_generate
+
+
+def _slime() -> tuple[Any, Any]:
+    """Return SLIME's ``GenerateState`` and ``post``.
+
+    Raises:
+        ConfigError: It is missing, or of another version.
+    """
+    try:
+        from slime.rollout.sglang_rollout import GenerateState
+        from slime.utils.http_utils import post
+    except ImportError as exc:
+        raise ConfigError(
+            f"SLIME is not installed, or differs from its source of August 2026: {exc}",
+            hint="install SLIME from its repository, github.com/THUDM/slime",
+        ) from exc
+    return GenerateState, post
 
 
 class _Aborted(Exception):

@@ -1,8 +1,9 @@
 """Tools of an environment for smolagents, whose tools are called without an event loop.
 
-    agent = ToolCallingAgent(tools=tools(env), model=model)
+    agent = ToolCallingAgent(tools=tools(env), model=model, step_callbacks=[end_if_void])
 
-A tool that fails raises `ToolFailed`, which the agent shows to its model.
+A tool that fails raises `ToolFailed`, which the agent shows to its model. smolagents shows it every
+other exception of a tool too, those of the infrastructure included; `end_if_void` ends the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from aenv_ray.client.sync import SyncEnvironment
+from aenv_ray.errors import AenvError
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import simple_type
 from aenv_ray.integrations.support.tools import (
@@ -20,6 +22,7 @@ from aenv_ray.integrations.support.tools import (
     FrameworkTool,
     identifier,
     images,
+    is_identifier,
     model_text,
 )
 
@@ -28,6 +31,8 @@ require("smolagents", "smolagents", "1.20", "2")
 from smolagents import Tool  # noqa: E402
 
 _TYPES: Final = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
+_OWN_ARGUMENTS: Final = frozenset({"self", "sanitize_inputs_outputs"})
+"""Of the method that agents call with those of the tool."""
 
 
 class ToolFailed(Exception):
@@ -85,5 +90,23 @@ def tools(
         ConfigError: The environment is not a `SyncEnvironment`, or lacks a tool of `only`.
         AenvError: The environment cannot be reached.
     """
-    source = EnvironmentTools(environment, only=only, timeout_s=timeout_s, naming=identifier)
+    source = EnvironmentTools(
+        environment, only=only, timeout_s=timeout_s, naming=identifier,
+        takes=lambda argument: is_identifier(argument) and argument not in _OWN_ARGUMENTS,
+    )  # fmt: skip
     return [EnvironmentTool(source, tool) for tool in source.load_blocking()]
+
+
+def end_if_void(step: Any) -> None:
+    """Raise the failure that a step of an agent has met, if its environment has failed.
+
+    For ``step_callbacks`` of an agent, whose ``run`` it ends.
+
+    Raises:
+        AenvError: The environment's; the model has not caused it.
+    """
+    error: BaseException | None = getattr(step, "error", None)
+    while error is not None:
+        if isinstance(error, AenvError):
+            raise error
+        error = error.__cause__ or error.__context__

@@ -22,7 +22,6 @@ import functools
 import inspect
 import io
 import json
-import keyword
 import operator
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +29,8 @@ from concurrent.futures import Future
 from types import GenericAlias
 from typing import Any, Final, Literal
 
-from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.client.openai_names import distinct_name
+from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import EpisodePool, Outcome, SyncEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import JsonSchema
@@ -40,6 +40,7 @@ from aenv_ray.integrations.support.tools import (
     framework_tools,
     identifier,
     images,
+    is_identifier,
     model_text,
 )
 from aenv_ray.trajectories.schema import Task
@@ -48,7 +49,7 @@ require("trl", "trl", "1.16", "2")
 
 from transformers import TrainerCallback  # noqa: E402
 
-_RESERVED: Final = {"reset": "", "get_reward": ""}
+_RESERVED: Final = ("reset", "get_reward")
 """Methods that TRL calls itself."""
 _TYPES: Final = {
     "string": str,
@@ -111,7 +112,7 @@ class Environments:
         """Return an environment, as TRL does for each rollout.
 
         Raises:
-            ConfigError: The environment has no such tool, or its schema cannot be expressed.
+            ConfigError: The environment has no such tool, or a schema contains itself.
             AenvError: The environment cannot be reached.
         """
         if self._type is None:
@@ -126,13 +127,15 @@ class Environments:
 
     def _made_type(self) -> type[TrlEnvironment]:
         """Return a class with the tools as methods, since TRL looks at classes."""
-        tools = framework_tools(self._listed, self.pool.env_name, only=self._only, naming=_naming)
+        tools = framework_tools(
+            self._listed, self.pool.env_name, only=self._only, naming=_naming, takes=_takes
+        )
         return type("Rollout", (TrlEnvironment,), {tool.name: _method(tool) for tool in tools})
 
     def tools_of(self, episode: SyncEpisode) -> EnvironmentTools:
         """Return the tools of an episode."""
         tools = EnvironmentTools(
-            episode, only=self._only, timeout_s=self._timeout_s, naming=_naming
+            episode, only=self._only, timeout_s=self._timeout_s, naming=_naming, takes=_takes
         )
         tools.offered(self._listed)
         return tools
@@ -224,23 +227,19 @@ class _Versions(TrainerCallback):
 
 def _naming(name: str, taken: Mapping[str, str]) -> str:
     """Return the name of a method that TRL takes for a tool: public, and none of its own."""
-    return identifier(name.lstrip("_"), {**taken, **_RESERVED})
+    public = identifier(name.lstrip("_"), ())
+    return distinct_name(public, name, {*taken, *_RESERVED})
+
+
+def _takes(argument: str) -> bool:
+    """Return whether a method can have an argument of this name."""
+    return is_identifier(argument) and argument != "self"
 
 
 def _method(tool: FrameworkTool) -> Callable[..., Any]:
-    """Return a coroutine method from which transformers can make the schema of a tool.
-
-    Raises:
-        ConfigError: The name of a parameter is not a Python identifier.
-    """
+    """Return a coroutine method from which transformers can make the schema of a tool."""
     properties: Mapping[str, JsonSchema] = tool.parameters["properties"]
     required = tool.parameters.get("required", ())
-    for name in properties:
-        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-            raise ConfigError(
-                f"tool {tool.own_name!r}: TRL cannot express the parameter {name!r}",
-                hint="rename it, or leave the tool out with only=",
-            )
 
     async def method(self: TrlEnvironment, **arguments: Any) -> Any:
         return await self._call(tool.name, arguments)

@@ -11,6 +11,7 @@ import pytest
 import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import shared_pool
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 CORRIDOR = str(Path(__file__).parents[1] / "fixtures" / "projects" / "corridor")
 FORWARDS = '<tool_call>{"name": "step", "arguments": {"action": 1}}</tool_call>'
@@ -71,3 +72,18 @@ def test_gem_truncates_long_and_lost_episodes() -> None:
 def test_gem_needs_a_task() -> None:
     with pytest.raises(ConfigError, match="at least one task"):
         gem.make("corridor", tasks=[])
+
+
+STEPS = f"""
+from aenv_ray.integrations.gem import GemEnv
+
+env = GemEnv({CORRIDOR!r}, [{{"id": "go"}}], max_turns=1000000)
+env.reset(seed=0)
+print("begun")
+while True:
+    env.step('<tool_call>{{"name": "get_observation"}}</tool_call>')
+"""
+
+
+def test_a_killed_loop_leaves_no_instance(tmp_path: Path) -> None:
+    kill_once_it_acts(STEPS, directory=tmp_path)

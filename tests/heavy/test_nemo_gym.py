@@ -26,6 +26,8 @@ from aenv_ray.integrations.nemo_gym import (
     response_tools,
 )
 from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
+from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 CORRIDOR = str(Path(__file__).parents[1] / "fixtures" / "projects" / "corridor")
 EXAMPLE = (
@@ -130,6 +132,24 @@ def test_the_example_makes_a_server() -> None:
     assert {tool["name"] for tool in row["responses_create_params"]["tools"]} >= {"step"}
 
 
+async def test_the_docs_configure_a_server_and_run_a_sandbox(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [text] = doc_blocks("nemo-gym", "yaml")
+    given = OmegaConf.to_container(OmegaConf.create(text))["terminal"]["resources_servers"]
+    config = AenvResourcesServerConfig(
+        name="terminal", host="127.0.0.1", port=8000, **given["terminal"]
+    )
+    assert config.environment == "mini-terminal"
+    assert Path(config.entrypoint).name == "app.py"
+    register_provider("aenv", AenvProvider, override=True)  # the entry point does on install
+    found: dict[str, Any] = {}
+    exec(doc_blocks("nemo-gym")[0], found)
+    await found["main"]()
+    assert int(capsys.readouterr().out) > 0
+    assert not aenv_ray.list_instances()
+
+
 async def test_an_instance_is_a_sandbox(tmp_path: Path) -> None:
     register_provider("aenv", AenvProvider, override=True)
     assert get_provider_class("aenv") is AenvProvider
@@ -167,3 +187,40 @@ async def test_what_no_sandbox_can_have_is_refused() -> None:
             await provider.create(spec)
     with pytest.raises(SandboxCreateError, match="no environment"):
         await AenvProvider().create(SandboxSpec())
+
+
+SANDBOX = f"""
+import asyncio
+from nemo_gym.sandbox import SandboxSpec
+from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
+
+async def main():
+    provider = AenvProvider(environment={CORRIDOR!r})
+    handle = await provider.create(SandboxSpec())
+    await provider.exec(handle, "true")
+    print("begun")
+    await provider.exec(handle, "sleep 600", timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_user_of_a_sandbox_leaves_none(tmp_path: Path) -> None:
+    kill_once_it_acts(SANDBOX, directory=tmp_path)
+
+
+SERVER = """
+from pathlib import Path
+from starlette.testclient import TestClient
+from tests.heavy.test_nemo_gym import ROW, made
+
+with TestClient(made(Path("."), only=["get_observation"]).setup_webserver()) as client:
+    client.post("/seed_session", json=ROW).raise_for_status()
+    print("begun")
+    while True:
+        client.post("/get_observation", json={}).raise_for_status()
+"""
+
+
+def test_a_killed_server_leaves_no_instance(tmp_path: Path) -> None:
+    kill_once_it_acts(SERVER, directory=tmp_path)

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 import uvicorn
-from openenv.core.env_server.mcp_types import CallToolAction
+from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 
 import aenv_ray
-from aenv_ray.integrations.openenv import FINISH
+from aenv_ray.errors import ConfigError
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.openenv import FINISH, EpisodeEnvironment
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import TREE, listed_project
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
 CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
@@ -73,6 +77,25 @@ async def test_tools_are_found_and_called_by_name(url: str) -> None:
         assert result.observation.result["info"] == {"place": 2}
 
 
+async def test_a_tool_with_the_name_of_the_one_that_ends_an_episode_has_another(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "config.json").write_text('{"name": "ends", "deployConfig": {"network": "none"}}')
+    (tmp_path / "src" / "tools.py").write_text(
+        "from aenv_ray.runtime import register_tool\n\n"
+        f"@register_tool\ndef {FINISH}() -> str:\n    return 'of the environment'\n"
+    )
+    with EpisodePool(tmp_path) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        [own, end] = (await env.step_async(ListToolsAction())).tools
+        assert (own.name != FINISH, end.name) == (True, FINISH)
+        called = await env.step_async(CallToolAction(tool_name=own.name))
+        assert (called.result, called.done) == ("of the environment", False)
+        assert (await env.step_async(CallToolAction(tool_name=FINISH))).done
+
+
 async def test_the_docs_serve_and_play(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,3 +126,30 @@ async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> No
         lost = await env.step(call("step", action=1))
         assert (lost.reward, lost.done, lost.observation["void"]) == (None, True, True)
         assert (await env.reset(seed=1)).done is False
+
+
+async def test_a_schema_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    """It is a mistake of the environment, which ends no episode with a reward."""
+    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        for action in (ListToolsAction(), CallToolAction(tool_name="tree")):
+            with pytest.raises(ConfigError, match="contains itself"):
+                await env.step_async(action)
+
+
+SESSION = f"""
+from openenv.core.env_server.mcp_types import CallToolAction
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.openenv import EpisodeEnvironment
+
+env = EpisodeEnvironment(EpisodePool({str(CORRIDOR)!r}))
+env.reset(seed=0)
+print("begun")
+while True:
+    env.step(CallToolAction(tool_name="get_observation"))
+"""
+
+
+def test_a_killed_server_leaves_no_instance(tmp_path: Path) -> None:
+    kill_once_it_acts(SESSION, directory=tmp_path)

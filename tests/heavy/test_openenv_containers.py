@@ -6,6 +6,7 @@ import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import websockets
@@ -15,6 +16,8 @@ import aenv_ray
 from aenv_ray.errors import ConfigError, SandboxLost
 from aenv_ray.integrations.openenv_containers import InstanceProvider
 from tests.contract.docker.docker_node import base_image, docker
+from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
 
 EXAMPLE = (
     Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_container.py"
@@ -59,6 +62,14 @@ async def test_the_example_runs(image: str, capsys: pytest.CaptureFixture[str]) 
     assert not aenv_ray.list_instances()
 
 
+async def test_the_docs_reset(image: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, Any] = {}
+    exec(doc_blocks("openenv-container")[0], found)
+    await found["main"](image, command=COMMAND)
+    assert "greeting" in capsys.readouterr().out
+    assert not aenv_ray.list_instances()
+
+
 def test_a_server_that_does_not_start_says_why(image: str) -> None:
     provider = InstanceProvider("echo no server here; exit 3")
     url = provider.start_container(image)
@@ -78,3 +89,27 @@ def test_an_image_that_does_not_exist_is_refused() -> None:
     with pytest.raises(aenv_ray.AenvError, match="no-such-image"):
         provider.start_container("localhost/no-such-image:1")
     assert provider.instance_id is None
+
+
+def test_a_container_that_is_lost_is_named(image: str) -> None:
+    import ray
+
+    provider = InstanceProvider(COMMAND)
+    url = provider.start_container(image)
+    provider.wait_for_ready(url)
+    ray.get(aenv_ray.get(provider.instance_id).release.remote())
+    with pytest.raises(SandboxLost, match=str(provider.instance_id)):
+        provider.wait_for_ready(url)
+    provider.stop_container()
+    assert provider.instance_id is None
+
+
+def test_a_killed_client_leaves_no_container(image: str, tmp_path: Path) -> None:
+    program = (
+        "import time\n"
+        "from aenv_ray.integrations.openenv_containers import InstanceProvider\n"
+        f"url = InstanceProvider({COMMAND!r}).start_container({image!r})\n"
+        "print('begun')\n"
+        "time.sleep(600)\n"
+    )
+    kill_once_it_acts(program, directory=tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import ray
@@ -11,6 +13,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 import aenv_ray
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.stable_baselines3 import ToolVecEnv
+from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.heavy.conftest import CORRIDOR
+from tests.heavy.test_examples import EXAMPLES
 
 OBSERVATIONS = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
 ACTIONS = gymnasium.spaces.Discrete(2)
@@ -41,3 +46,8 @@ def test_a_lost_sandbox_is_truncated_and_learning_goes_on(pool: EpisodePool) -> 
     assert infos[0]["terminal_observation"].argmax() == 0
     PPO("MlpPolicy", env, n_steps=8, batch_size=16, n_epochs=1).learn(16)
     env.close()
+
+
+def test_a_killed_training_leaves_no_instance(tmp_path: Path) -> None:
+    example = EXAMPLES / "train_stable_baselines3.py"
+    kill_once_it_acts(example, str(CORRIDOR), "1000000", directory=tmp_path)

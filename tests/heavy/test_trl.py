@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import pickle
 import runpy
 from pathlib import Path
@@ -22,6 +23,16 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.trl import Environments
 from aenv_ray.sampling import EpisodeStatus
+from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import (
+    CHOICES,
+    CHOSEN,
+    NAMES,
+    TREE,
+    arguments,
+    listed_project,
+)
 
 CALLS = [
     f'<tool_call>\n{{"name": "step", "arguments": {{"action": {action}}}}}\n</tool_call>'
@@ -187,6 +198,22 @@ def test_what_cannot_be_offered_is_refused(pool: EpisodePool) -> None:
         Environments(pool, only=["nope"])()
 
 
+async def test_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) -> None:
+    """They arrive under their own names, or are refused."""
+    names = (*NAMES, "a-b", "1st")
+    use, own = arguments(*names), {name: number for number, name in enumerate(names)}
+    with EpisodePool(listed_project(tmp_path / "use", use=use, choose=CHOICES)) as pool:
+        rollout: Any = Environments(pool)()
+        rollout.reset()
+        legal = get_json_schema(rollout.use)["function"]["parameters"]["properties"]
+        given = dict(zip(legal, own.values(), strict=True))
+        assert json.loads(await rollout.use(**given)) == own
+        assert json.loads(await rollout.choose(**CHOSEN)) == CHOSEN
+    refused = pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself")
+    with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool, refused:
+        Environments(pool)()
+
+
 def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:
     copy = pickle.loads(pickle.dumps(Environments(pool, only=["step"])))
     with copy.pool:
@@ -195,15 +222,32 @@ def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:
         assert rollout._episode.call_tool("get_observation").data["info"]["place"] == 1
 
 
-def test_the_example_runs(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def saved(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> str:
+    """Return the directory of the model and its tokenizer."""
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_the_example_runs(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(EXAMPLE))["main"](str(tmp_path / "model"), steps="1")
+    runpy.run_path(str(EXAMPLE))["main"](saved, steps="1")
     assert "trained 1" in capsys.readouterr().out
+
+
+def test_the_docs_train(saved: str, tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    exec(doc_blocks("trl")[0], found)
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "trained"), max_steps=1, num_generations=GENERATIONS,
+        per_device_train_batch_size=GENERATIONS, use_cpu=True, bf16=False, report_to=[],
+    )  # fmt: skip
+    found["train"](saved, args)
+    assert (tmp_path / "trained" / "checkpoint-1").is_dir()
+
+
+def test_a_killed_training_leaves_no_instance(saved: str, tmp_path: Path) -> None:
+    kill_once_it_acts(EXAMPLE, saved, "mini-terminal", "100000", directory=tmp_path)

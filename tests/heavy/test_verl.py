@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import runpy
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import ray
 import torch
@@ -29,8 +31,20 @@ from verl.workers.rollout.replica import TokenOutput
 import aenv_ray
 from aenv_ray import trajectories
 from aenv_ray.engines.process.virtual_environment import find_uv
+from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.integrations.verl import AenvTool
 from aenv_ray.sampling import EpisodeStatus
 from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import (
+    CHOICES,
+    CHOSEN,
+    NAMES,
+    TREE,
+    arguments,
+    listed_project,
+)
+from tests.ray.faults import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 CORRIDOR = str(ROOT / "tests" / "fixtures" / "projects" / "corridor")
@@ -47,7 +61,7 @@ LENGTHS = (3000, 400)
 
 
 class ScriptedServer:
-    """A client of verl's model servers: it walks once, and then answers; "Lose" ends sandboxes."""
+    """A client of verl's model servers: it walks once, and then answers; "Lose." ends sandboxes."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -59,6 +73,9 @@ class ScriptedServer:
         if "Lose." in read:
             for info in await asyncio.to_thread(aenv_ray.list_instances):
                 await aenv_ray.get(info.id).release.remote()
+        if "Stay." in read:
+            sys.stdout.write("begun\n")
+            await asyncio.Event().wait()
         text = "Done." if "<|im_start|>tool" in read else STEP
         ids = tokenizer.encode(text + END, add_special_tokens=False)
         version = {"min_global_steps": 3, "max_global_steps": 3 if text == STEP else 4}
@@ -90,24 +107,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def made_manager(model: str) -> Any:
+    """Return verl's manager of workers."""
+    aenv_ray.init()
+    with initialize_config_dir(str(CONFIG), version_base=None):
+        config = compose("ppo_trainer", [
+            f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.rollout.name=vllm",
+            f"data.max_prompt_length={LENGTHS[0]}", f"data.max_response_length={LENGTHS[1]}",
+            "actor_rollout_ref.rollout.agent.num_workers=1",
+            "actor_rollout_ref.rollout.calculate_log_probs=true", *_documented_options(),
+        ])  # fmt: skip
+    return AgentLoopManager.create(config=config, llm_client=ScriptedServer(model))
+
+
+def _documented_options() -> list[str]:
+    [command] = doc_blocks("verl", "text")
+    return [word for word in command.split() if "=" in word]
+
+
 @pytest.fixture(scope="module")
-def manager(model: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return verl's manager of workers, to which aenv-ray is installed as users install it."""
-    installed = tmp_path_factory.mktemp("installed")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Install aenv-ray for the workers as users install it, so that verl finds the plug-in."""
+    target = tmp_path_factory.mktemp("installed")
     words = ("pip", "install", "--quiet", "--no-deps", "--python", sys.executable)
-    subprocess.run([find_uv(), *words, "--target", str(installed), str(ROOT)], check=True)
+    subprocess.run([find_uv(), *words, "--target", str(target), str(ROOT)], check=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(installed), str(ROOT)]))
-        aenv_ray.init()
-        with initialize_config_dir(str(CONFIG), version_base=None):
-            config = compose("ppo_trainer", [
-                f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.rollout.name=vllm",
-                f"data.max_prompt_length={LENGTHS[0]}", f"data.max_response_length={LENGTHS[1]}",
-                "actor_rollout_ref.rollout.agent.num_workers=1",
-                "actor_rollout_ref.rollout.calculate_log_probs=true",
-                "actor_rollout_ref.rollout.multi_turn.format=hermes",
-            ])  # fmt: skip
-        return AgentLoopManager.create(config=config, llm_client=ScriptedServer(model))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(target), str(ROOT)]))
+        yield str(target)
+
+
+@pytest.fixture(scope="module")
+def manager(model: str, installed: str) -> Any:
+    del installed
+    return made_manager(model)
 
 
 def _batch(*texts: str) -> DataProto:
@@ -159,6 +191,15 @@ def test_a_lost_sandbox_is_masked_and_the_batch_goes_on(manager: Any) -> None:
     assert played.batch["attention_mask"][0, LENGTHS[0] :].sum() > 0
 
 
+def test_the_example_writes_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.parquet"
+    runpy.run_path(str(EXAMPLE))["main"](str(path))
+    assert capsys.readouterr().out == "rows 1\n"
+    [row] = pandas.read_parquet(path).to_dict("records")
+    assert row["agent_name"] == "aenv"
+    assert row["extra_info"]["aenv"]["task"]["id"] == "count"
+
+
 def test_void_trajectories_are_in_no_mean() -> None:
     from aenv_ray.integrations.verl import grpo_without_void
 
@@ -170,31 +211,94 @@ def test_void_trajectories_are_in_no_mean() -> None:
     assert advantages.tolist() == [[0.5, 0.5, 0.0], [-0.5, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-def _written(path: Path) -> None:
-    while not (path.exists() and path.read_bytes()):
-        threading.Event().wait(0.05)
+def _only_record(path: Path) -> Any:
+    """Return the record of an episode that ends in the background."""
+    return eventually(lambda: list(trajectories.read(path)) if path.exists() else [])[0]
 
 
-async def test_tools_of_verls_own_loop_share_an_episode(manager: Any, tmp_path: Path) -> None:
-    """It ends with the trajectory, since verl tells no tool when that is."""
+@pytest.fixture
+def tools_of_verl(manager: Any, tmp_path: Path) -> Iterator[list[Any]]:
+    """Yield two tools of an environment as verl makes them of its file, with a pool of theirs."""
     del manager
-    out = tmp_path / "episodes.jsonl"
     config = tmp_path / "tools.yaml"
+    out = tmp_path / "episodes.jsonl"
     config.write_text("tools:\n" + "".join(
         f"  - {{class_name: aenv_ray.integrations.verl.AenvTool, config: {{type: native, "
         f"environment: {CORRIDOR}, tool: {name}, options: {{out: {out}}}}}}}\n"
         for name in ("step", "get_observation")
     ))  # fmt: skip
-    step, look = await asyncio.to_thread(load_all_tools, str(config), None)
-    trajectory = AgentData([], [], [], None, None, {}, "id", {"aenv": {"task": {"seed": 2}}})
-    for tool, arguments in ((step, {"action": 1}), (look, {})):
+    made = load_all_tools(str(config), None)
+    yield made
+    made[0]._pool.close()
+
+
+def _trajectory(seed: int) -> AgentData:
+    return AgentData([], [], [], None, None, {}, "id", {"aenv": {"task": {"seed": seed}}})
+
+
+async def test_tools_of_verls_own_loop_share_an_episode(
+    tools_of_verl: list[Any], tmp_path: Path
+) -> None:
+    """It ends with the trajectory, since verl tells no tool when that is."""
+    step, look = tools_of_verl
+    trajectory = _trajectory(seed=2)
+    for tool, given in ((step, {"action": 1}), (look, {})):
         instance_id, _ = await tool.create(create_kwargs={})
-        response, _, _ = await tool.execute(instance_id, arguments, agent_data=trajectory)
+        response, _, _ = await tool.execute(instance_id, given, agent_data=trajectory)
         await tool.release(instance_id)
     assert '"place":3' in response.text
     del trajectory
     gc.collect()
-    await asyncio.to_thread(_written, out)  # it ends in the background
-    await asyncio.to_thread(step._pool.close)
-    [record] = trajectories.read(out)
+    record = await asyncio.to_thread(_only_record, tmp_path / "episodes.jsonl")
     assert (record.status, len(record.steps)) == (EpisodeStatus.COMPLETED, 2)
+
+
+async def test_a_lost_sandbox_marks_the_trajectory_of_verls_own_loop(
+    tools_of_verl: list[Any], tmp_path: Path
+) -> None:
+    step, look = tools_of_verl
+    trajectory = _trajectory(seed=0)
+    await step.execute("1", {"action": 1}, agent_data=trajectory)
+    for info in await asyncio.to_thread(aenv_ray.list_instances):
+        await aenv_ray.get(info.id).release.remote()
+    with pytest.raises(AenvError):
+        await look.execute("2", {}, agent_data=trajectory)
+    assert trajectory.extra_fields == {"aenv_void": True}
+    del trajectory
+    gc.collect()
+    record = await asyncio.to_thread(_only_record, tmp_path / "episodes.jsonl")
+    assert (record.status, record.reward) == (EpisodeStatus.INFRA_FAILED, None)
+
+
+async def test_arguments_and_schemas_that_verl_cannot_express(manager: Any, tmp_path: Path) -> None:
+    """They arrive, or are refused."""
+    del manager
+    use, given = arguments(*NAMES), {name: number for number, name in enumerate(NAMES)}
+    project = listed_project(tmp_path / "use", use=use, choose=CHOICES)
+    trajectory = _trajectory(seed=0)
+    for name, values in (("use", given), ("choose", CHOSEN)):
+        tool = await asyncio.to_thread(
+            AenvTool, {"type": "native", "environment": project, "tool": name}, None
+        )
+        response, _, _ = await tool.execute("1", values, agent_data=trajectory)
+        assert json.loads(response.text) == values
+    await asyncio.to_thread(tool._pool.close)
+    tree = {"environment": listed_project(tmp_path / "tree", tree=TREE), "tool": "tree"}
+    with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
+        await asyncio.to_thread(AenvTool, tree, None)
+
+
+PROGRAM = f"""
+import sys
+import tests
+tests.__path__.insert(0, {str(ROOT / "tests")!r})
+from tests.heavy.test_verl import _batch, made_manager
+
+made_manager(sys.argv[1]).generate_sequences(_batch("Stay."))
+"""
+
+
+def test_a_killed_trainer_leaves_no_instance(model: str, installed: str, tmp_path: Path) -> None:
+    """Its pools are those of verl's workers, which end with the Ray job of the trainer."""
+    del installed
+    kill_once_it_acts(PROGRAM, model, directory=tmp_path)

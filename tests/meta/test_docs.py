@@ -30,10 +30,19 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
 OF_FRAMEWORKS = (
+    "a2a",
+    "areal",
+    "camel",
+    "inspect",
+    "nemo-gym",
+    "nemo-rl",
     "openai-agents",
     "openenv-client",
+    "openenv-container",
     "openenv-server",
     "openrlhf",
+    "slime",
+    "trl",
     "verifiers",
     "verl",
 )
@@ -83,10 +92,21 @@ def test_python_blocks_compile_and_have_a_known_mode(block):
 @pytest.mark.parametrize("mode", OF_FRAMEWORKS)
 def test_python_blocks_of_a_framework_are_run_by_a_test(mode):
     tests = [*ROOT.glob("tests/fixtures/*/test_*.py"), *ROOT.glob("tests/*/test_*.py")]
-    tests += ROOT.glob("tests/unit/integrations/test_*.py")
-    assert any(
-        f'"{mode}"' in path.read_text() for path in tests if "doc_blocks" in path.read_text()
-    )
+    tests += ROOT.glob("tests/unit/integrations/**/test_*.py")
+    assert any(f'doc_blocks("{mode}")' in path.read_text() for path in tests)
+
+
+def test_code_of_frameworks_is_marked_as_such():
+    for block in blocks():
+        if block.page.name == "integrations.md" and block.language == "text":
+            with pytest.raises(SyntaxError):
+                compile(block.text, block.id, "exec")
+
+
+def test_every_example_of_a_framework_is_run_by_a_test():
+    tests = "\n".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    for path in ROOT.glob("examples/integrations/*/*.py"):
+        assert re.search(rf"\b{path.stem}\b", tests), path.name
 
 
 @pytest.mark.parametrize("block", PLAIN)

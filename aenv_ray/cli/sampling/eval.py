@@ -117,13 +117,13 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
             has_ended = True
     evaluation.write()
     show_results(evaluation.results, form)
-    for one in evaluation.results:
-        if one.error is not None:
-            console.say(f"{one.benchmark}: {one.error}")
+    for result in evaluation.results:
+        if result.error is not None:
+            console.say(f"{result.benchmark}: {result.error}")
     if has_ended:
         console.say("the evaluation was stopped early")
         raise typer.Exit(130)
-    if any(one.error is not None or one.void for one in evaluation.results):
+    if any(result.error is not None or result.void for result in evaluation.results):
         raise typer.Exit(1)
 
 

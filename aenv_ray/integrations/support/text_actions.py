@@ -11,13 +11,13 @@ A text without a call is the answer that ends the episode.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.errors import AenvError
 from aenv_ray.integrations.episodes import Outcome, SyncEpisode
+from aenv_ray.integrations.support.token_loop import TOOL_CALL
 from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
@@ -25,7 +25,6 @@ from aenv_ray.integrations.support.tools import (
 )
 
 MAX_TURNS: Final = 16
-_CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def tool_instructions(tools: Sequence[FrameworkTool]) -> str:
@@ -100,7 +99,7 @@ class TextEpisode:
     def act(self, text: str) -> TextTurn:
         """Run the calls of a text, one after the other; without one, end the episode."""
         self._turns += 1
-        calls = _CALL.findall(text)
+        calls = TOOL_CALL.findall(text)
         if not calls:
             return TextTurn("", self._episode.finish())
         try:

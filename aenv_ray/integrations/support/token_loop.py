@@ -24,7 +24,8 @@ from aenv_ray.models import ToolResult
 from aenv_ray.trajectories.schema import Generation, Task
 
 MAX_TURNS: Final = 32
-_CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+TOOL_CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+"""A tool call in the format of Hermes and Qwen; the group is JSON."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def hermes_calls(text: str) -> list[tuple[str, str]]:
     A call that is not JSON, or has no name, gets the name that it has not: the model sees an error.
     """
     calls = []
-    for body in _CALL.findall(text):
+    for body in TOOL_CALL.findall(text):
         try:
             call = json.loads(body)
         except (ValueError, RecursionError):  # also a number or a nesting that is too large

@@ -12,14 +12,22 @@ from __future__ import annotations
 import asyncio
 import keyword
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cast
 
 from aenv_ray.client.environment import Environment
-from aenv_ray.client.openai_names import openai_arguments, openai_name
+from aenv_ray.client.openai_names import distinct_name, openai_arguments, openai_name
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import ConfigError, ToolError, ToolNotFound
+from aenv_ray.errors import AenvError, ConfigError, ToolError, ToolNotFound
 from aenv_ray.integrations.support.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
@@ -29,9 +37,15 @@ if TYPE_CHECKING:  # episodes need Ray, which a client of a server does not have
 BlockingEnvironment: TypeAlias = "SyncEnvironment | SyncEpisode"
 AnyEnvironment: TypeAlias = "Environment | LiveEpisode | BlockingEnvironment"
 Naming: TypeAlias = Callable[[str, Mapping[str, str]], str]
+Takes: TypeAlias = Callable[[str], bool]
 T = TypeVar("T")
 
 _NO_IDENTIFIER_CHARACTER: Final = re.compile(r"\W", re.ASCII)
+
+
+def _takes_all(name: str) -> bool:
+    del name
+    return True
 
 
 @dataclass(frozen=True)
@@ -45,14 +59,21 @@ class FrameworkTool:
     description: str
     parameters: JsonSchema
     """Schema of the arguments, an object without references."""
+    own_arguments: Mapping[str, str] = field(default_factory=dict)
+    """Names of arguments in the environment, by those in the schema, where they differ."""
 
 
-def identifier(name: str, taken: Mapping[str, str]) -> str:
+def identifier(name: str, taken: Container[str]) -> str:
     """Return `name` as a Python identifier that differs from those in `taken`."""
     legal = _NO_IDENTIFIER_CHARACTER.sub("_", name) or "tool"
     if legal[0].isdigit() or keyword.iskeyword(legal):
         legal = f"tool_{legal}"
-    return openai_name(legal, taken).replace("-", "_")
+    return distinct_name(legal, name, taken)
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a name can be that of an argument in Python code."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def framework_tools(
@@ -61,6 +82,7 @@ def framework_tools(
     *,
     only: Collection[str] | None = None,
     naming: Naming = openai_name,
+    takes: Takes = _takes_all,
 ) -> list[FrameworkTool]:
     """Return the tools of a listing as a framework sees them.
 
@@ -69,6 +91,7 @@ def framework_tools(
         env_name: The name of the environment.
         only: Names of the tools to offer. None: all.
         naming: Makes a name legal for the framework, different from those it has made.
+        takes: Whether the framework takes the name of an argument; others get another name.
 
     Raises:
         ConfigError: `only` names a tool that is not listed, or a schema contains itself.
@@ -86,9 +109,28 @@ def framework_tools(
             continue
         legal = naming(name, own)
         own[legal] = name
-        parameters = inlined(tool["inputSchema"], name)
-        tools.append(FrameworkTool(legal, name, tool.get("description") or "", parameters))
+        parameters, renamed = _renamed(inlined(tool["inputSchema"], name), takes)
+        description = tool.get("description") or ""
+        tools.append(FrameworkTool(legal, name, description, parameters, renamed))
     return tools
+
+
+def _renamed(schema: JsonSchema, takes: Takes) -> tuple[JsonSchema, dict[str, str]]:
+    """Return a schema without arguments whose names a framework does not take, and their names."""
+    properties: Mapping[str, Any] = schema["properties"]
+    own: dict[str, str] = {}
+    for name in properties:
+        if not takes(name):
+            plain = _NO_IDENTIFIER_CHARACTER.sub("_", name)
+            candidates = (plain, f"{plain}_", f"argument_{plain}")
+            legal = next(filter(takes, candidates), candidates[-1])
+            own[distinct_name(legal, name, {*properties, *own})] = name
+    if not own:
+        return schema, own
+    legal_of = {name: legal for legal, name in own.items()}
+    named = {legal_of.get(name, name): part for name, part in properties.items()}
+    required = [legal_of.get(name, name) for name in schema.get("required", ())]
+    return {**schema, "properties": named, "required": required}, own
 
 
 class EnvironmentTools:
@@ -100,6 +142,7 @@ class EnvironmentTools:
         only: Names of the tools to offer. None: all.
         timeout_s: Timeout of a call. None: the environment's.
         naming: Makes a name legal for the framework, different from those it has made.
+        takes: Whether the framework takes the name of an argument; others get another name.
 
     Calls may run concurrently. Cancelling a call cancels the tool.
     """
@@ -111,12 +154,14 @@ class EnvironmentTools:
         only: Collection[str] | None = None,
         timeout_s: float | None = None,
         naming: Naming = openai_name,
+        takes: Takes = _takes_all,
     ) -> None:
         self.environment = environment
         self._only = None if only is None else frozenset(only)
         self._timeout_s = timeout_s
         self._naming = naming
-        self._own: dict[str, str] = {}
+        self._takes = takes
+        self._offered: dict[str, FrameworkTool] = {}
 
     async def load(self) -> list[FrameworkTool]:
         """Return the tools; their names become callable.
@@ -137,9 +182,10 @@ class EnvironmentTools:
     def offered(self, listed: Sequence[Mapping[str, Any]]) -> list[FrameworkTool]:
         """Do the same as `load` with a list of the tools that the caller has."""
         tools = framework_tools(
-            listed, self.environment.env_name, only=self._only, naming=self._naming
-        )
-        self._own = {tool.name: tool.own_name for tool in tools}
+            listed, self.environment.env_name, only=self._only, naming=self._naming,
+            takes=self._takes,
+        )  # fmt: skip
+        self._offered = {tool.name: tool for tool in tools}
         return tools
 
     async def call(self, name: str, arguments: str | Mapping[str, Any] | None) -> ToolResult:
@@ -179,11 +225,14 @@ class EnvironmentTools:
     def _checked(
         self, name: str, arguments: str | Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any]]:
-        if name not in self._own:
-            known = ", ".join(self._own) or "none"
+        tool = self._offered.get(name)
+        if tool is None:
+            known = ", ".join(self._offered) or "none"
             raise ToolNotFound(f"there is no tool {name!r}; tools: {known}", tool_name=name)
-        own = self._own[name]
-        return own, openai_arguments(own, {} if arguments is None else arguments)
+        given = openai_arguments(tool.own_name, {} if arguments is None else arguments)
+        return tool.own_name, {
+            tool.own_arguments.get(argument, argument): value for argument, value in given.items()
+        }
 
     def _sync(self) -> BlockingEnvironment:
         if not _is_async(self.environment):
@@ -199,8 +248,17 @@ def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisod
 
 
 def _failed(error: ToolError) -> ToolResult:
-    text = error.message if error.hint is None else f"{error.message} ({error.hint})"
-    return ToolResult([{"type": "text", "text": text}], is_error=True)
+    return ToolResult([{"type": "text", "text": error_text(error)}], is_error=True)
+
+
+def error_text(error: AenvError) -> str:
+    """Return the message of an error with its hint, in one line."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def field_of(item: Any, name: str) -> Any:
+    """Return a field of a model's answer, which is an object of a package or a mapping."""
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
 async def at_once(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -12,6 +12,7 @@ from aenv_ray import trajectories
 from aenv_ray.errors import ConfigError, InstanceReleased, SandboxLost
 from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.openai import OpenAITools
+from aenv_ray.integrations.slime import AenvSandbox
 from aenv_ray.sampling import EpisodeStatus
 from aenv_ray.trajectories import Generation
 from tests.contract.processes import signal_all
@@ -149,4 +150,38 @@ def test_nothing_is_left_of_a_trainer_that_ends(
         program.kill()
     else:
         program.finish()
+    eventually_empty(cluster.sandboxes)
+
+
+async def test_an_instance_is_a_sandbox_of_slime(cluster: Cluster, tmp_path: Path) -> None:
+    """As its coding agents use one; a lost sandbox is no exit code, and ends the episode."""
+    async with AenvSandbox(str(PROBE)) as sandbox:
+        assert await sandbox.exec("echo out; echo no >&2; exit 3") == (3, "out\n", "no\n")
+        with pytest.raises(RuntimeError, match=r"exit code 3 of 'echo why .*: why"):
+            await sandbox.exec("echo why >&2; exit 3", check=True)
+        (tmp_path / "local.txt").write_text("from a file")
+        for content in ("from text", b"from bytes", tmp_path / "local.txt"):
+            await sandbox.write_file("a.txt", content)
+            assert (await sandbox.read_file("a.txt")).startswith("from ")
+        assert await sandbox.read_file("missing.txt") == ""
+        signal_all(cluster.sandboxes())
+        with pytest.raises(SandboxLost):
+            await sandbox.exec("true")
+
+
+def test_a_killed_coding_agent_of_slime_leaves_no_sandbox(
+    cluster: Cluster, driver: Callable[[str], Driver]
+) -> None:
+    program = driver(
+        "import asyncio\n"
+        "from aenv_ray.integrations.slime import AenvSandbox\n"
+        "async def main():\n"
+        f"    async with AenvSandbox({str(PROBE)!r}) as sandbox:\n"
+        "        say((await sandbox.exec('echo here'))[1])\n"
+        "        await sandbox.exec('sleep 600', timeout=600)\n"
+        "asyncio.run(main())"
+    )
+    assert program.said() == "here\n"
+    assert cluster.sandboxes()
+    program.kill()
     eventually_empty(cluster.sandboxes)

@@ -21,6 +21,7 @@ class LetterTokenizer:
     """A token for each letter; messages end with `END`."""
 
     eos_token_id = ord(END)
+    pad_token_id = 0
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> list[int]:
         text = "".join(f"{m['role'][0]}:{m['content']}{END}\n" for m in conversation)
@@ -37,7 +38,10 @@ class FakeEpisode:
 
     env_name = "fake"
 
-    def __init__(self, *, is_lost: bool = False, has_begun: bool = True) -> None:
+    def __init__(
+        self, *, is_lost: bool = False, has_begun: bool = True, schema: Any = None
+    ) -> None:
+        self.listed = [ADD if schema is None else {**ADD, "inputSchema": schema}]
         self.is_lost = is_lost
         self.has_begun = has_begun
         self.generation: Generation | None = None
@@ -47,7 +51,7 @@ class FakeEpisode:
     async def list_tools(self) -> list[dict[str, Any]]:
         if not self.has_begun:
             raise SandboxLost("it did not start")
-        return [ADD]
+        return self.listed
 
     async def call_tool(self, name: str, arguments: Any, timeout: float | None = None) -> Any:
         del arguments, timeout

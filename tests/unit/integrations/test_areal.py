@@ -13,7 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from aenv_ray.errors import ConfigError
+from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer
+
+EXAMPLE = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
 
 
 class Generation:
@@ -115,6 +120,21 @@ async def test_a_void_trajectory_is_rejected(
         await areal.AenvAgent("fake").run(ROW, base_url="http://proxy", http_client=object())
 
 
+async def test_a_schema_that_contains_itself_is_no_outcome(
+    areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a mistake of the environment, which no reward of 0 must hide."""
+    plays(areal, monkeypatch, one := FakeEpisode(schema=TREE), other := FakeEpisode(schema=TREE))
+    workflow = areal.AenvWorkflow("fake", Generation(), LetterTokenizer())
+    pool = areal.shared_pool()
+    monkeypatch.setattr(areal, "shared_pool", lambda *_, **__: pool)
+    with pytest.raises(ConfigError, match="contains itself"):
+        await workflow.arun_episode(Engine(), ROW)
+    with pytest.raises(ConfigError, match="contains itself"):
+        await areal.AenvAgent("fake").run(ROW, base_url="http://proxy", http_client=object())
+    assert (one.is_abandoned, other.is_abandoned) == (True, True)
+
+
 async def test_an_agent_plays_by_the_client_of_openai(
     areal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,13 +148,34 @@ async def test_an_agent_plays_by_the_client_of_openai(
     assert pickle.loads(pickle.dumps(agent))._environment == "fake"
 
 
-def test_the_example_names_a_workflow(areal: Any) -> None:
-    example = Path(__file__).parents[3] / "examples/integrations/trainers/areal_workflow.py"
+def trained_with(train: Any) -> dict[str, Any]:
+    """Return what a function gives to AReaL's trainer, which gets it with its configuration."""
     given: dict[str, Any] = {}
     trainer = SimpleNamespace(train=lambda **options: given.update(options))
-    config = SimpleNamespace(gconfig=Generation(), tokenizer_path=LetterTokenizer())
-    runpy.run_path(str(example))["train"](trainer, config, "fake")
+    train(trainer, SimpleNamespace(gconfig=Generation(), tokenizer_path=LetterTokenizer()))
+    return given
+
+
+@pytest.mark.parametrize("source", ["docs", "example"])
+async def test_the_workflow_of_docs_and_example_plays(
+    source: str, areal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source == "docs":
+        found: dict[str, Any] = {}
+        exec(doc_blocks("areal")[0], found)
+        given = trained_with(found["train"])
+    else:
+        train = runpy.run_path(str(EXAMPLE))["train"]
+        given = trained_with(lambda trainer, config: train(trainer, config, "mini-terminal"))
     module, _, name = given["workflow"].rpartition(".")
-    assert module == areal.__name__
-    workflow = getattr(areal, name)(**given["workflow_kwargs"])
-    assert workflow._options == {"out": "episodes"}
+    workflow = getattr(importlib.import_module(module), name)(**given["workflow_kwargs"])
+    pools: list[Any] = []
+
+    def pool(*arguments: Any, **options: Any) -> FakePool:
+        pools.append((arguments, options))
+        return FakePool(FakeEpisode())
+
+    monkeypatch.setattr(areal, "shared_pool", pool)
+    monkeypatch.setattr(areal, "_tensors", lambda tokens, outcome: outcome.reward)
+    assert await workflow.arun_episode(Engine(CALL + END, "done" + END), ROW) == 0.5
+    assert pools == [(("mini-terminal",), {} if source == "docs" else {"out": "episodes"})]

@@ -9,8 +9,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from aenv_ray.errors import ConfigError
+from tests.fixtures.doc_blocks import doc_blocks
+from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, FakeEpisode
 
 
@@ -123,6 +126,28 @@ def test_void_episodes_are_out_of_the_loss(nemo_rl: Any) -> None:
     kept, metrics = made.global_post_process_and_metrics(batch)
     assert list(kept["loss_multiplier"]) == [0.0, 1.0]
     assert metrics == {"aenv/void": 0.5}
+    made.shutdown()
+
+
+def test_a_schema_that_contains_itself_is_refused(nemo_rl: Any) -> None:
+    made, _ = environment(nemo_rl, FakeEpisode(schema=TREE))
+    with pytest.raises(ConfigError, match="contains itself"):
+        made.step([said(CALL)], [{}])
+    made.shutdown()
+
+
+def test_the_docs_register_and_configure_it(nemo_rl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[tuple[str, str]] = []
+    utils = ModuleType("nemo_rl.environments.utils")
+    utils.register_env = lambda *names: registered.append(names)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    exec(doc_blocks("nemo-rl")[0], {})
+    [(name, path)] = registered
+    module, _, attribute = path.rpartition(".")
+    assert getattr(importlib.import_module(module), attribute) is nemo_rl.AenvEnvironment
+    [text] = doc_blocks("nemo-rl", "yaml")
+    made = nemo_rl.EpisodeBatches(yaml.safe_load(text)["env"][name])
+    assert made._pool.env_name == "mini-terminal"
     made.shutdown()
 
 

@@ -23,7 +23,10 @@ from aenv_ray.integrations.support.token_loop import (
     turns,
 )
 from aenv_ray.trajectories.schema import Generation
+from tests.fixtures.doc_blocks import doc_blocks
 from tests.unit.integrations.fakes import CALL, END, FakeEpisode, FakePool, LetterTokenizer, model
+
+EXAMPLE = Path(__file__).parents[4] / "examples/integrations/trainers/slime_rollouts.py"
 
 
 def acting(*texts: str, max_tokens: int = 1000) -> Any:
@@ -219,6 +222,18 @@ async def generated(monkeypatch: pytest.MonkeyPatch, *episodes: FakeEpisode) -> 
     return await custom_generate(ARGS, Sample(), {"max_new_tokens": 900, "temperature": 1.0})
 
 
+@pytest.mark.parametrize("installed", [None, "older"])
+async def test_a_slime_that_is_missing_or_differs_is_named(
+    installed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("slime", "slime.rollout", "slime.rollout.sglang_rollout")
+    for name in names if installed else ():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(ConfigError, match="SLIME is not installed, or differs") as caught:
+        await generated(monkeypatch, FakeEpisode())
+    assert "github.com/THUDM/slime" in str(caught.value.hint)
+
+
 async def test_slimes_sample_is_filled(
     sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +280,25 @@ async def test_a_sample_that_slime_aborts_has_no_reward(
     assert episode.is_abandoned
 
 
-def test_the_example_has_a_function_for_slime() -> None:
-    example = Path(__file__).parents[4] / "examples/integrations/trainers/slime_rollouts.py"
-    assert asyncio.iscoroutinefunction(runpy.run_path(str(example))["custom_generate"])
+@pytest.mark.parametrize("source", ["docs", "example"])
+async def test_the_function_of_docs_and_example_fills_a_sample(
+    source: str, sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del sglang
+    pools: list[Any] = []
+
+    def pool(*arguments: Any, **options: Any) -> FakePool:
+        pools.append((arguments, options))
+        return FakePool(FakeEpisode())
+
+    monkeypatch.setattr(slime, "EpisodePool", pool)
+    if source == "docs":
+        found: dict[str, Any] = {}
+        exec(doc_blocks("slime")[0], found)
+    else:
+        found = runpy.run_path(str(EXAMPLE))
+    sample = await found["custom_generate"](ARGS, Sample(), {"max_new_tokens": 900})
+    assert (sample.status, sample.reward) == (Sample.Status.COMPLETED, 0.5)
+    [((environment,), options)] = pools
+    assert environment.partition("@")[0] == "mini-terminal"
+    assert options == {"out": "episodes.jsonl"}
