@@ -25,6 +25,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.engine_choice import likely_engine
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
+from aenv_ray.background_tasks import end_task
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
@@ -60,6 +61,8 @@ REPLICA_LABEL: Final = "aenv.replica"
 
 STORAGE_S: Final = 180.0
 """How long to wait for a storage volume: a stopping replica keeps it until its calls end."""
+_LOOK_S: Final = 2.0
+"""Interval at which a replica with a storage volume asks whether its node is leaving."""
 
 
 class ServiceReplica:
@@ -85,16 +88,40 @@ class ServiceReplica:
         )
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
+        self._is_leaving = False
+        self._watching = (
+            asyncio.create_task(self._watch_node()) if is_alone(self._record) else None
+        )
 
     async def __del__(self) -> None:
         """Release the sandbox; Serve calls this once all calls have ended."""
+        watching = getattr(self, "_watching", None)
+        if watching is not None:
+            await end_task(watching)
         sandbox = getattr(self, "_sandbox", None)
         if sandbox is not None:
             await sandbox.close()
 
     async def check_health(self) -> None:
-        """Raise if the environment is unhealthy, so that Serve replaces the replica."""
+        """Raise if the environment is unhealthy, so that Serve replaces the replica.
+
+        A replica that alone may write to its storage is replaced as well if its node is leaving:
+        the next replica, which Serve has started elsewhere, waits for the storage.
+        """
+        if self._is_leaving:
+            raise FabricUnavailable(
+                "the node is to be stopped: another replica takes over the storage",
+                hint="aenv cluster nodes shows the node",
+            )
         await self._sandbox.check()
+
+    async def _watch_node(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                self._is_leaving = await asyncio.to_thread(ray_api.is_leaving)
+            except FabricUnavailable as exc:  # the head may be restarting
+                logger.info("whether the node is leaving is unknown: %s", exc.message)
 
     async def facts(self) -> dict[str, str]:
         """Return the instance id of the sandbox, and the revision of the service."""

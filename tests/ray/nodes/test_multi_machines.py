@@ -18,6 +18,7 @@ from aenv_ray.cli.local.free_ports import free_port
 from tests.conftest import require
 from tests.ray.faults import PROBE, eventually, eventually_empty
 from tests.ray.nodes.cables import Cable, a_cable
+from tests.ray.nodes.loads import LOADS, LONG_S, work_on
 from tests.ray.nodes.machines import Machines
 from tests.ray.nodes.nodes import Console, RemoteError, by_node, raised
 
@@ -41,60 +42,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 def call(handle):
     return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 30.0)).data
 """
-LOADS = """
-import threading
-import httpx
-from aenv_ray import sampling, serve
-class Load(threading.Thread):
-    def __init__(self, act):
-        super().__init__(daemon=True)
-        self.act, self.done, self.failed, self.is_over = act, 0, [], threading.Event()
-        self.start()
-    def run(self):
-        while not self.is_over.wait(0.2):
-            try:
-                self.act()
-                self.done += 1
-            except Exception as exc:
-                self.failed.append(f"{type(exc).__name__}: {exc}")
-    def end(self):
-        self.is_over.set()
-        self.join(100)
-        return [self.is_alive(), self.failed]
-def call():
-    ray.get(kept.call_tool.remote("count"), timeout=20)
-def create():
-    aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
-def use_service():
-    answer = desk.call_tool.remote("execute_command", {"command": "true"})
-    assert not answer.result(timeout_s=20).is_error
-def ask_gateway():
-    http.get("/instances").raise_for_status()
-def serve_elsewhere():
-    for number in range(9):
-        handle = serve.deploy("mini-terminal", name=f"desk{number}")
-        (name,) = [row for row in ray.util.list_named_actors(all_namespaces=True)
-                   if f"desk{number}" in row["name"]]
-        node = ray_api.node_of(ray.get_actor(**name))
-        if not ray_api.alive_nodes()[node].is_head:
-            return f"desk{number}", handle
-        serve.remove(f"desk{number}")
-async def act(env, task):
-    await env.call_tool("count")
-    await env.exec("sleep 0.5")
-def sample(runners, episodes=60):
-    tasks = [sampling.Task(id=f"t{n}", instruction="count") for n in range(episodes)]
-    run = sampling.sample(PROBE, act, tasks, concurrency=2, runners=runners)
-    thread = threading.Thread(target=run.run, daemon=True)
-    thread.start()
-    return run, thread
-def completed(run):
-    return [episode.status.value for episode in run.episodes].count("completed")
-"""
-"""What a driver does all the time while something is lost."""
 TTL_S: Final = 25.0
-LONG_S: Final = 120.0
-"""For whatever Ray does about it on a busy machine."""
 CALLER = """
 import asyncio, threading
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -261,15 +209,6 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
     token = console.value(f"serve_gateway('0.0.0.0', {port})")
     driver = drive_there(machines, cable)
 
-    def at_work(times: int, *loads: str) -> None:
-        for load in loads:
-            before = driver.value(f"{load}.done")
-            eventually(
-                lambda n=load, least=before + times: driver.value(f"{n}.done") >= least,  # type: ignore[misc]
-                LONG_S,
-                lambda n=load: driver.value(f"{n}.failed[-3:]"),  # type: ignore[misc]
-            )
-
     try:
         driver.do("kept = aenv_ray.create_many(PROBE, 1)[0]\nname, desk = serve_elsewhere()")
         driver.do(
@@ -280,16 +219,16 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
         eventually(lambda: driver.value("min(played.finished, spread.finished)") > 2, LONG_S)
         driver.do("calls, creates = Load(call), Load(create)")
         driver.do("uses, asks = Load(use_service), Load(ask_gateway)")
-        at_work(3, "calls", "creates", "uses", "asks")
+        work_on(driver, 3, "calls", "creates", "uses", "asks")
         if lost == "head":
             machines.lose("head")
         else:
             machines.lose_redis()
-        at_work(20, "calls", "uses")
+        work_on(driver, 20, "calls", "uses")
         if lost == "redis":
             machines.start_redis()
         assert "is up" in machines.head()
-        at_work(3, "calls", "creates", "uses", "asks")
+        work_on(driver, 3, "calls", "creates", "uses", "asks")
         for load in ("calls", "creates", "uses"):
             assert driver.value(f"{load}.end()") == [False, []], load
         is_over, refused = driver.value("asks.end()")
