@@ -21,6 +21,7 @@ from tests.ray.nodes.cables import Cable, a_cable
 from tests.ray.nodes.loads import LOADS, LONG_S, work_on
 from tests.ray.nodes.machines import Machines
 from tests.ray.nodes.nodes import Console, RemoteError, by_node, raised
+from tests.ray.services.services import ACCEPT
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 HUB = (
@@ -32,8 +33,8 @@ GATEWAY = """
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway import deployment
 from aenv_ray.serve.gateway.settings import GatewaySettings
-def serve_gateway(host, port):
-    deployment.deploy(GatewaySettings(host=host, port=port, mcp_port=port, on_head=True))
+def serve_gateway(host, port, on_head=True):
+    deployment.deploy(GatewaySettings(host=host, port=port, mcp_port=port, on_head=on_head))
     return blocking(ensure_hub().create_token(Role.PUBLISHER, "ann"))[0]
 """
 LOST = """
@@ -64,6 +65,24 @@ def call_and_tell():
         ended.append("a result")
     except Exception as exc:
         ended.append(type(exc).__name__)
+"""
+BY_HTTP = """
+def made_by_http():
+    answer = http.post("/instances", json={"envName": "mini-terminal", "ttl": "10m"})
+    return answer.raise_for_status().json()["data"][0]["id"]
+mine = made_by_http()
+def run_by_http(command):
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+               "params": {"name": "execute_command", "arguments": {"command": command}}}
+    answer = http.post(f"/instances/{mine}/mcp", json=message).raise_for_status().json()
+    assert answer["result"]["isError"] is False, answer
+    return answer["result"]["content"][0]["text"]
+def call_by_http():
+    run_by_http("echo x >> count")
+def count_by_http():
+    return int(run_by_http("echo x >> count; wc -l < count").split()[0])
+def create_by_http():
+    http.delete(f"/instances/{made_by_http()}").raise_for_status()
 """
 pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
 
@@ -247,6 +266,40 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
         driver.do("from aenv_ray.serve.gateway import deployment\ndeployment.undeploy()")
         driver.do("import ray.serve\nray.serve.shutdown()")
         eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 1, LONG_S)
+    finally:
+        driver.close()
+    assert machines.run("far", "stop").returncode == 0
+
+
+def test_a_gateway_elsewhere_waits_for_the_head(
+    cable: Cable, machines: Machines, console: Console
+) -> None:
+    """It keeps its ports; its clients wait and get answers, and no call runs twice."""
+    del console
+    machines.worker("far", 10, ip=cable.there, inside=cable.inside)
+    driver = drive_there(machines, cable)
+    port = free_port()
+    try:
+        driver.do(f"{HUB}\n{GATEWAY}")
+        token = driver.value(f"serve_gateway('0.0.0.0', {port}, on_head=False)")
+        driver.do(
+            f"http = httpx.Client(base_url='http://{cable.there}:{port}', timeout=180,\n"
+            f"    headers={ACCEPT!r} | {{'Authorization': 'Bearer {token}'}})\n"
+            f"{BY_HTTP}"
+        )
+        driver.do("tools, creates = Load(call_by_http), Load(create_by_http)")
+        driver.do("asks = Load(ask_gateway)")
+        work_on(driver, 3, "tools", "creates", "asks")
+        machines.lose("head")
+        eventually(lambda: driver.value("aenv_ray.init().head_watch.is_lost"), LONG_S)
+        assert "is up" in machines.head()
+        work_on(driver, 5, "tools", "creates", "asks")
+        for load in ("tools", "creates", "asks"):
+            assert driver.value(f"{load}.end()") == [False, []], load
+        assert driver.value("count_by_http() - tools.done") == 1, "invariant 1"
+        driver.do("http.delete(f'/instances/{mine}').raise_for_status()")
+        driver.do("deployment.undeploy()\nimport ray.serve\nray.serve.shutdown()")
+        eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 0, LONG_S)
     finally:
         driver.close()
     assert machines.run("far", "stop").returncode == 0
