@@ -67,8 +67,8 @@ class RedisOutage:
             is_first, self._since = self._since is None, self._since or begin
         if is_first:
             logger.warning(
-                "the hub is unavailable, and what needs it waits for up to %g s: %s; instances, and "
-                "calls to them, continue", PATIENCE_S, error.message,
+                "the hub is unavailable, and what needs it waits for up to %g s: %s; instances, "
+                "and calls to them, continue", PATIENCE_S, error.message,
             )  # fmt: skip
 
     def answered(self, now: float) -> None:

@@ -354,14 +354,16 @@ def drain_by_ray(node: str, within_s: float) -> None:
     """
     from ray.core.generated import autoscaler_pb2
 
+    messages: Any = autoscaler_pb2  # Ray gives neither of them types
+    worker: Any = ray._private.worker.global_worker
     use = disposable_actor(_NodeUse, max_concurrency=1).options(
         name=node, namespace=_LEAVING, lifetime="detached", get_if_exists=True,
         scheduling_strategy=pinned(node),
     )  # fmt: skip
     with translated(f"draining node {node[:12]}"):
         ray.get(use.remote().ready.remote(), timeout=within_s)
-        ray._private.worker.global_worker.gcs_client.drain_node(
-            node, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, "aenv cluster drain", 0
+        worker.gcs_client.drain_node(
+            node, messages.DRAIN_NODE_REASON_PREEMPTION, "aenv cluster drain", 0
         )
 
 

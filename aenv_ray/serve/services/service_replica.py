@@ -89,9 +89,7 @@ class ServiceReplica:
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
         self._is_leaving = False
-        self._watching = (
-            asyncio.create_task(self._watch_node()) if is_alone(self._record) else None
-        )
+        self._watching = asyncio.create_task(self._watch_node()) if is_alone(self._record) else None
 
     async def __del__(self) -> None:
         """Release the sandbox; Serve calls this once all calls have ended."""

@@ -201,9 +201,11 @@ def test_a_deleted_worker_ends_after_its_grace_period(
     doomed = by_node(console, "held")[other.node.node_id]
     assert not pods.end(other, 15.0)
     console.do(f"lost = [h for h in held if h.instance_id in {doomed!r}]")
-    errors = raised(lambda: console.value(
-        "ray.get(lost[0].call_tool.remote('execute_command', {'command': 'true'}), timeout=100)"
-    ))
+    errors = raised(
+        lambda: console.value(
+            "ray.get(lost[0].call_tool.remote('execute_command', {'command': 'true'}), timeout=100)"
+        )
+    )
     assert "SandboxLost" in errors, errors
     eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
     console.do("aenv_ray.release_many(held)")

@@ -236,7 +236,9 @@ def test_versions_that_do_not_understand_each_other_are_named(
     assert "FabricUnavailable" in refused.value.classes
     driver = Console({"RAY_ADDRESS": nodes.address, **other})
     try:
-        with pytest.raises(RemoteError, match=r"this process runs 0\.9\.9, which is incompat") as no:
+        with pytest.raises(
+            RemoteError, match=r"this process runs 0\.9\.9, which is incompat"
+        ) as no:
             driver.do("aenv_ray.init()")
         assert no.value.classes[0] == "ConfigError"
     finally:

@@ -94,7 +94,9 @@ def test_services_and_samplings_go_on_while_every_worker_is_replaced(
     driver.do(GATEWAY.format(free_port(), ACCEPT))
     driver.do(SERVICES)
     driver.do("run, sampler = sample('nodes', 80)")
-    driver.do("uses, duos, reads = Load(use_service), Load(lambda: use_service(duo)), Load(read_notes)")
+    driver.do(
+        "uses, duos, reads = Load(use_service), Load(lambda: use_service(duo)), Load(read_notes)"
+    )
     driver.do("asks, creates = Load(call_by_http), Load(create)")
     loads = ("uses", "duos", "reads", "asks", "creates")
     work_on(driver, 3, *loads)
@@ -111,10 +113,13 @@ def test_services_and_samplings_go_on_while_every_worker_is_replaced(
     for load in loads:
         assert driver.value(f"{load}.end()") == [False, []], load
     eventually(lambda: not driver.value("sampler.is_alive()"), LONG_S)
-    assert driver.value("[(e.status.value, e.attempts) for e in run.episodes]") == [
-        ["completed", 1]
-    ] * 80
-    refused = raised(lambda: driver.do(f"aenv_ray.init().drain({nodes.head.node_id!r}, is_leaving=True)"))
+    assert (
+        driver.value("[(e.status.value, e.attempts) for e in run.episodes]")
+        == [["completed", 1]] * 80
+    )
+    refused = raised(
+        lambda: driver.do(f"aenv_ray.init().drain({nodes.head.node_id!r}, is_leaving=True)")
+    )
     assert "ConfigError" in refused
     driver.do("for name in ('desk', 'duo', 'notes'):\n    serve.remove(name, delete_storage=True)")
     driver.do(f"state = aenv_ray.init().drain({replacement.node_id!r}, is_leaving=True)")
