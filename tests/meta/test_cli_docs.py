@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -105,11 +106,12 @@ def commands_of(page: str) -> Iterator[list[str]]:
         for line in block.splitlines():
             lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
             lexer.whitespace_split = True
-            words = list(lexer)
-            while "aenv" in words:
-                words = words[words.index("aenv") + 1 :]
-                ends = [n for n, word in enumerate(words) if set(word) <= set("();<>|&")]
-                yield words[: ends[0] if ends else None]
+            for is_operator, words in itertools.groupby(lexer, lambda w: set(w) <= set("();<>|&")):
+                command = list(words)
+                inner = command[command.index("--") + 1 :] if "--" in command else []
+                for one in (command, inner):
+                    if not is_operator and one[:1] == ["aenv"]:
+                        yield one[1:]
 
 
 @pytest.mark.parametrize("page", PAGES)

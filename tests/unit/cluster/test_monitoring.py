@@ -100,7 +100,7 @@ def test_the_run_book_names_what_the_manifests_have() -> None:
     (cluster,) = [one for one in objects if one["kind"] == "RayCluster"]
     groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
     containers = {c["name"] for g in groups for c in g["template"]["spec"]["containers"]}
-    assert set(re.findall(r" -c (\S+)", commands)) <= containers | {"autoscaler"}  # of KubeRay
+    assert set(re.findall(r" -c (\w\S+)", commands)) <= containers | {"autoscaler"}  # of KubeRay
     names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert {("Service", name) for name in re.findall(r"svc/(\S+)", commands)} <= names
     pods = re.findall(r"(?:logs|exec) (\S+)-0\b", commands)
