@@ -39,12 +39,12 @@ desk = serve.deploy("mini-terminal", name="desk", owner="ann")
 duo = serve.deploy("mini-terminal", name="duo", owner="ann", replicas=2)
 notes = serve.deploy("mini-terminal", name="notes", owner="ann", engine="process",
                      enable_storage=True, storage_size="1Mi", mount_path="/kept")
-def run(command, timeout_s=100):
+def in_notes(command, timeout_s=100):
     answer = notes.call_tool.remote("execute_command", {"command": command})
     return answer.result(timeout_s=timeout_s).text
-run("echo kept > /kept/file")
+in_notes("echo kept > /kept/file")
 def read_notes():
-    assert "kept" in run("cat /kept/file")
+    assert "kept" in in_notes("cat /kept/file")
 """
 
 
