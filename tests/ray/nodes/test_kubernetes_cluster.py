@@ -181,7 +181,7 @@ def test_a_deleted_worker_drains_within_its_grace_period(
     console.do(f"more = aenv_ray.create_many({ENVIRONMENT!r}, 2, engine='kubernetes')")
     assert by_node(console, "more").keys() == {worker.node.node_id}
     assert not ending.done()
-    output = "ray.get(kept.call_tool.remote('execute_command', {'command': 'echo on'})).text"
+    output = "ray.get(kept.call_tool.remote('execute_command', {'command': 'echo on'})).text()"
     assert "on" in console.value(output)
     console.do("aenv_ray.release_many([kept, *more])")
     assert ending.result(WITHIN_S), "the hook succeeds before the grace period ends"

@@ -41,7 +41,7 @@ notes = serve.deploy("mini-terminal", name="notes", owner="ann", engine="process
                      enable_storage=True, storage_size="1Mi", mount_path="/kept")
 def in_notes(command, timeout_s=100):
     answer = notes.call_tool.remote("execute_command", {"command": command})
-    return answer.result(timeout_s=timeout_s).text
+    return answer.result(timeout_s=timeout_s).text()
 in_notes("echo kept > /kept/file")
 def read_notes():
     assert "kept" in in_notes("cat /kept/file")
