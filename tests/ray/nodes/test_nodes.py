@@ -221,19 +221,16 @@ def test_versions_that_do_not_understand_each_other_are_named(
     """A worker of another version gets no instances; a driver is refused when it connects."""
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_VERSION)
     other = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    worker = passing(**other)
+    passing(**other)
     console.do("group = aenv_ray.create_many(PROBE, 6)")
     assert by_node(console, "group").keys() == {nodes.head.node_id, second.node_id}
     console.do(RELEASE.format("group"))
-    console.do(
-        "from aenv_ray.actors.fabric.create_options import CreateOptions\n"
-        "from aenv_ray.project import project\n"
-        f"options = CreateOptions(actor='shared', node_ids=({worker.node_id!r},))\n"
-    )
-    create = "aenv_ray.init().create(project.resolve(PROBE), 1, options)"
+    others = [nodes.head.node_id, second.node_id]
+    console.do(f"for node in {others!r}:\n    aenv_ray.init().drain(node)")
     with pytest.raises(RemoteError, match=r"0\.9\.9, and this process runs") as refused:
-        console.do(create)
+        console.do("aenv_ray.create_many(PROBE, 1)")
     assert "FabricUnavailable" in refused.value.classes
+    console.do(f"for node in {others!r}:\n    aenv_ray.init().undrain(node)")
     driver = Console({"RAY_ADDRESS": nodes.address, **other})
     try:
         with pytest.raises(
