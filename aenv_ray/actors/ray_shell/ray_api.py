@@ -414,13 +414,13 @@ def declared_engine() -> str | None:
     return None if declared is None else str(declared)
 
 
-def is_leaving() -> bool:
-    """Whether replicas of services move from this process's node, because it is to be stopped.
+def leaving_nodes() -> set[str]:
+    """Return the ids of the nodes that are to be stopped, from which services move.
 
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    return draining_nodes().get(node_id(), False)
+    return {node for node, is_leaving in draining_nodes().items() if is_leaving}
 
 
 def is_on_head() -> bool:

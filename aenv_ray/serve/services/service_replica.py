@@ -61,8 +61,8 @@ REPLICA_LABEL: Final = "aenv.replica"
 
 STORAGE_S: Final = 180.0
 """How long to wait for a storage volume: a stopping replica keeps it until its calls end."""
-_LOOK_S: Final = 2.0
-"""Interval at which a replica with a storage volume asks whether its node is leaving."""
+_LOOK_S: Final = 5.0
+"""Interval at which a replica asks which nodes are leaving."""
 
 
 class ServiceReplica:
@@ -88,8 +88,8 @@ class ServiceReplica:
         )
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
-        self._is_leaving = False
-        self._watching = asyncio.create_task(self._watch_node()) if is_alone(self._record) else None
+        self._is_displaced = False
+        self._watching = asyncio.create_task(self._watch_nodes())
 
     async def __del__(self) -> None:
         """Release the sandbox; Serve calls this once all calls have ended."""
@@ -103,23 +103,34 @@ class ServiceReplica:
     async def check_health(self) -> None:
         """Raise if the environment is unhealthy, so that Serve replaces the replica.
 
-        A replica that alone may write to its storage is replaced as well if its node is leaving:
-        the next replica, which Serve has started elsewhere, waits for the storage.
+        It is replaced as well if the node of its sandbox is to be stopped.
         """
-        if self._is_leaving:
+        if self._is_displaced:
             raise FabricUnavailable(
-                "the node is to be stopped: another replica takes over the storage",
+                "the sandbox's node is to be stopped: another replica takes over",
                 hint="aenv cluster nodes shows the node",
             )
         await self._sandbox.check()
 
-    async def _watch_node(self) -> None:
+    async def _watch_nodes(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                self._is_leaving = await asyncio.to_thread(ray_api.is_leaving)
-            except FabricUnavailable as exc:  # the head may be restarting
-                logger.info("whether the node is leaving is unknown: %s", exc.message)
+                self._is_displaced = await self._loses_node()
+            except Exception as exc:  # noqa: BLE001  # the head may be restarting; it is asked again
+                logger.info("it is unknown whether the sandbox's node leaves: %r", exc)
+
+    async def _loses_node(self) -> bool:
+        """Whether this replica must end because of the node that its sandbox is on.
+
+        If it is this replica's node, too, Serve starts another replica before it ends this one. But
+        that one would wait in vain for a storage volume with a single writer.
+        """
+        leaving = await asyncio.to_thread(ray_api.leaving_nodes)
+        if not leaving or (ray_api.node_id() in leaving and not is_alone(self._record)):
+            return False
+        instance = await self._sandbox.instance()
+        return (await self._instances.info(instance.instance_id)).node_id in leaving
 
     async def facts(self) -> dict[str, str]:
         """Return the instance id of the sandbox, and the revision of the service."""
