@@ -52,8 +52,9 @@ def sample(runners, episodes=60):
     thread = threading.Thread(target=run.run, daemon=True)
     thread.start()
     return run, thread
-def completed(run):
-    return [episode.status.value for episode in run.episodes].count("completed")
+def lost(run):
+    return [[e.status.value, e.attempts, e.error] for e in run.episodes
+            if e.status.value != "completed"]
 """
 LONG_S = 120.0
 """For whatever Ray does on a busy machine."""
