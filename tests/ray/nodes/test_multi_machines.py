@@ -67,6 +67,7 @@ def call_and_tell():
         ended.append(type(exc).__name__)
 """
 BY_HTTP = """
+import json
 def made_by_http():
     answer = http.post("/instances", json={"envName": "mini-terminal", "ttl": "10m"})
     return answer.raise_for_status().json()["data"][0]["id"]
