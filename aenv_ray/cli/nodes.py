@@ -34,6 +34,7 @@ COLUMNS: Final[Columns] = {
     "STATUS": lambda n: n["status"],
     "INSTANCES": lambda n: n["instances"],
     "SAMPLINGS": lambda n: n["runners"],
+    "REPLICAS": lambda n: n["replicas"],
 }
 
 
@@ -51,6 +52,13 @@ def nodes(output: Output = None) -> None:
 
 def drain(
     node: Node = None,
+    move_services: Annotated[
+        bool,
+        typer.Option(
+            "--move-services",
+            help="Also move replicas of services to other nodes, which cannot be undone.",
+        ),
+    ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until the node has no instances.")
     ] = True,
@@ -66,12 +74,16 @@ def drain(
     --wait, returns once the node can be stopped; exits with 1 if it still has
     instances after the timeout. Run it where RAY_ADDRESS is set.
 
+    Replicas of services stay, with their instances, unless --move-services is given:
+    each then ends after another one runs elsewhere. The node cannot be undrained after
+    that; stop it, and start it again.
+
     Example:
       aenv cluster drain worker-3
-      aenv cluster drain --timeout 600 && python clusters/local/node.py stop
+      aenv cluster drain --move-services && python clusters/local/node.py stop
     """
     fabric = _fabric()
-    state = fabric.drain(node or fabric.ray.node_id())
+    state = fabric.drain(node or fabric.ray.node_id(), is_leaving=move_services)
     if wait:
         state = _await_drained(fabric, state, timeout)
     show(_shown(state), output)
@@ -94,15 +106,15 @@ def _await_drained(fabric: Fabric, state: NodeState, timeout_s: float) -> NodeSt
     ends = time.monotonic() + timeout_s
     said = ""
     while state.status is not NodeStatus.DRAINED:
-        line = f"waiting for {state.instances} instances and {state.runners} samplings"
+        line = f"waiting for {_rest(state)}"
         if line != said:
             console.say(line)
             said = line
         if time.monotonic() >= ends:
             raise DeadlineExceeded(
-                f"node {state.node_id[:12]} still has {state.instances} instances and "
-                f"{state.runners} samplings after {timeout_s:g} s",
-                hint="it stays draining: wait longer, end them, or use aenv cluster undrain",
+                f"node {state.node_id[:12]} still has {_rest(state)} after {timeout_s:g} s",
+                hint="it stays draining: wait longer, end them, move replicas of services with "
+                "--move-services, or use aenv cluster undrain",
             )
         time.sleep(_POLL_S)
         try:
@@ -112,9 +124,19 @@ def _await_drained(fabric: Fabric, state: NodeState, timeout_s: float) -> NodeSt
             continue
         if state.node_id not in found:
             console.say("the node has left the cluster")
-            return dataclasses.replace(state, status=NodeStatus.DRAINED, instances=0, runners=0)
+            return dataclasses.replace(
+                state, status=NodeStatus.DRAINED, instances=0, runners=0, replicas=0
+            )
         state = found[state.node_id]
     return state
+
+
+def _rest(state: NodeState) -> str:
+    """Return what a node still has."""
+    return (
+        f"{state.instances} instances, {state.runners} samplings and "
+        f"{state.replicas} replicas of services"
+    )
 
 
 def _fabric() -> Fabric:

@@ -230,9 +230,9 @@ def restore(
     from aenv_ray.config import settings
     from aenv_ray.hub import backup as backups
 
-    if replace:
-        confirm("Delete everything in the hub and restore the backup?", yes)
     with _read(file) as source:
+        if replace:
+            confirm("Delete everything in the hub and restore the backup?", yes)
         summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
     console.say(f"restored {_content(summary)}")
     show(summary.model_dump(), output, str(summary.versions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ from aenv_ray.errors import ConfigError
 _PACKAGED: Final = Path(__file__).with_name("kuberay")
 _CHECKOUT: Final = Path(__file__).parents[2] / "clusters" / "kuberay"
 VALUES: Final = "Values"
+_KINDS: Final[tuple[tuple[type, str], ...]] = (
+    (bool, "true or false"), (int, "a whole number"), (list, "a list"), (dict, "a mapping"),
+)  # fmt: skip
+"""Kinds of values that no other kind can replace; text may be a number."""
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def bundled() -> Path:
@@ -127,6 +133,8 @@ def load(
         spec = _merged(document["spec"], given)
         for name, text in (settings or {}).items():
             _set(spec, name, text)
+        _check_kinds(document["spec"], spec)
+        _check_values(spec)
         return {**document, "spec": spec}
 
     objects = kustomize.render(directory, change)
@@ -192,6 +200,48 @@ def _set(spec: dict[str, Any], name: str, text: str) -> None:
         raise _unknown(name, node, above)
     parsed = yaml_files.parse(text, f"value {name}")
     node[keys[-1]] = parsed[0] if parsed else ""
+
+
+def _check_kinds(defaults: Mapping[str, Any], spec: Mapping[str, Any], above: str = "") -> None:
+    """Check that values are of the same kind as those of the overlay that they replace."""
+    for name, default in defaults.items():
+        value, here = spec[name], f"{above}{name}"
+        expected = next((words for kind, words in _KINDS if isinstance(default, kind)), None)
+        if isinstance(default, dict) and isinstance(value, dict):
+            if not above:
+                _check_kinds(default, value, f"{here}.")
+        elif expected is not None and _kind_of(value) != _kind_of(default):
+            raise ConfigError(
+                f"value {here} is {value!r}, and must be {expected}",
+                hint=f"the overlay has {default!r}",
+            )
+
+
+def _kind_of(value: Any) -> type | None:
+    return next((kind for kind, _ in _KINDS if isinstance(value, kind)), None)
+
+
+def _check_values(spec: Mapping[str, Any]) -> None:
+    """Check values that the API or KubeRay would refuse late, or in many objects."""
+    namespace = str(spec.get("namespace", "aenv"))
+    if not _LABEL.fullmatch(namespace):
+        raise ConfigError(
+            f"value namespace is {namespace!r}, which is no name of a namespace",
+            hint="use up to 63 lowercase letters, digits and hyphens",
+        )
+    if not spec.get("image", "aenv-ray"):
+        raise ConfigError(
+            "value image is empty", hint="name the image of the cluster: --image REGISTRY/NAME:TAG"
+        )
+    for group in ("workers", "processWorkers", "dockerWorkers"):
+        bounds = spec.get(group) or {}
+        least, most = bounds.get("minReplicas", 0), bounds.get("maxReplicas", 0)
+        if not 0 <= least <= most:
+            raise ConfigError(
+                f"values {group}.minReplicas and .maxReplicas are {least} and {most}: expected "
+                "0 <= minReplicas <= maxReplicas",
+                hint="correct one of them",
+            )
 
 
 def _unknown(name: str, known: Mapping[str, Any], above: str) -> ConfigError:

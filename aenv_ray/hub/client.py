@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -20,12 +21,16 @@ from aenv_ray.hub.api import Hub
 
 COMPARE_PATIENCE_S: Final = 60.0
 """Patience for `compare`, which waits for hosts that do not answer."""
-PATIENCE_S: Final = 20.0
-"""Ray restarts a dead hub within two seconds, and the hub its Redis within one."""
+PATIENCE_S: Final = 60.0
+"""A hub restarts its Redis within a second, and Kubernetes another one within half a minute."""
 AWAY_S: Final = 120.0
 """A hub on a head that was lost is back with the head."""
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
+NOTICE_S: Final = 3.0
+"""A wait for Redis is logged after this time."""
+
+logger = logging.getLogger("aenv_ray")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +46,40 @@ def _forwarded(method: Callable[P, R]) -> Callable[P, R]:
         return await self._ask(name, *arguments, **options)
 
     return cast("Callable[P, R]", ask)
+
+
+class RedisOutage:
+    """Logs that the hub's Redis is down and that it answers again, for all clients of a process.
+
+    There is one line for each, however many operations wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        """When the first operation began to wait; None unless that was logged."""
+
+    def waiting(self, error: FabricUnavailable, begin: float, now: float) -> None:
+        """Note that an operation that began at `begin` still waits because of `error`."""
+        if now - begin < NOTICE_S:
+            return
+        with self._lock:
+            is_first, self._since = self._since is None, self._since or begin
+        if is_first:
+            logger.warning(
+                "the hub is unavailable, and what needs it waits for up to %g s: %s; instances, "
+                "and calls to them, continue", PATIENCE_S, error.message,
+            )  # fmt: skip
+
+    def answered(self, now: float) -> None:
+        """Note that the hub has answered."""
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            logger.warning("the hub answers again after %.0f s", now - since)
+
+
+_OUTAGE: Final = RedisOutage()
 
 
 class HubClient(Hub):
@@ -77,7 +116,7 @@ class HubClient(Hub):
         while True:
             try:
                 async with asyncio.timeout_at(begin + away_s):
-                    return await self._once(method, *arguments, **options)
+                    answer = await self._once(method, *arguments, **options)
             except TimeoutError:
                 raise FabricUnavailable(
                     f"the hub did not answer {method!r} within {away_s:g} s",
@@ -87,6 +126,11 @@ class HubClient(Hub):
                 limit_s = away_s if ray_api.is_from_ray(exc) else redis_s
                 if loop.time() + pause_s >= begin + limit_s:
                     raise
+                if not ray_api.is_from_ray(exc):
+                    _OUTAGE.waiting(exc, begin, loop.time())
+            else:
+                _OUTAGE.answered(loop.time())
+                return answer
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 

@@ -62,7 +62,7 @@ def redacted(url: str) -> str:
     """Return a URL for messages, without credentials and options."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return "the URL"
+        return "without a scheme"
     if scheme == "unix":
         return f"unix://{rest.rpartition('@')[2].partition('?')[0]}"
     # In a malformed URL, any part may belong to the password.

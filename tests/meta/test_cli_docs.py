@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -92,6 +93,38 @@ def test_an_example_of_the_page_uses_options_and_arguments_that_exist(name, exam
     assert tuple(given[1 : 1 + len(words)]) == words
     command = dict(all_commands())[words]
     command.make_context(name, given[1 + len(words) :], resilient_parsing=False, obj=None)
+
+
+PAGES = ("clusters-local.md", "clusters.md", "hub.md", "operations.md")
+"""Pages with commands for operators, which nothing runs as they are: they need a cluster."""
+
+
+def commands_of(page: str) -> Iterator[list[str]]:
+    """Yield the words after `aenv` of each command in a page's blocks, also those inside others."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text(encoding="utf-8")
+    for block in re.findall(r"(?ms)^```(?:sh|bash)\n(.*?)^```", text):
+        for line in block.splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            for is_operator, words in itertools.groupby(lexer, lambda w: set(w) <= set("();<>|&")):
+                command = list(words)
+                inner = command[command.index("--") + 1 :] if "--" in command else []
+                for one in (command, inner):
+                    if not is_operator and one[:1] == ["aenv"]:
+                        yield one[1:]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_for_operators_uses_options_and_arguments_that_exist(page):
+    known = dict(all_commands())
+    found = list(commands_of(page))
+    assert found
+    for given in found:
+        words = max((w for w in known if tuple(given[: len(w)]) == w), key=len)
+        assert words, given
+        known[words].make_context(
+            " ".join(words), given[len(words) :], resilient_parsing=False, obj=None
+        )
 
 
 def test_every_command_takes_a_format():

@@ -49,6 +49,7 @@ from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
+    ConfigError,
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
@@ -106,8 +107,8 @@ class Controller:
         """Set once this controller knows the hosts of an earlier controller."""
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
-        self._draining: set[str] = set()
-        """Nodes that take no new instances, as last read from Ray."""
+        self._draining: dict[str, bool] = {}
+        """Nodes that take no new instances, and whether they are leaving, as last read from Ray."""
         self._draining_lock = asyncio.Lock()
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
         self._places: dict[str, int] = {}
@@ -473,7 +474,7 @@ class Controller:
 
     # --- draining ---------------------------------------------------------------------------
 
-    async def drain(self, name: str) -> NodeState:
+    async def drain(self, name: str, is_leaving: bool = False) -> NodeState:
         """Stop new instances on a node; its present instances continue. Idempotent.
 
         When this returns, no host of the node accepts new instances; creates that are already in
@@ -481,52 +482,74 @@ class Controller:
 
         Args:
             name: Id of the node, the beginning of it, or the name of its machine.
+            is_leaving: The node is to be stopped: replicas of services move to other nodes. This
+                cannot be undone.
 
         Raises:
-            ConfigError: There is no such node, or more than one.
+            ConfigError: There is no such node, or more than one; or the head is to leave.
             FabricUnavailable: Ray does not answer, or a host of the node does not; the node is
                 drained nevertheless.
         """
         node = await self._node_named(name)
         async with self._draining_lock:
-            await self._store_draining(node, is_draining=True)
+            await self._store_draining(node, is_leaving=is_leaving)
             self._spares.tick((), self._draining)
             for host in await self._shared_hosts_on({node}):
                 await self._ask(host, "drain", DRAIN_S)
+            await self._move_replicas()
         return await self._state_of(node)
 
     async def undrain(self, name: str) -> NodeState:
         """Let a node take instances again; idempotent.
 
         Raises:
-            ConfigError: As `drain`.
+            ConfigError: As `drain`; or replicas of services have moved from the node.
             FabricUnavailable: As `drain`; a host that does not answer takes instances again after
                 `DRAIN_S`.
         """
         node = await self._node_named(name)
         async with self._draining_lock:
-            await self._store_draining(node, is_draining=False)
+            if node in await asyncio.to_thread(ray_api.drained_by_ray):
+                raise ConfigError(
+                    f"node {node[:12]} takes no instances again: its services have moved",
+                    hint="stop the node, and start it again",
+                )
+            await self._store_draining(node, is_leaving=None)
             for host in await self._shared_hosts_on({node}):
                 await self._ask(host, "drain", 0.0)
         return await self._state_of(node)
 
-    async def _store_draining(self, node: str, *, is_draining: bool) -> None:
-        """Store which nodes are draining, without nodes that are gone."""
+    async def _store_draining(self, node: str, *, is_leaving: bool | None) -> None:
+        """Store which nodes are draining, without nodes that are gone.
+
+        Args:
+            node: A node that changes.
+            is_leaving: Whether it leaves; a node that is leaving already still does. None: it is
+                not draining.
+        """
         alive = await asyncio.to_thread(ray_api.alive_nodes)
-        draining = {n for n, facts in alive.items() if facts.is_draining} - {node}
-        draining |= {node} if is_draining else set()
+        if is_leaving and node in alive and alive[node].is_head:
+            raise ConfigError(
+                "services cannot be moved from the head: the cluster does not work without it",
+                hint="drain it without --move-services",
+            )
+        draining = {n: facts.is_leaving for n, facts in alive.items() if facts.is_draining}
+        was_leaving = draining.pop(node, False)
+        if is_leaving is not None:
+            draining[node] = is_leaving or was_leaving
         await asyncio.to_thread(ray_api.set_draining_nodes, draining)
         self._draining = draining
 
     async def nodes(self) -> list[NodeState]:
         """Return the state of each live node."""
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        runners = await asyncio.to_thread(ray_api.actors_by_node, RUNNER_CLASS)
+        runners = await asyncio.to_thread(ray_api.actors_by_node, _is_runner)
+        replicas = await asyncio.to_thread(ray_api.replicas_by_node)
         infos = await self.list_instances()
         instances = Counter(info.node_id for info in infos)
         for name in {self._own_host(i) for i in self._creating} - {info.host for info in infos}:
             instances[self._hosts.nodes.get(name, "")] += 1
-        return node_states(nodes, usable(nodes), instances, runners)
+        return node_states(nodes, usable(nodes), instances, runners, replicas)
 
     async def _state_of(self, node: str) -> NodeState:
         found = [state for state in await self.nodes() if state.node_id == node]
@@ -551,6 +574,22 @@ class Controller:
             if self._draining:
                 for host in await self._shared_hosts_on(self._draining):
                     await self._ask(host, "drain", DRAIN_S)
+                await self._move_replicas()
+
+    async def _move_replicas(self) -> None:
+        """Have Serve move the replicas of services from the nodes that are leaving.
+
+        A node without replicas is left alone, because Ray restarts no actor on a node that it
+        drains.
+        """
+        leaving = [node for node, is_leaving in self._draining.items() if is_leaving]
+        if not leaving:
+            return
+        replicas = await asyncio.to_thread(ray_api.replicas_by_node)
+        moved = await asyncio.to_thread(ray_api.drained_by_ray)
+        for node in leaving:
+            if replicas[node] and node not in moved:
+                await asyncio.to_thread(ray_api.drain_by_ray, node, CONTROL_DEADLINE_S)
 
     # --- releasing --------------------------------------------------------------------------
 
@@ -746,6 +785,10 @@ class Controller:
         except AenvError as exc:
             logger.warning("ending the instances of ended jobs on %s: %s", name, exc)
             self._forget(name)
+
+
+def _is_runner(class_name: str) -> bool:
+    return class_name.rpartition(".")[2] == RUNNER_CLASS
 
 
 @functools.cache

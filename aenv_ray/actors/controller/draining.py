@@ -26,7 +26,8 @@ class NodeStatus(StrEnum):
     CONTROL = "control"
     """It takes no instances: it runs only the control plane, or has no slots while others have."""
     DRAINING = "draining"
-    """It takes no new instances, but still has instances, or runners of samplings."""
+    """It takes no new instances, but still has instances or runners of samplings; or it is leaving,
+    and still has replicas of services."""
     DRAINED = "drained"
     """It takes no instances and has none: it can be stopped."""
 
@@ -38,6 +39,7 @@ class NodeState:
     Attributes:
         instances: Number of instances that run or start there.
         runners: Number of samplings that play episodes there.
+        replicas: Number of replicas of services.
     """
 
     node_id: str
@@ -45,6 +47,7 @@ class NodeState:
     status: NodeStatus
     instances: int
     runners: int
+    replicas: int = 0
 
 
 def node_named(name: str, alive: Iterable[str], machines: Mapping[str, str]) -> str:
@@ -67,6 +70,7 @@ def node_states(
     taking: Collection[str],
     instances: Mapping[str, int],
     runners: Mapping[str, int],
+    replicas: Mapping[str, int],
 ) -> list[NodeState]:
     """Return the state of each live node.
 
@@ -75,17 +79,25 @@ def node_states(
         taking: Ids of the nodes that take new instances.
         instances: Number of instances that run or start, by node.
         runners: Number of runners of samplings, by node.
+        replicas: Number of replicas of services, by node.
     """
 
     def status(node: str, facts: NodeFacts) -> NodeStatus:
         if facts.is_draining:
             is_used = instances.get(node, 0) or runners.get(node, 0)
+            if facts.is_leaving:
+                is_used = is_used or replicas.get(node, 0)
             return NodeStatus.DRAINING if is_used else NodeStatus.DRAINED
         return NodeStatus.READY if node in taking else NodeStatus.CONTROL
 
     return [
         NodeState(
-            node, facts.machine, status(node, facts), instances.get(node, 0), runners.get(node, 0)
+            node,
+            facts.machine,
+            status(node, facts),
+            instances.get(node, 0),
+            runners.get(node, 0),
+            replicas.get(node, 0),
         )
         for node, facts in sorted(nodes.items(), key=lambda pair: (pair[1].machine, pair[0]))
     ]

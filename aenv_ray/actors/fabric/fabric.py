@@ -173,9 +173,10 @@ class Fabric:
         return list(self.wait(self.controller.nodes.remote(), "the nodes", _ANSWER_S))
 
     @gated
-    def drain(self, node: str) -> NodeState:
+    def drain(self, node: str, *, is_leaving: bool = False) -> NodeState:
         """See `Controller.drain`."""
-        state: NodeState = self.wait(self.controller.drain.remote(node), "draining", _ANSWER_S)
+        asked = self.controller.drain.remote(node, is_leaving)
+        state: NodeState = self.wait(asked, "draining", _ANSWER_S)
         return state
 
     @gated

@@ -32,6 +32,7 @@ class NodeFacts:
         engine: The node's `ENGINE_LABEL`; None: it declares no engine.
         machine: Host name of the machine; in tests several nodes share one.
         is_draining: Whether it takes no new instances, because it is to be stopped.
+        is_leaving: Whether it is draining, and its replicas of services move to other nodes.
     """
 
     cores: int
@@ -40,6 +41,7 @@ class NodeFacts:
     machine: str = ""
     engine: str | None = None
     is_draining: bool = False
+    is_leaving: bool = False
 
     @property
     def takes_instances(self) -> bool:

@@ -10,7 +10,7 @@ import os
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import ray
@@ -51,6 +51,10 @@ NAMESPACE: Final = "aenv"
 """Ray namespace of all our actors."""
 CONTROLLER_NAME: Final = "aenv-controller"
 HUB_NAME: Final = "aenv-hub"
+GATEWAY_APP: Final = "aenv-gateway"
+"""Serve application of the gateway."""
+_REPLICA: Final = "ServeReplica:"
+"""Beginning of the class of Serve's replicas; application and deployment follow."""
 _ROUTINE_WARNINGS: Final = {
     "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
     "ray._private.worker": "SIGTERM handler is not set",
@@ -61,9 +65,11 @@ _PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _PATIENCE_S: Final = 600
 _HEAD: Final = "node:__internal_head__"
 """Resource with which Ray marks its head."""
-_SHARE_OF_HEAD: Final = 0.001
+_SHARE_OF_NODE: Final = 0.001
 _DRAINING: Final = "draining-nodes"
-"""Key of the ids of draining nodes."""
+"""Key of the ids of draining nodes, each with whether it is leaving."""
+_LEAVING: Final = f"{NAMESPACE}-leaving"
+"""Ray namespace of the actors that keep leaving nodes in use."""
 _DEMAND: Final = "aenv-demand-"
 """Prefix of the names of our placement groups."""
 
@@ -301,43 +307,96 @@ def alive_nodes() -> dict[str, NodeFacts]:
     draining = draining_nodes()
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
     alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
-    return {node_id: _facts(node, node_id in draining) for node_id, node in alive.items()}
+    return {node_id: _facts(node, draining.get(node_id)) for node_id, node in alive.items()}
 
 
-def draining_nodes() -> set[str]:
-    """Return the ids of the nodes that take no new instances.
+def draining_nodes() -> dict[str, bool]:
+    """Return the ids of the nodes that take no new instances, each with whether it is leaving.
 
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    kept: list[str] = json.loads(load(_DRAINING) or "[]")
-    return set(kept)
+    kept: dict[str, bool] = json.loads(load(_DRAINING) or "{}")
+    return kept
 
 
-def set_draining_nodes(nodes: Collection[str]) -> None:
-    """Store which nodes take no new instances; only the controller does so.
+def set_draining_nodes(nodes: Mapping[str, bool]) -> None:
+    """Store what `draining_nodes` returns; only the controller does so.
 
     It is stored with Ray's own records, which survive the head if Ray has a Redis.
 
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    store(_DRAINING, json.dumps(sorted(nodes)))
+    store(_DRAINING, json.dumps(dict(nodes), sort_keys=True))
 
 
-def actors_by_node(class_name: str) -> Counter[str]:
-    """Return the number of live actors of a class on each node."""
+class _NodeUse:
+    """An actor that keeps a node in use: Ray ends a node that it drains once it is unused."""
+
+    def ready(self) -> None:
+        """Return once the actor runs."""
+
+
+def drained_by_ray() -> set[str]:
+    """Return the ids of the nodes on which Ray places nothing new."""
+    from ray._private import state
+
+    nodes: dict[str, int] = state.state.get_draining_nodes()
+    return set(nodes)
+
+
+def drain_by_ray(node: str, within_s: float) -> None:
+    """Have Ray place nothing new on a node; idempotent, irrevocable, and it blocks.
+
+    Serve then moves its replicas: each ends after another one runs on another node. Everything else
+    on the node continues, but actors that fail there are not restarted.
+
+    Raises:
+        FabricUnavailable: The node, or Ray, does not answer within `within_s`.
+    """
+    from ray.core.generated import autoscaler_pb2
+
+    messages: Any = autoscaler_pb2  # Ray gives neither of them types
+    worker: Any = ray._private.worker.global_worker
+    use = disposable_actor(_NodeUse, max_concurrency=1).options(
+        name=node, namespace=_LEAVING, lifetime="detached", get_if_exists=True,
+        scheduling_strategy=pinned(node),
+    )  # fmt: skip
+    with translated(f"draining node {node[:12]}"):
+        ray.get(use.remote().ready.remote(), timeout=within_s)
+        worker.gcs_client.drain_node(
+            node, messages.DRAIN_NODE_REASON_PREEMPTION, "aenv cluster drain", 0
+        )
+
+
+def actors_by_node(is_meant: Callable[[str], bool]) -> Counter[str]:
+    """Return the number of live actors on each node, of the classes that are meant.
+
+    Args:
+        is_meant: Called with the name of a class, with its module.
+    """
     from ray._private import state
 
     rows: dict[str, dict[str, Any]] = state.actors(actor_state_name="ALIVE")
     return Counter(
         str(row["Address"]["NodeID"])
         for row in rows.values()
-        if row["ActorClassName"].rpartition(".")[2] == class_name
+        if is_meant(str(row["ActorClassName"]))
     )
 
 
-def _facts(node: dict[str, Any], is_draining: bool) -> NodeFacts:
+def replicas_by_node() -> Counter[str]:
+    """Return the number of replicas of Serve on each node, without those of the gateway."""
+
+    def is_replica(name: str) -> bool:
+        return name.startswith(_REPLICA) and not name.startswith(f"{_REPLICA}{GATEWAY_APP}:")
+
+    return actors_by_node(is_replica)
+
+
+def _facts(node: dict[str, Any], is_leaving: bool | None) -> NodeFacts:
+    """Return what is known of a node; `is_leaving` is None if it is not draining."""
     resources: dict[str, float] = node["Resources"]
     slots = resources.get(SLOT)
     return NodeFacts(
@@ -346,7 +405,8 @@ def _facts(node: dict[str, Any], is_draining: bool) -> NodeFacts:
         is_head=_HEAD in resources,
         machine=str(node.get("NodeManagerHostname", "")),
         engine=(node.get("Labels") or {}).get(ENGINE_LABEL),
-        is_draining=is_draining,
+        is_draining=is_leaving is not None,
+        is_leaving=bool(is_leaving),
     )
 
 
@@ -355,6 +415,15 @@ def declared_engine() -> str | None:
     labels: Any = ray.get_runtime_context().get_node_labels()  # strings; Ray declares another type
     declared = labels.get(ENGINE_LABEL)
     return None if declared is None else str(declared)
+
+
+def leaving_nodes() -> set[str]:
+    """Return the ids of the nodes that are to be stopped, from which services move.
+
+    Raises:
+        FabricUnavailable: Ray does not answer.
+    """
+    return {node for node, is_leaving in draining_nodes().items() if is_leaving}
 
 
 def is_on_head() -> bool:
@@ -368,7 +437,14 @@ def on_head() -> dict[str, Any]:
 
     On another node it would prevent the autoscaler from removing that node.
     """
-    return {"resources": {_HEAD: _SHARE_OF_HEAD}}
+    return {"resources": {_HEAD: _SHARE_OF_NODE}}
+
+
+def on_this_node() -> dict[str, Any]:
+    """Return options that keep an actor, also after restarts, on nodes with this node's address."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray's own
+    (address,) = [n["NodeManagerAddress"] for n in nodes if n["NodeID"] == node_id()]
+    return {"resources": {f"node:{address}": _SHARE_OF_NODE}}
 
 
 def hosting(slots: int | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from aenv_ray.hub.records import AuditRecord
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
 
-APP_NAME: Final = "aenv-gateway"
+APP_NAME: Final = ray_api.GATEWAY_APP
 _START_S: Final = 120.0
 """A cold Ray worker needs seconds to import the gateway on a busy machine."""
 _POLL_S: Final = 0.1
@@ -49,6 +49,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
     if not is_deployed():
         for port in (settings.port, settings.mcp_port):
             listen(settings.host, port, shared=False).close()
+    place = ray_api.on_head() if settings.on_head else ray_api.on_this_node()
     apply_policy(hub)
     ray_serve.start()
     try:
@@ -65,7 +66,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
             health_check_period_s=_HEALTH_PERIOD_S,
             health_check_timeout_s=_HEALTH_TIMEOUT_S,
             graceful_shutdown_timeout_s=_GRACE_S,
-            ray_actor_options={"num_cpus": 0} | (ray_api.on_head() if settings.on_head else {}),
+            ray_actor_options={"num_cpus": 0} | place,
         )
     except RuntimeError as exc:
         raise FabricUnavailable(

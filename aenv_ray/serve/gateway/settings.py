@@ -29,9 +29,10 @@ class GatewaySettings(BaseModel):
     public_mcp_url: str | None = None
     """URL by which clients reach `mcp_port`. None: that of the request, with `mcp_port`."""
     replicas: int = Field(default=1, ge=1, le=100)
-    """Processes that serve requests; on one node they share the ports."""
+    """Processes that serve requests; they share the ports."""
     on_head: bool = False
-    """Run all replicas on the head node, the one fixed address of a cluster that scales."""
+    """Run all replicas on the head node, the one fixed address of a cluster that scales. Otherwise
+    they run on the node that deploys them."""
     max_ongoing_requests: int = Field(default=4096, ge=1)
     """Concurrent requests of one replica; further ones get 503, which clients retry."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)

@@ -25,6 +25,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.engine_choice import likely_engine
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
+from aenv_ray.background_tasks import end_task
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
@@ -60,6 +61,8 @@ REPLICA_LABEL: Final = "aenv.replica"
 
 STORAGE_S: Final = 180.0
 """How long to wait for a storage volume: a stopping replica keeps it until its calls end."""
+_LOOK_S: Final = 5.0
+"""Interval at which a replica asks which nodes are leaving."""
 
 
 class ServiceReplica:
@@ -85,16 +88,49 @@ class ServiceReplica:
         )
         self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
         await self._sandbox.open()
+        self._is_displaced = False
+        self._watching = asyncio.create_task(self._watch_nodes())
 
     async def __del__(self) -> None:
         """Release the sandbox; Serve calls this once all calls have ended."""
+        watching = getattr(self, "_watching", None)
+        if watching is not None:
+            await end_task(watching)
         sandbox = getattr(self, "_sandbox", None)
         if sandbox is not None:
             await sandbox.close()
 
     async def check_health(self) -> None:
-        """Raise if the environment is unhealthy, so that Serve replaces the replica."""
+        """Raise if the environment is unhealthy, so that Serve replaces the replica.
+
+        It is replaced as well if the node of its sandbox is to be stopped.
+        """
+        if self._is_displaced:
+            raise FabricUnavailable(
+                "the sandbox's node is to be stopped: another replica takes over",
+                hint="aenv cluster nodes shows the node",
+            )
         await self._sandbox.check()
+
+    async def _watch_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                self._is_displaced = await self._loses_node()
+            except Exception as exc:  # noqa: BLE001  # the head may be restarting; it is asked again
+                logger.info("it is unknown whether the sandbox's node leaves: %r", exc)
+
+    async def _loses_node(self) -> bool:
+        """Whether this replica must end because of the node that its sandbox is on.
+
+        If it is this replica's node, too, Serve starts another replica before it ends this one. But
+        that one would wait in vain for a storage volume with a single writer.
+        """
+        leaving = await asyncio.to_thread(ray_api.leaving_nodes)
+        if not leaving or (ray_api.node_id() in leaving and not is_alone(self._record)):
+            return False
+        instance = await self._sandbox.instance()
+        return (await self._instances.info(instance.instance_id)).node_id in leaving
 
     async def facts(self) -> dict[str, str]:
         """Return the instance id of the sandbox, and the revision of the service."""

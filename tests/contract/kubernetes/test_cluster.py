@@ -238,8 +238,10 @@ def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(emul
 
 def test_a_cluster_that_kuberay_refuses_says_why(emulated, life):
     """The API accepts it, and only an event tells."""
-    settings = {"workers.minReplicas": "5", "workers.maxReplicas": "4"}
-    life.apply(manifests.load("dev", None, settings))
+    objects = manifests.load("dev")
+    (ray,) = [one for one in objects if one["kind"] == "RayCluster"]
+    ray["spec"]["workerGroupSpecs"][0] |= {"minReplicas": 5, "maxReplicas": 4}
+    life.apply(objects)
     with pytest.raises(DeadlineExceeded, match="minReplicas 5 greater than maxReplicas 4"):
         life.await_ready(0.0)
 

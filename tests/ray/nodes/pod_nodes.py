@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv_ray.cluster import manifests
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 from tests.emulators.kubernetes.api import NAMESPACE
 from tests.emulators.kubernetes.node import PYTHON_IMAGE
@@ -58,6 +62,28 @@ class PodNodes:
         self.kubernetes.cluster.delete("pods", worker.pod)
         worker.node.kill()
 
+    def end(self, worker: Worker, grace_s: float) -> bool:
+        """End a worker's pod as its kubelet does after a deletion.
+
+        Args:
+            worker: The worker.
+            grace_s: For its `preStop` hook. In the pod the hook does not name the node.
+
+        Returns:
+            Whether the hook succeeded in that time.
+        """
+        hook = drain_hook(worker.node.node_id)
+        variables = {"RAY_ADDRESS": self.nodes.address, "POD_NAME": worker.pod}
+        try:
+            done = subprocess.run(
+                hook, env={**os.environ, **variables}, timeout=grace_s, check=False
+            )
+            has_drained = done.returncode == 0
+        except subprocess.TimeoutExpired:
+            has_drained = False
+        self.delete(worker)
+        return has_drained
+
     def sandboxes_of(self, worker: Worker) -> list[str]:
         """Return the names of the pods that a worker's pod owns."""
         return [
@@ -65,6 +91,16 @@ class PodNodes:
             for pod in self.kubernetes.sandboxes()
             if any(owner["uid"] == worker.uid for owner in pod["metadata"]["ownerReferences"])
         ]
+
+
+def drain_hook(node: str) -> list[str]:
+    """Return the command that the manifests run before a worker's pod ends, for a node."""
+    (ray,) = [one for one in manifests.load("dev") if one["kind"] == "RayCluster"]
+    (group,) = ray["spec"]["workerGroupSpecs"]
+    container = group["template"]["spec"]["containers"][0]
+    program, *words = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "aenv"
+    return [sys.executable, "-m", "aenv_ray.cli.main", *words, node]
 
 
 def _kube_config(url: str) -> dict[str, object]:

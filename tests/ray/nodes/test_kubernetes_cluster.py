@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(600)]
 
 WITHIN_S = 120.0
 ENVIRONMENT = "mini-terminal"
+STATE = (
+    "next(([str(n.status), n.instances, n.runners] for n in aenv_ray.init().nodes()"
+    " if n.node_id == {!r}), None)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,70 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     assert statuses == [["completed", 1.0, None]] * 12
     console.do("aenv_ray.release_many(held)")
     console.do(f"aenv_ray.warm({ENVIRONMENT!r}, 0, engine='kubernetes')")
+    eventually_empty(lambda: pods.sandboxes_of(worker), WITHIN_S)
+
+
+def test_a_deleted_worker_drains_within_its_grace_period(
+    pods: PodNodes, worker: Worker, console: Console
+) -> None:
+    """It gets no instances; those that it has end by themselves; a sampling moves, and goes on."""
+    other = pods.add_worker("ray-worker-c")
+    ended = ThreadPoolExecutor(1)
+    console.do(
+        "import threading\n"
+        "from aenv_ray import sampling\n"
+        "from aenv_ray.project import project\n"
+        f"home = project.resolve({ENVIRONMENT!r}).path\n"
+        "tasks = sampling.load_tasks(home / 'tasks.jsonl')\n"
+        "async def act(env, task):\n"
+        "    await env.call_tool('execute_command', {'command': 'sleep 1'})\n"
+        f"run = sampling.sample({ENVIRONMENT!r}, act, [tasks[n % len(tasks)] for n in range(40)],\n"
+        "    concurrency=4, runners='nodes', engine='kubernetes')\n"
+        f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1}, engine='kubernetes')\n"
+    )
+    held = by_node(console, "held")
+    kept = held[other.node.node_id][0]
+    console.do(
+        f"kept = next(h for h in held if h.instance_id == {kept!r})\n"
+        f"aenv_ray.release_many([h for h in held if h is not kept])\n"
+        "sampler = threading.Thread(target=run.run)\n"
+        "sampler.start()\n"
+    )
+    eventually(lambda: len(pods.sandboxes_of(other)) > 1, WITHIN_S)
+    ending = ended.submit(pods.end, other, 300.0)
+    state = STATE.format(other.node.node_id)
+    eventually(lambda: console.value(state) == ["draining", 1, 0], WITHIN_S)
+    console.do(f"more = aenv_ray.create_many({ENVIRONMENT!r}, 2, engine='kubernetes')")
+    assert by_node(console, "more").keys() == {worker.node.node_id}
+    assert not ending.done()
+    output = "ray.get(kept.call_tool.remote('execute_command', {'command': 'echo on'})).text()"
+    assert "on" in console.value(output)
+    console.do("aenv_ray.release_many([kept, *more])")
+    assert ending.result(WITHIN_S), "the hook succeeds before the grace period ends"
+    eventually(lambda: not console.value("sampler.is_alive()"), WITHIN_S)
+    played = console.value("[[e.status.value, e.attempts] for e in run.episodes]")
+    assert played == [["completed", 1]] * 40
+    eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
+    ended.shutdown()
+
+
+def test_a_deleted_worker_ends_after_its_grace_period(
+    pods: PodNodes, worker: Worker, console: Console
+) -> None:
+    """An instance that still runs then is lost, and its caller is told so."""
+    other = pods.add_worker("ray-worker-d")
+    console.do(f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1}, engine='kubernetes')")
+    doomed = by_node(console, "held")[other.node.node_id]
+    assert not pods.end(other, 15.0)
+    console.do(f"lost = [h for h in held if h.instance_id in {doomed!r}]")
+    errors = raised(
+        lambda: console.value(
+            "ray.get(lost[0].call_tool.remote('execute_command', {'command': 'true'}), timeout=100)"
+        )
+    )
+    assert "SandboxLost" in errors, errors
+    eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
+    console.do("aenv_ray.release_many(held)")
     eventually_empty(lambda: pods.sandboxes_of(worker), WITHIN_S)
 
 

@@ -18,8 +18,10 @@ from aenv_ray.cli.local.free_ports import free_port
 from tests.conftest import require
 from tests.ray.faults import PROBE, eventually, eventually_empty
 from tests.ray.nodes.cables import Cable, a_cable
+from tests.ray.nodes.loads import LOADS, LONG_S, work_on
 from tests.ray.nodes.machines import Machines
 from tests.ray.nodes.nodes import Console, RemoteError, by_node, raised
+from tests.ray.services.services import ACCEPT
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 HUB = (
@@ -31,8 +33,8 @@ GATEWAY = """
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway import deployment
 from aenv_ray.serve.gateway.settings import GatewaySettings
-def serve_gateway(host, port):
-    deployment.deploy(GatewaySettings(host=host, port=port, mcp_port=port, on_head=True))
+def serve_gateway(host, port, on_head=True):
+    deployment.deploy(GatewaySettings(host=host, port=port, mcp_port=port, on_head=on_head))
     return blocking(ensure_hub().create_token(Role.PUBLISHER, "ann"))[0]
 """
 LOST = """
@@ -41,60 +43,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 def call(handle):
     return asyncio.run(AsyncEnvHandle(handle).call_tool("count", {}, 30.0)).data
 """
-LOADS = """
-import threading
-import httpx
-from aenv_ray import sampling, serve
-class Load(threading.Thread):
-    def __init__(self, act):
-        super().__init__(daemon=True)
-        self.act, self.done, self.failed, self.is_over = act, 0, [], threading.Event()
-        self.start()
-    def run(self):
-        while not self.is_over.wait(0.2):
-            try:
-                self.act()
-                self.done += 1
-            except Exception as exc:
-                self.failed.append(f"{type(exc).__name__}: {exc}")
-    def end(self):
-        self.is_over.set()
-        self.join(100)
-        return [self.is_alive(), self.failed]
-def call():
-    ray.get(kept.call_tool.remote("count"), timeout=20)
-def create():
-    aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
-def use_service():
-    answer = desk.call_tool.remote("execute_command", {"command": "true"})
-    assert not answer.result(timeout_s=20).is_error
-def ask_gateway():
-    http.get("/instances").raise_for_status()
-def serve_elsewhere():
-    for number in range(9):
-        handle = serve.deploy("mini-terminal", name=f"desk{number}")
-        (name,) = [row for row in ray.util.list_named_actors(all_namespaces=True)
-                   if f"desk{number}" in row["name"]]
-        node = ray_api.node_of(ray.get_actor(**name))
-        if not ray_api.alive_nodes()[node].is_head:
-            return f"desk{number}", handle
-        serve.remove(f"desk{number}")
-async def act(env, task):
-    await env.call_tool("count")
-    await env.exec("sleep 0.5")
-def sample(runners, episodes=60):
-    tasks = [sampling.Task(id=f"t{n}", instruction="count") for n in range(episodes)]
-    run = sampling.sample(PROBE, act, tasks, concurrency=2, runners=runners)
-    thread = threading.Thread(target=run.run, daemon=True)
-    thread.start()
-    return run, thread
-def completed(run):
-    return [episode.status.value for episode in run.episodes].count("completed")
-"""
-"""What a driver does all the time while something is lost."""
 TTL_S: Final = 25.0
-LONG_S: Final = 120.0
-"""For whatever Ray does about it on a busy machine."""
 CALLER = """
 import asyncio, threading
 from aenv_ray.hub.hub_actor import ensure_hub
@@ -116,6 +65,25 @@ def call_and_tell():
         ended.append("a result")
     except Exception as exc:
         ended.append(type(exc).__name__)
+"""
+BY_HTTP = """
+import json
+def made_by_http():
+    answer = http.post("/instances", json={"envName": "mini-terminal", "ttl": "10m"})
+    return answer.raise_for_status().json()["data"][0]["id"]
+mine = made_by_http()
+def run_by_http(command):
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+               "params": {"name": "execute_command", "arguments": {"command": command}}}
+    answer = http.post(f"/instances/{mine}/mcp", json=message).raise_for_status().json()
+    assert answer["result"]["isError"] is False, answer
+    return answer["result"]["content"][0]["text"]
+def call_by_http():
+    run_by_http("echo x >> count")
+def count_by_http():
+    return int(json.loads(run_by_http("echo x >> count; wc -l < count"))["output"][0])
+def create_by_http():
+    http.delete(f"/instances/{made_by_http()}").raise_for_status()
 """
 pytestmark = pytest.mark.timeout(900)  # several Rays start one after another
 
@@ -261,15 +229,6 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
     token = console.value(f"serve_gateway('0.0.0.0', {port})")
     driver = drive_there(machines, cable)
 
-    def at_work(times: int, *loads: str) -> None:
-        for load in loads:
-            before = driver.value(f"{load}.done")
-            eventually(
-                lambda n=load, least=before + times: driver.value(f"{n}.done") >= least,  # type: ignore[misc]
-                LONG_S,
-                lambda n=load: driver.value(f"{n}.failed[-3:]"),  # type: ignore[misc]
-            )
-
     try:
         driver.do("kept = aenv_ray.create_many(PROBE, 1)[0]\nname, desk = serve_elsewhere()")
         driver.do(
@@ -280,16 +239,16 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
         eventually(lambda: driver.value("min(played.finished, spread.finished)") > 2, LONG_S)
         driver.do("calls, creates = Load(call), Load(create)")
         driver.do("uses, asks = Load(use_service), Load(ask_gateway)")
-        at_work(3, "calls", "creates", "uses", "asks")
+        work_on(driver, 3, "calls", "creates", "uses", "asks")
         if lost == "head":
             machines.lose("head")
         else:
             machines.lose_redis()
-        at_work(20, "calls", "uses")
+        work_on(driver, 20, "calls", "uses")
         if lost == "redis":
             machines.start_redis()
         assert "is up" in machines.head()
-        at_work(3, "calls", "creates", "uses", "asks")
+        work_on(driver, 3, "calls", "creates", "uses", "asks")
         for load in ("calls", "creates", "uses"):
             assert driver.value(f"{load}.end()") == [False, []], load
         is_over, refused = driver.value("asks.end()")
@@ -298,7 +257,8 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
             refused
         )
         eventually(lambda: not driver.value("sampler.is_alive() or other.is_alive()"), LONG_S)
-        assert driver.value("[completed(played), completed(spread)]") == [60, 60]
+        assert driver.value("lost(played) + lost(spread)") == []
+        assert driver.value("[len(played.episodes), len(spread.episodes)]") == [60, 60]
         said = [line for line in driver.errors() if "Ray's head" in line]
         assert said
         assert len(said) % 2 == 0, said  # the head's port may come, go and come while it starts
@@ -308,6 +268,40 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
         driver.do("from aenv_ray.serve.gateway import deployment\ndeployment.undeploy()")
         driver.do("import ray.serve\nray.serve.shutdown()")
         eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 1, LONG_S)
+    finally:
+        driver.close()
+    assert machines.run("far", "stop").returncode == 0
+
+
+def test_a_gateway_elsewhere_waits_for_the_head(
+    cable: Cable, machines: Machines, console: Console
+) -> None:
+    """It keeps its ports; its clients wait and get answers, and no call runs twice."""
+    del console
+    machines.worker("far", 10, ip=cable.there, inside=cable.inside)
+    driver = drive_there(machines, cable)
+    port = free_port()
+    try:
+        driver.do(f"{HUB}\n{GATEWAY}")
+        token = driver.value(f"serve_gateway('0.0.0.0', {port}, on_head=False)")
+        driver.do(
+            f"http = httpx.Client(base_url='http://{cable.there}:{port}', timeout=180,\n"
+            f"    headers={ACCEPT!r} | {{'Authorization': 'Bearer {token}'}})\n"
+            f"{BY_HTTP}"
+        )
+        driver.do("tools, creates = Load(call_by_http), Load(create_by_http)")
+        driver.do("asks = Load(ask_gateway)")
+        work_on(driver, 3, "tools", "creates", "asks")
+        machines.lose("head")
+        eventually(lambda: driver.value("aenv_ray.init().head_watch.is_lost"), LONG_S)
+        assert "is up" in machines.head()
+        work_on(driver, 5, "tools", "creates", "asks")
+        for load in ("tools", "creates", "asks"):
+            assert driver.value(f"{load}.end()") == [False, []], load
+        assert driver.value("count_by_http() - tools.done") == 1, "invariant 1"
+        driver.do("http.delete(f'/instances/{mine}').raise_for_status()")
+        driver.do("deployment.undeploy()\nimport ray.serve\nray.serve.shutdown()")
+        eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 0, LONG_S)
     finally:
         driver.close()
     assert machines.run("far", "stop").returncode == 0

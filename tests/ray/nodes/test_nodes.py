@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.ray.faults import (
     eventually_empty,
     launcher_pids,
 )
-from tests.ray.nodes.nodes import Console, Node, Nodes, by_node, own_root, raised
+from tests.ray.nodes.nodes import Console, Node, Nodes, RemoteError, by_node, own_root, raised
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 RELEASE = "aenv_ray.release_many({})"
@@ -188,6 +190,56 @@ def test_a_node_whose_host_cannot_start_is_left_out(
     # It is not counted as empty: nobody knows what it runs.
     assert "FabricUnavailable" in raised(lambda: console.value("aenv_ray.init().count_processes()"))
     assert broken.sandboxes() == []
+
+
+ANOTHER_VERSION = """
+import importlib.util, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "aenv_ray":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            module.__version__ = "0.9.9"
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
+"""Python imports this when it starts."""
+
+
+def test_versions_that_do_not_understand_each_other_are_named(
+    passing: Callable[..., Node],
+    nodes: Nodes,
+    second: Node,
+    console: Console,
+    tmp_path: Path,
+) -> None:
+    """A worker of another version gets no instances; a driver is refused when it connects."""
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_VERSION)
+    other = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    passing(**other)
+    console.do("group = aenv_ray.create_many(PROBE, 6)")
+    assert by_node(console, "group").keys() == {nodes.head.node_id, second.node_id}
+    console.do(RELEASE.format("group"))
+    others = [nodes.head.node_id, second.node_id]
+    console.do(f"for node in {others!r}:\n    aenv_ray.init().drain(node)")
+    with pytest.raises(RemoteError, match=r"0\.9\.9, and this process runs") as refused:
+        console.do("aenv_ray.create_many(PROBE, 1)")
+    assert "FabricUnavailable" in refused.value.classes
+    console.do(f"for node in {others!r}:\n    aenv_ray.init().undrain(node)")
+    driver = Console({"RAY_ADDRESS": nodes.address, **other})
+    try:
+        with pytest.raises(
+            RemoteError, match=r"this process runs 0\.9\.9, which is incompat"
+        ) as no:
+            driver.do("aenv_ray.init()")
+        assert no.value.classes[0] == "ConfigError"
+    finally:
+        driver.close()
 
 
 KILLED = """

@@ -13,6 +13,7 @@ from aenv_ray.actors.controller.metrics import COUNTERS, GAUGES, NODE, PHASES, s
 from aenv_ray.actors.controller.placement import HostLoad
 from aenv_ray.actors.host.tally import OUTSIDE
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.cluster import manifests
 from aenv_ray.cluster.manifests import alerts
 from aenv_ray.errors import AenvError
 from aenv_ray.hub.hub_actor import LATENCY
@@ -89,3 +90,22 @@ def subclasses(of: type[AenvError]) -> set[type[AenvError]]:
 def test_slots_of_nodes_without_hosts_are_free() -> None:
     nodes = {"a": NodeFacts(4, 8), "b": NodeFacts(4, 8), "head": NodeFacts(0, None, is_head=True)}
     assert slots(nodes, [HostLoad("h", "a", 3, 8)]) == {"free": 13, "used": 3}
+
+
+def test_the_run_book_names_what_the_manifests_have() -> None:
+    """Containers, Services, pods and labels of its kubectl commands."""
+    book = (ROOT / "docs" / "operations.md").read_text()
+    commands = "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", book))
+    objects = manifests.load("production")
+    (cluster,) = [one for one in objects if one["kind"] == "RayCluster"]
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    containers = {c["name"] for g in groups for c in g["template"]["spec"]["containers"]}
+    assert set(re.findall(r" -c (\w\S+)", commands)) <= containers | {"autoscaler"}  # of KubeRay
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    assert {("Service", name) for name in re.findall(r"svc/(\S+)", commands)} <= names
+    pods = re.findall(r"(?:logs|exec) (\S+)-0\b", commands)
+    assert {("StatefulSet", name) for name in pods} <= names
+    text = json.dumps(objects)
+    for label, value in re.findall(r" -l (\S+)=(\S+)", commands):
+        assert label == "ray.io/node-type" or f'"{label}": "{value}"' in text, label
+    assert set(re.findall(r"-n (aenv\S*)", commands)) == {"aenv"}
