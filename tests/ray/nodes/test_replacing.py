@@ -100,16 +100,22 @@ def test_services_and_samplings_go_on_while_every_worker_is_replaced(
     driver.do("asks, creates = Load(call_by_http), Load(create)")
     loads = ("uses", "duos", "reads", "asks", "creates")
     work_on(driver, 3, *loads)
+    vacated = []
     for worker in workers:
         driver.do(f"kept = aenv_ray.create(PROBE, actor='shared', near={worker.node_id!r}, ttl=20)")
         done = drain(nodes, worker)
         assert done.returncode == 0, done.stderr
         assert "drained" in done.stdout
         assert worker.sandboxes() == []
+        if driver.value(f"{worker.node_id!r} in ray_api.drained_by_ray()"):
+            undrain = f"aenv_ray.init().undrain({worker.node_id!r})"
+            assert "ConfigError" in raised(lambda source=undrain: driver.do(source))  # type: ignore[misc]
+            vacated.append(worker)
         worker.kill()
         eventually_empty(worker.leftovers)
         replacement = nodes.add(slots=SLOTS)
         work_on(driver, 3, *loads)
+    assert vacated, "replicas were on a worker"
     for load in loads:
         assert driver.value(f"{load}.end()") == [False, []], load
     eventually(lambda: not driver.value("sampler.is_alive()"), LONG_S)
