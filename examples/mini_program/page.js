@@ -104,6 +104,7 @@ function showFiles(files) {
   $("file-count").hidden = !files.length;
   $("open").hidden = !files.length;
   if (!files.length) {
+    clearTimeout(timer);
     $("preview").hidden = true;
     $("preview").removeAttribute("src");
     $("nothing").hidden = false;

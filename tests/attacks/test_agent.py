@@ -154,6 +154,9 @@ def buggy() -> float:
 """
 
 
+_FORK_FOR_EVER = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+
+
 @pytest.mark.ordinary_user
 @pytest.mark.parametrize(
     "attack",
@@ -161,6 +164,12 @@ def buggy() -> float:
         pytest.param("while :; do sleep 600 & done", id="processes"),
         pytest.param("(while :; do sleep 600 & done) & setsid sleep 600 & exit", id="orphans"),
         pytest.param("head -c 1000000000 /dev/zero > full; touch more", id="disk"),
+        # They use all CPUs, and each that is killed makes room for another one.
+        pytest.param(
+            "ulimit -u 400; for n in $(seq 20); do "
+            f"setsid python3 -c '{_FORK_FOR_EVER}' & done; sleep 1",
+            id="forks",
+        ),
     ],
 )
 async def test_a_full_sandbox_does_not_keep_a_reward_from_running(

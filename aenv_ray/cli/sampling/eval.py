@@ -95,9 +95,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     has_ended = False
     with shown.on_ray():
         driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
-        for one in benchmarks:
-            shown.say_engine(one.environment, one.engine or engine, f"engine of {one.label}")
-        tasks = [one.chosen_tasks(limit) for one in benchmarks]
+        for benchmark in benchmarks:
+            named = benchmark.engine or engine
+            shown.say_engine(benchmark.environment, named, f"engine of {benchmark.label}")
+        tasks = [benchmark.chosen_tasks(limit) for benchmark in benchmarks]
         try:
             for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
                 has_ended = not evaluation.play(

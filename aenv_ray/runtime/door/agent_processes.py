@@ -22,6 +22,8 @@ RESERVED_DISK_BYTES: Final = 128 * 1024
 _END_S: Final = 5.0
 """How long the processes may take to end; one that waits for a disk takes longer."""
 _PAUSE_S: Final = 0.002
+_ALL: Final = -1
+"""All processes but this one."""
 
 Process = tuple[int, str]
 """Pid and start time."""
@@ -87,21 +89,29 @@ def _kill_all_but(spared: frozenset[Process]) -> None:
     """Stop all others before killing them, so that they cannot fork faster than they are killed."""
     deadline = time.monotonic() + _END_S
     stopped: set[Process] = set()
+    has_all = os.getpid() == 1 and _has_children()
+    if has_all:  # at once, which no fork escapes; never by another process, which has not all
+        _signal(_ALL, signal.SIGSTOP)
     while found := set(_others()) - spared - stopped:
         for pid, _ in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGSTOP)
+            _signal(pid, signal.SIGSTOP)
         stopped |= found
         if time.monotonic() > deadline:
             break
     for pid, _ in stopped:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        _signal(pid, signal.SIGKILL)
+    if has_all:
+        _signal(_ALL, signal.SIGCONT)
     killed = {pid for pid, _ in stopped}
     while stopped.intersection(_others()) or killed.intersection(children_of_main_thread()):
         if time.monotonic() > deadline:
             return
         time.sleep(_PAUSE_S)  # the main thread reaps orphans, which count until then
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _others() -> list[Process]:

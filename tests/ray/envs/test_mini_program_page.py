@@ -105,8 +105,12 @@ def test_a_model_and_the_script_build_applications_on_the_page(page_url: str) ->
             play(
                 page,
                 {"expect": ".row .text", "contains": "index.html: No such file"},
+                {"reload": True},
+                {"expect": ".verdict.bad", "text": "1 problem"},
                 {"click": "#clear"},
                 {"expect": "#welcome", "count": 1},
+                {"wait": 0.5},
+                {"expect": "#nothing", "text": "The preview appears here."},
                 {"select": "#agent", "option": "scripted"},
                 {"fill": "#text", "text": "I want a counter"},
                 {"click": "#send"},
