@@ -37,7 +37,9 @@ def place_of(exc: BaseException) -> str | None:
     None if no line of it was running: only those of libraries.
     """
     cause: BaseException | None = exc
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # an exception may be its own cause
+        seen.add(id(cause))
         for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
             path = Path(frame.f_code.co_filename)
             if not any(path.is_relative_to(directory) for directory in _NOT_OF_USERS):

@@ -120,3 +120,6 @@ def test_the_line_of_the_user_that_raised_is_named() -> None:
 
 def test_an_exception_of_libraries_alone_has_no_line() -> None:
     assert place_of(ValueError("it was not raised")) is None
+    own_cause = ValueError("it is its own cause")
+    own_cause.__cause__ = own_cause
+    assert place_of(own_cause) is None
