@@ -27,7 +27,7 @@ import importlib.metadata, json, sys
 print(json.dumps([f"{name} {importlib.metadata.version(name)}" for name in sys.argv[1:]]))
 """
 
-WITH_VERL: Final = ("test_verl.py", "test_batches.py")
+WITH_VERL: Final = ("test_verl.py",)
 WITH_OPENENV: Final = ("test_openenv.py", "test_openenv_containers.py")
 WITH_NEMO_GYM: Final = ("test_nemo_gym.py",)
 WITH_AREAL: Final = ("test_areal.py",)

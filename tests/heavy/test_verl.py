@@ -58,10 +58,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LENGTHS = (3000, 400)
+BEGUN = "begun"
+"""File beside the model, made once the model is asked to stay."""
 
 
 class ScriptedServer:
-    """A client of verl's model servers: it walks once, and then answers; "Lose." ends sandboxes."""
+    """A client of verl's model servers: it walks once, and then answers; "Lose." ends sandboxes,
+    and "Stay." waits."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -74,7 +77,7 @@ class ScriptedServer:
             for info in await asyncio.to_thread(aenv_ray.list_instances):
                 await aenv_ray.get(info.id).release.remote()
         if "Stay." in read:
-            sys.stdout.write("begun\n")
+            Path(self.path, BEGUN).touch()
             await asyncio.Event().wait()
         text = "Done." if "<|im_start|>tool" in read else STEP
         ids = tokenizer.encode(text + END, add_special_tokens=False)
@@ -288,12 +291,17 @@ async def test_arguments_and_schemas_that_verl_cannot_express(manager: Any, tmp_
         await asyncio.to_thread(AenvTool, tree, None)
 
 
-PROGRAM = f"""
-import sys
-import tests
-tests.__path__.insert(0, {str(ROOT / "tests")!r})
-from tests.heavy.test_verl import _batch, made_manager
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from tests.heavy.test_verl import BEGUN, _batch, made_manager
 
+def tell():
+    while not Path(sys.argv[1], BEGUN).exists():
+        threading.Event().wait(0.1)
+    print("begun")
+
+threading.Thread(target=tell).start()
 made_manager(sys.argv[1]).generate_sequences(_batch("Stay."))
 """
 

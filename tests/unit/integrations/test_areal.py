@@ -1,4 +1,4 @@
-"""AReaL: a double of its engine, requests and base class (1.0.4); tensors need torch, see heavy."""
+"""AReaL: a double of its engine, requests and base class (1.0.4); tests/heavy has its own classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenRLHF: a double of the base class of its agent executors and of vLLM's answers (0.11.2)."""
+"""OpenRLHF: a double of its base class and of vLLM's answers (0.11.2); tests/heavy has the class."""
 
 from __future__ import annotations
 
