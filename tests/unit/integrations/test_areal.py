@@ -1,4 +1,4 @@
-"""AReaL: a double of its engine, requests and base class (1.0.4); tests/heavy has its own classes."""
+"""AReaL: doubles of its engine, requests and base class; tests/heavy has its own classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenRLHF: a double of its base class and of vLLM's answers (0.11.2); tests/heavy has the class."""
+"""OpenRLHF: doubles of its base class and of answers of vLLM; tests/heavy has the class."""
 
 from __future__ import annotations
 
