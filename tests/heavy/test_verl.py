@@ -77,7 +77,7 @@ class ScriptedServer:
             for info in await asyncio.to_thread(aenv_ray.list_instances):
                 await aenv_ray.get(info.id).release.remote()
         if "Stay." in read:
-            Path(self.path, BEGUN).touch()
+            await asyncio.to_thread(Path(self.path, BEGUN).touch)
             await asyncio.Event().wait()
         text = "Done." if "<|im_start|>tool" in read else STEP
         ids = tokenizer.encode(text + END, add_special_tokens=False)
