@@ -17,6 +17,7 @@ from aenv_ray.engines.docker.names import sidecar_name
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
+    FunctionFailed,
     SandboxLost,
     SandboxStartFailed,
     ToolTimeout,
@@ -243,7 +244,7 @@ async def test_the_sidecar_gets_no_variable_of_the_instance(bench: Bench) -> Non
 async def test_an_instance_without_a_sidecar_says_so(bench: Bench) -> None:
     single = {"deployConfig": {"network": "none"}}
     sandbox = await bench.start(bench.project({"tools.py": TOOLS}, single))
-    with pytest.raises(ConfigError, match="no second container"):
+    with pytest.raises(FunctionFailed, match="no second container"):
         await call(sandbox, "run", {"command": "true"})
 
 
