@@ -226,7 +226,7 @@ def _check_values(spec: Mapping[str, Any]) -> None:
     namespace = str(spec.get("namespace", "aenv"))
     if not _LABEL.fullmatch(namespace):
         raise ConfigError(
-            f"value namespace is {namespace!r}, which is no name of a namespace",
+            f"value namespace is {namespace!r}, which Kubernetes does not accept as a name",
             hint="use up to 63 lowercase letters, digits and hyphens",
         )
     if not spec.get("image", "aenv-ray"):

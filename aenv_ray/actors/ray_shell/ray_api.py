@@ -316,8 +316,9 @@ def draining_nodes() -> dict[str, bool]:
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    kept: dict[str, bool] = json.loads(load(_DRAINING) or "{}")
-    return kept
+    kept: dict[str, bool] | list[str] = json.loads(load(_DRAINING) or "{}")
+    # A cluster that an earlier version ran may have a list, of nodes that were only drained.
+    return kept if isinstance(kept, dict) else dict.fromkeys(kept, False)
 
 
 def set_draining_nodes(nodes: Mapping[str, bool]) -> None:

@@ -304,7 +304,7 @@ def test_the_head_waits_for_the_redis_of_the_values(address):
         ({"wrokers.maxReplicas": "3"}, "unknown value wrokers"),
         ({"workers.maxReplicas": "many"}, "value workers.maxReplicas is 'many', and must be a who"),
         ({"head.resources": "3"}, "value head.resources is 3, and must be a mapping"),
-        ({"namespace": "Bad_Name"}, "'Bad_Name', which is no name of a namespace"),
+        ({"namespace": "Bad_Name"}, "'Bad_Name', which Kubernetes does not accept"),
         ({"image": ""}, "value image is empty"),
         ({"workers.minReplicas": "-1"}, "expected 0 <= minReplicas"),
         ({"workers.minReplicas": "9", "workers.maxReplicas": "2"}, "are 9 and 2"),

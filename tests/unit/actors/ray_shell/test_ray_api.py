@@ -141,3 +141,18 @@ def test_routine_warnings_of_a_starting_ray_are_logged_as_info(
         ("aenv_ray", "INFO", "Ray: SIGTERM handler is not set because of the thread."),
         ("ray", "WARNING", "SIGTERM handler is not set because of the thread."),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kept", "draining"),
+    [
+        (None, {}),
+        ('{"a": true, "b": false}', {"a": True, "b": False}),
+        ('["a", "b"]', {"a": False, "b": False}),  # of an earlier version
+    ],
+)
+def test_draining_nodes_are_those_that_any_version_stored(
+    monkeypatch: pytest.MonkeyPatch, kept: str | None, draining: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(ray_api, "load", lambda _: kept)
+    assert ray_api.draining_nodes() == draining
