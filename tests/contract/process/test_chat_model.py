@@ -11,7 +11,7 @@ import pytest
 
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.door import CHAT_METHOD
-from aenv_ray.errors import AenvError, ConfigError, EndpointUnavailable, SandboxDiedInside
+from aenv_ray.errors import AenvError, EndpointUnavailable, FunctionFailed, SandboxDiedInside
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, value_of
 from tests.contract.process.node import Node
@@ -85,7 +85,7 @@ async def test_a_process_of_the_agent_cannot_ask(sandbox: Sandbox) -> None:
 
 
 async def test_a_project_that_does_not_request_it_may_not_ask(sandbox: Sandbox) -> None:
-    with pytest.raises(ConfigError, match="may not ask a chat model") as raised:
+    with pytest.raises(FunctionFailed, match="may not ask a chat model") as raised:
         await value_of(sandbox, "ask", text="Hello")
     assert "deployConfig.chatModel" in str(raised.value.hint)
 

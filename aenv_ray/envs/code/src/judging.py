@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -36,7 +35,9 @@ for name, code in marshal.loads(data):
     exec(code, module.__dict__)
 sys.modules["judge.main"].main()
 """
-_TEMPORARY: Final = tempfile.gettempdir()  # at import: an agent can make it unusable
+_TEMPORARY: Final = os.environ.get("TMPDIR") or "/tmp"
+"""Where programs run. `tempfile.gettempdir` tries directories: a template has none that is
+writable, and an agent can make them unusable."""
 _MARGIN_S: Final = 3.0
 """How long before the end of its call a judge is ended."""
 _HEADER_BYTES: Final = 8
