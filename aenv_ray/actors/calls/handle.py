@@ -40,8 +40,8 @@ from aenv_ray.models import (
     TaskPage,
     ToolResult,
 )
+from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.caller_link import ANSWER, OFFERS
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ray import ObjectRef, ObjectRefGenerator

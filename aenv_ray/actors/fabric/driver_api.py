@@ -5,6 +5,7 @@ They block; in async code, use `aenv_ray.Environment` or call them in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from aenv_ray.models import InstanceInfo
 
 if TYPE_CHECKING:
     from aenv_ray.actors.fabric.create_options import Near
+    from aenv_ray.actors.fabric.inner_instances import FabricInstances
 
 logger = logging.getLogger("aenv_ray")
 
@@ -49,8 +51,21 @@ def _connected(address: str | None) -> Fabric:
     """Return the connection, after connecting if necessary; the caller holds the lock."""
     global _fabric
     if _fabric is None or not _fabric.ray.is_connected():
-        _fabric = Fabric(address)
+        _fabric = Fabric(connect_inner, address)
     return _fabric
+
+
+async def connect_inner() -> FabricInstances:
+    """Connect a host to the fabric, for the inner instances of its instances.
+
+    Raises:
+        FabricUnavailable: The controller does not answer.
+    """
+    from aenv_ray.actors.fabric.async_fabric import AsyncFabric
+    from aenv_ray.actors.fabric.inner_instances import FabricInstances
+
+    fabric = await asyncio.to_thread(init)
+    return FabricInstances(fabric, AsyncFabric(fabric))
 
 
 def connector() -> Callable[[], Fabric]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.controller.placement import HostLoad
     from aenv_ray.actors.fabric.quota_client import QuotaClaim
+    from aenv_ray.actors.host.environment_relay import ConnectInner
 
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
@@ -29,11 +30,15 @@ return."""
 
 
 class Fabric:
-    """A connection of this process to the fabric of a Ray cluster."""
+    """A connection of this process to the fabric of a Ray cluster.
 
-    def __init__(self, address: str | None = None) -> None:
+    Args:
+        connect_inner: As for `Controller`; used if there is no controller yet.
+        address: Ray cluster, as for `init`.
+    """
+
+    def __init__(self, connect_inner: ConnectInner, address: str | None = None) -> None:
         from aenv_ray.actors.controller import controller
-        from aenv_ray.actors.fabric import inner_instances
         from aenv_ray.actors.fabric.create_protocol import CreateProtocol
         from aenv_ray.actors.fabric.quota_client import QuotaClient
         from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, BlockingWaits, WaitNotices
@@ -44,7 +49,7 @@ class Fabric:
         self.ray = ray_api
         self.gate = ShutdownGate()
         self.owns_ray = ray_api.ensure_ray(address)
-        self.controller = controller.ensure_controller(inner_instances.connect)
+        self.controller = controller.ensure_controller(connect_inner)
         self._notice_after_s = NOTICE_AFTER_S
         notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)

@@ -1,9 +1,9 @@
 """Instances that other instances call, created by their hosts.
 
 Hosts must not import this package, which is above them. So the process that starts the controller
-passes it `connect`, and the controller passes that on to each host. A host calls it when the first
-of its instances calls another environment. The imports are inside the functions, because most hosts
-never need them.
+passes it `driver_api.connect_inner`, and the controller passes that on to each host, which calls it
+when the first of its instances calls another environment. The imports are inside the functions,
+because most hosts never need them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from aenv_ray.actors.fabric.fabric import Fabric
 
 _RENEW_S: Final = 60.0
-
-
-async def connect() -> FabricInstances:
-    """Connect a host to the fabric.
-
-    Raises:
-        FabricUnavailable: The controller does not answer.
-    """
-    from aenv_ray.actors.fabric.async_fabric import AsyncFabric
-    from aenv_ray.actors.fabric.driver_api import init
-
-    fabric = await asyncio.to_thread(init)
-    return FabricInstances(fabric, AsyncFabric(fabric))
 
 
 class FabricInstances:

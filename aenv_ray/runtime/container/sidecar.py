@@ -13,7 +13,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.door.host_link import AFTER_TOOLS, HOST, SIDECAR_METHOD
 from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
@@ -159,7 +160,7 @@ aio: Final = _Aio()
 
 def _ask(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     params = _params(method, arguments, timeout_s)
-    answer = ask_host(SIDECAR_METHOD, params, timeout_s + _GRACE_S)
+    answer = ask_host(SIDECAR_METHOD, params, timeout_s + _GRACE_S, current_call())
     if answer is None:
         raise _silent(method, timeout_s)
     return _data(answer)

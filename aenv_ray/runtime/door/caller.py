@@ -19,6 +19,8 @@ LEVELS: Final = (
     "emergency",
 )
 """Levels of log messages in MCP, from the least severe."""
+DEFAULT_TIMEOUT_S: Final = 60.0
+"""AEnvironment's documented default for a call."""
 
 
 class Caller(Protocol):

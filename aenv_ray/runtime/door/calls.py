@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.runtime.door.caller import LEVELS, Caller, Elicited, Sampled, unsupported
+from aenv_ray.runtime.door.inner_environments import InnerEnvironment
 from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 from aenv_ray.runtime.system.threads import start_thread
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
-    from aenv_ray.runtime.door.inner_environments import InnerEnvironment
 
 _WNOTHREAD: Final = 0x2000_0000
 """Linux: only children of the calling thread."""
@@ -34,8 +33,6 @@ _REAP_MS: Final = 1000
 _INTERRUPT_RETRY_S: Final = 0.01
 """By then the destructor in which an interrupt was lost has usually ended."""
 _WATCH_RETRY_S: Final = 0.1
-DEFAULT_TIMEOUT_S: Final = 60.0
-"""AEnvironment's documented default for a call."""
 
 _current: contextvars.ContextVar[RunningCall | None] = contextvars.ContextVar(
     "aenv_call", default=None
@@ -200,9 +197,7 @@ class RunningCall:
             reference: ``name`` or ``name@version``; it must be in ``deployConfig.environments``.
             key: Each key has its own instance, for those who need several of one environment.
         """
-        from aenv_ray.runtime.door.inner_environments import InnerEnvironment
-
-        return InnerEnvironment(reference, key)
+        return InnerEnvironment(reference, key, current_call)
 
     # --- for the dispatcher -----------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.door.host_link import HOST
 from aenv_ray.runtime.door.host_requests import ask_host
 from aenv_ray.runtime.faults import Fault
@@ -29,7 +30,7 @@ def is_available() -> bool:
     """
     if not HOST.was_open:
         return False
-    answer = ask_host(METHOD, {}, _QUESTION_S)
+    answer = ask_host(METHOD, {}, _QUESTION_S, current_call())
     return answer is not None and "result" in answer
 
 
@@ -60,7 +61,8 @@ def complete(
             "reward, a function or a reset"
         )
     body = {"messages": [dict(message) for message in messages], **options}
-    answer = ask_host(METHOD, {"body": body, "timeout_s": timeout_s}, timeout_s + _GRACE_S)
+    params = {"body": body, "timeout_s": timeout_s}
+    answer = ask_host(METHOD, params, timeout_s + _GRACE_S, current_call())
     if answer is None:
         raise Fault(
             "endpoint_unavailable", f"the host did not answer a chat request in {timeout_s:g} s"

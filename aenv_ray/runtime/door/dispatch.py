@@ -32,13 +32,8 @@ from aenv_ray.runtime.door.answers import (
     words,
 )
 from aenv_ray.runtime.door.call_gate import CallGate
-from aenv_ray.runtime.door.calls import (
-    DEFAULT_TIMEOUT_S,
-    CallInterrupted,
-    RunningCall,
-    Watchdog,
-    current_call,
-)
+from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, Watchdog, current_call
 from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
 from aenv_ray.runtime.door.host_requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
@@ -313,7 +308,7 @@ class Dispatcher:
             if key.partition(" ")[0] in _TOOL_METHODS:
                 self.cancel(key, "a reward ends what tools have started")
         self._agent.end()
-        end_processes_elsewhere(ends_at - time.monotonic())
+        end_processes_elsewhere(ends_at - time.monotonic(), current_call())
 
     def _end_processes(self) -> dict[str, Any]:
         """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
-from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.door.host_link import (
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
@@ -20,10 +20,24 @@ _END_PROCESSES_S: Final = 30.0
 _LEAST_S: Final = 0.001
 
 
-def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
+class Stoppable(Protocol):
+    """A call that may be stopped while it waits."""
+
+    def bind_stop(self, stop: Callable[[], Any]) -> None:
+        """See `RunningCall.bind_stop`."""
+        ...
+
+    def unbind_stop(self, stop: Callable[[], Any]) -> None:
+        """See `RunningCall.unbind_stop`."""
+        ...
+
+
+def ask_host(
+    method: str, params: dict[str, Any], wait_s: float, call: Stoppable
+) -> dict[str, Any] | None:
     """Send a request and block until its answer, which has ``result`` or ``error``.
 
-    Returns None if there is no answer within `wait_s`. Then, and if the call that runs this is
+    Returns None if there is no answer within `wait_s`. Then, and if the `call` that runs this is
     stopped, the host is told to stop the request.
     """
     answers: list[dict[str, Any]] = []
@@ -33,7 +47,7 @@ def ask_host(method: str, params: dict[str, Any], wait_s: float) -> dict[str, An
         answers.append(answer)
         done.set()
 
-    request_id, call = HOST.new_id(), current_call()
+    request_id = HOST.new_id()
     try:  # an interrupt may come as soon as the request is sent
         HOST.ask(request_id, method, params, on_answer)
         call.bind_stop(done.set)  # a waiting thread is interrupted when it wakes
@@ -66,11 +80,12 @@ async def ask_host_async(
     return future.result() if future.done() else None
 
 
-def end_processes_elsewhere(within_s: float) -> None:
+def end_processes_elsewhere(within_s: float, call: Stoppable) -> None:
     """End the processes that tools have started in the sidecar and in inner instances.
 
     Args:
         within_s: The time of the call that needs it.
+        call: That call.
 
     Raises:
         Fault: There was no answer in time, or the sidecar or an inner instance has failed.
@@ -83,7 +98,7 @@ def end_processes_elsewhere(within_s: float) -> None:
         left_s = max(_LEAST_S, ends_at - time.monotonic())
         meta = {"aenv/call_id": _new_call_id(), "aenv/timeout_s": left_s}
         request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
-        _end_processes("the sidecar", SIDECAR_METHOD, request, left_s)
+        _end_processes("the sidecar", SIDECAR_METHOD, request, left_s, call)
     if HOST.has_sent(ENVIRONMENT_METHOD):
         left_s = max(_LEAST_S, ends_at - time.monotonic())
         request = {
@@ -94,16 +109,19 @@ def end_processes_elsewhere(within_s: float) -> None:
             "timeout_s": left_s,
             "call_id": _new_call_id(),
         }
-        _end_processes("inner instances", ENVIRONMENT_METHOD, request, left_s)
+        _end_processes("inner instances", ENVIRONMENT_METHOD, request, left_s, call)
 
 
 def _new_call_id() -> str:
     return f"end-{os.urandom(16).hex()}"
 
 
-def _end_processes(where: str, method: str, request: dict[str, Any], wait_s: float) -> None:
+def _end_processes(
+    where: str, method: str, request: dict[str, Any], wait_s: float, call: Stoppable
+) -> None:
     silent = {"error": {"message": f"no answer within {wait_s:.3g} s"}}
-    error: dict[str, Any] | None = (ask_host(method, request, wait_s) or silent).get("error")
+    answer = ask_host(method, request, wait_s, call) or silent
+    error: dict[str, Any] | None = answer.get("error")
     if error is not None:
         data = error.get("data") or {}
         raise Fault(

@@ -9,12 +9,12 @@ Only environments in ``deployConfig.environments`` of the project may be called.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S, current_call
+from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, HOST
-from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
+from aenv_ray.runtime.door.host_requests import Stoppable, ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
 RELEASE: Final = "aenv/release"
@@ -28,12 +28,27 @@ _GRACE_S: Final = 5.0
 """How much longer than the timeout, which the inner instance enforces, this side waits."""
 
 
+class OuterCall(Stoppable, Protocol):
+    """The call that calls another environment; see `RunningCall`."""
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline, never negative."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The key of the call, see `outcomes.key_of`."""
+        ...
+
+
 class InnerEnvironment:
     """One inner instance of an environment, as the code of an outer one calls it.
 
     Args:
         reference: ``name`` or ``name@version``, as in ``deployConfig.environments``.
         key: Each key has its own inner instance.
+        current_call: Returns the call that runs now: code may keep this object for later ones.
 
     All methods raise:
         RuntimeError: The outer instance is not up: its code is being imported.
@@ -43,9 +58,10 @@ class InnerEnvironment:
     No inner call lasts longer than the call that makes it, and stopping that stops this.
     """
 
-    def __init__(self, reference: str, key: str) -> None:
+    def __init__(self, reference: str, key: str, current_call: Callable[[], OuterCall]) -> None:
         self._reference = reference
         self._key = key
+        self._current_call = current_call
         self.aio: Final = _AsyncCalls(self)
         """The same methods as coroutines."""
 
@@ -99,7 +115,7 @@ class InnerEnvironment:
     def ask(self, method: str, params: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return the JSON data of an answer; blocks."""
         request, timeout_s = self._request(method, params, timeout_s)
-        answer = ask_host(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S)
+        answer = ask_host(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S, self._current_call())
         return self._answer(answer, method, timeout_s)
 
     async def ask_async(
@@ -118,8 +134,8 @@ class InnerEnvironment:
                 f"{self._reference} cannot be called while the code is imported: call it in a "
                 "tool, a reward, a function or a reset"
             )
-        # Of the call that runs now: code may keep this object for later ones.
-        timeout_s = min(timeout_s, current_call().remaining_s)
+        call = self._current_call()
+        timeout_s = min(timeout_s, call.remaining_s)
         if timeout_s <= 0:
             raise Fault("tool_timeout", f"no time is left to call {self._reference}")
         request = {
@@ -129,7 +145,7 @@ class InnerEnvironment:
             "params": params,
             "timeout_s": timeout_s,
             "call_id": f"inner-{uuid.uuid4().hex}",
-            "is_for_tool": not current_call().key.startswith(_NOT_OF_AGENTS),
+            "is_for_tool": not call.key.startswith(_NOT_OF_AGENTS),
         }
         return request, timeout_s
 
@@ -203,14 +219,14 @@ class _AsyncCalls:
         await self._ask(RELEASE, {}, RELEASE_S)
 
 
-def release_all() -> None:
+def release_all(current_call: Callable[[], OuterCall]) -> None:
     """End all inner instances: the next episode starts without them.
 
     Raises:
         Fault: The host did not answer, or could not end them.
     """
     if HOST.has_sent(ENVIRONMENT_METHOD):
-        InnerEnvironment("", "").ask(RELEASE, {}, RELEASE_S)
+        InnerEnvironment("", "", current_call).ask(RELEASE, {}, RELEASE_S)
 
 
 def _value(result: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registered
 from aenv_ray.runtime.door.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.call_gate import CallGate
+from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.door.host_link import HOST, SIDECAR_METHOD
 from aenv_ray.runtime.door.inner_environments import release_all
 from aenv_ray.runtime.door.leftovers import Leftovers
@@ -166,7 +167,7 @@ class Reset:
 def _release_inner() -> list[str]:
     """End the inner instances of the episode; return why they do not end."""
     try:
-        release_all()
+        release_all(current_call)
     except Fault as fault:
         return [f"its inner instances do not end: {fault.message}"]
     return []

@@ -47,7 +47,7 @@ from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
-from aenv_ray.runtime.door.calls import DEFAULT_TIMEOUT_S
+from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.sandbox import LEASE_S, OrphanSandboxes, ReplicaSandbox
 from aenv_ray.serve.services.sessions import Sessions

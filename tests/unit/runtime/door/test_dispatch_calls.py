@@ -12,6 +12,7 @@ import pytest
 
 from aenv_ray.runtime.door import dispatch
 from aenv_ray.runtime.door.calls import current_call
+from aenv_ray.runtime.door.host_requests import Stoppable
 from tests.unit.runtime.door.dispatch_bench import (
     WAIT_S,
     Answer,
@@ -360,7 +361,8 @@ def test_ending_the_agents_processes_takes_from_the_time_of_the_reward(
     """Invariant 9: a caller does not wait for a reward for longer than it said."""
     waited: list[float] = []
 
-    def end(within_s: float) -> None:
+    def end(within_s: float, call: Stoppable) -> None:
+        del call
         waited.append(within_s)
         threading.Event().wait(0.1)
 

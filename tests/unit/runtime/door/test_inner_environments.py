@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door import inner_environments
-from aenv_ray.runtime.door.calls import RunningCall
+from aenv_ray.runtime.door.calls import RunningCall, current_call
 from aenv_ray.runtime.door.inner_environments import InnerEnvironment, InnerToolFailed
 from aenv_ray.runtime.faults import Fault
 
@@ -22,7 +22,10 @@ class Host:
         self.asked: list[dict[str, Any]] = []
         self.answer: dict[str, Any] | None = {"result": {"data": 1}}
 
-    def ask(self, method: str, params: dict[str, Any], wait_s: float) -> dict[str, Any] | None:
+    def ask(
+        self, method: str, params: dict[str, Any], wait_s: float, call: Any
+    ) -> dict[str, Any] | None:
+        assert call.remaining_s > 0
         assert method == "aenv/environment"
         assert wait_s > params["timeout_s"], "the inner instance enforces the timeout"
         self.asked.append(params)
@@ -43,7 +46,7 @@ def in_call(timeout_s: float, function: Any) -> Any:
 
 def test_a_kept_environment_has_the_time_of_the_call_that_uses_it(host: Host) -> None:
     """Code may look it up once, in a function that sets the instance up."""
-    kept = in_call(5.0, lambda: InnerEnvironment("other", ""))
+    kept = in_call(5.0, lambda: InnerEnvironment("other", "", current_call))
     in_call(500.0, lambda: kept.call_function("f", timeout_s=400.0))
     in_call(30.0, lambda: kept.call_function("f", timeout_s=400.0))
     first, second = (params["timeout_s"] for params in host.asked)
@@ -53,13 +56,13 @@ def test_a_kept_environment_has_the_time_of_the_call_that_uses_it(host: Host) ->
 
 def test_no_call_is_made_without_time(host: Host) -> None:
     with pytest.raises(Fault, match="no time is left to call other") as raised:
-        in_call(-1.0, lambda: InnerEnvironment("other", "").call_function("f"))
+        in_call(-1.0, lambda: InnerEnvironment("other", "", current_call).call_function("f"))
     assert raised.value.code == "tool_timeout"
     assert host.asked == []
 
 
 def test_what_a_tool_returns_or_raises(host: Host) -> None:
-    inner = InnerEnvironment("other", "")
+    inner = InnerEnvironment("other", "", current_call)
     text = {"type": "text", "text": "4"}
     wrapped = {"structuredContent": {"result": 4}, "_meta": {"aenv/wrapped": True}}
     for result, value in (
@@ -87,5 +90,5 @@ def test_a_call_without_a_result_is_a_fault(
 ) -> None:
     host.answer = answer
     with pytest.raises(Fault) as raised:
-        InnerEnvironment("other", "").call_function("f")
+        InnerEnvironment("other", "", current_call).call_function("f")
     assert raised.value.code == code
