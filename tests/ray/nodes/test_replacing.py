@@ -140,11 +140,15 @@ def test_a_host_that_dies_after_the_services_have_left_its_node_is_a_typed_loss(
     """Ray restarts no actor on a node that it drains: calls do not hang, and nothing is left."""
     worker = nodes.add(slots=SLOTS)
     driver.do(
-        f"import os\nnear = {worker.node_id!r}\n"
+        "import asyncio, os\nfrom aenv_ray.client.async_handle import AsyncEnvHandle\n"
         "def count(handle):\n"
-        "    return ray.get(handle.call_tool.remote('count'), timeout=100).data\n"
-        "made = [aenv_ray.create(PROBE, actor=actor, near=near, ttl=600)\n"
-        "        for actor in ('shared', 'dedicated')]"
+        "    return asyncio.run(AsyncEnvHandle(handle).call_tool('count', {}, 100.0)).data\n"
+        f"near = {worker.node_id!r}\n"
+        "fabric = aenv_ray.init()\n"
+        "others = [state.node_id for state in fabric.nodes() if state.node_id != near]\n"
+        "for node in others:\n    fabric.drain(node)\n"
+        "made = [aenv_ray.create(PROBE, actor=actor) for actor in ('shared', 'dedicated')]\n"
+        "for node in others:\n    fabric.undrain(node)"
     )
     driver.do("aenv_ray.init().drain(near, is_leaving=True)\nray_api.drain_by_ray(near, 60.0)")
     assert driver.value("[count(handle) for handle in made]") == [1, 1]
