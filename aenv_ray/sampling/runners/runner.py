@@ -92,6 +92,7 @@ class Runner:
         rules: How episodes are played.
         images: Builds the images that tasks bring.
         may_restart: Whether the episode of the current context may be restarted; None: always.
+        is_connected: Whether the fabric can still be reached: not after `aenv_ray.shutdown`.
     """
 
     def __init__(
@@ -101,12 +102,14 @@ class Runner:
         rules: EpisodeRules,
         images: TaskImages,
         may_restart: Callable[[], bool] | None = None,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
         self._policy = policy
         self._source = source
         self._rules = rules
         self._images = images
         self._may_restart = may_restart
+        self._is_connected = is_connected
         self._resets = Resets()
         self._outage = Outage()
 
@@ -208,7 +211,7 @@ class Runner:
                 instance = await take()
             except FabricUnavailable as exc:
                 pause_s = self._outage.refused(time.monotonic(), exc.message)
-                if pause_s is None:
+                if pause_s is None or not self._is_connected():
                     raise
                 await asyncio.sleep(pause_s)
             else:

@@ -152,6 +152,21 @@ async def test_an_episode_waits_out_a_fabric_that_worked_before(
     assert caplog.text.count("no host runs on any node") == 1
 
 
+async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
+    gate = ShutdownGate()
+    refused = FabricUnavailable("this connection to the fabric was shut down")
+    source = _FailingSource([None, refused])
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(
+        null, cast("Any", source), rules, cast("Any", None),
+        is_connected=lambda: not gate.is_closed,
+    )  # fmt: skip
+    await runner._unused(None)
+    gate.close(0.0)
+    with pytest.raises(FabricUnavailable, match="shut down"):
+        await runner._unused(None)
+
+
 def test_an_outage_ends_five_minutes_after_the_last_start() -> None:
     outage = Outage()
     assert outage.refused(0.0, "why") is None
