@@ -157,7 +157,8 @@ def upgrade(
 
     Workers drain before they end: they take no new instances, and their present
     instances may continue for at most workers.drainSeconds. The head comes last.
-    An interrupted upgrade is continued by running the command again.
+    An interrupted upgrade is continued by running the command again; with --all, it
+    begins with all pods again.
 
     Example:
       aenv cluster upgrade production --image registry.example/aenv-ray:2

@@ -85,7 +85,11 @@ def drain(
     fabric = _fabric()
     state = fabric.drain(node or fabric.ray.node_id(), is_leaving=move_services)
     if wait:
-        state = _await_drained(fabric, state, timeout)
+        try:
+            state = _await_drained(fabric, state, timeout)
+        except KeyboardInterrupt:
+            console.say(f"node {state.node_id[:12]} stays draining; see aenv cluster undrain")
+            raise
     show(_shown(state), output)
 
 

@@ -62,9 +62,9 @@ class UpgradePlan:
             staying.sort(key=lambda pod: (is_ready(pod), pod["metadata"]["name"]))
             broken = sum(not is_ready(pod) for pod in staying)
             chosen = staying[: room + broken]
-            return UpgradeStep(
-                chosen, [f"{len(old)} workers are to be replaced", *map(_ending, old)]
-            )
+            # Also why a replacement does not become ready, for which the others wait.
+            waits = [f"{len(old)} workers are to be replaced", *map(_ending, old)]
+            return UpgradeStep(chosen, waits + found.problems())
         head = found.head
         if head is not None and self._is_old(head):
             chosen = [] if _is_ending(head) else [head]

@@ -569,7 +569,9 @@ class _Core:
         self._version = version
         self._source = instance_source(batches, left=self._idle, is_eager=True)
         self._images = TaskImages(settings())
-        self._runner = Runner(_trainer, self._source, rules, self._images, _may_restart)
+        self._runner = Runner(
+            _trainer, self._source, rules, self._images, _may_restart, batches.is_connected
+        )
         self._output = None if out is None else open_output(out)
         self._lives: set[LiveEpisode] = set()
         self._reserved = 0

@@ -74,6 +74,10 @@ class InstanceBatches:
         )
         self._job_id = ray_api.job_id()
 
+    def is_connected(self) -> bool:
+        """Whether the connection is open; after its end, nothing can be created."""
+        return not self._fabric.gate.is_closed
+
     async def create(self, count: int, news: EachCreate) -> None:
         """Create instances; each is reported once it runs or has failed.
 

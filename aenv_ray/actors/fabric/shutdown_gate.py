@@ -26,6 +26,11 @@ class ShutdownGate:
         self._is_closed = False
         self._why = "this connection to the fabric was shut down", "aenv_ray.init() connects again"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether new operations are refused, for good."""
+        return self._is_closed
+
     def check(self) -> None:
         """Raise an error if the gate is closed.
 

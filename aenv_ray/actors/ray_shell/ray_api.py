@@ -681,6 +681,10 @@ def translated(what: str, *, instance_id: str | None = None) -> Iterator[None]:
         cause = unwrap(exc)
         if isinstance(cause, AenvError):
             raise cause from None
+        if cause is not exc and isinstance(cause, ray_exceptions.RayError):
+            # What the actor itself asked of Ray failed, for example because the head was away. The
+            # actor lives, so nothing is chained that would say that it died.
+            raise FabricUnavailable(f"{what}: {_first_line(cause)}") from None
         raise
     except ray_exceptions.TaskCancelledError:
         raise

@@ -55,7 +55,10 @@ class LocalRunner:
         self._images = TaskImages(settings())
         batches = InstanceBatches(fabric, project, options, labels)
         self._source = instance_source(batches, left=self._left)
-        self._queue = RunnerQueue(Runner(policy, self._source, rules, self._images).play)
+        runner = Runner(
+            policy, self._source, rules, self._images, is_connected=batches.is_connected
+        )
+        self._queue = RunnerQueue(runner.play)
 
     @classmethod
     async def open(

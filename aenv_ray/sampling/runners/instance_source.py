@@ -430,24 +430,24 @@ class GroupStart:
         self._has_begun = False
 
     async def take(
-        self, source: InstanceSource, restarts: int, own: OwnOptions | None = None
+        self, source: InstanceSource, tries: int, own: OwnOptions | None = None
     ) -> Instance:
         """Return the instance of one episode.
 
         Args:
             source: Provides the instances.
-            restarts: How often the episode was restarted. Until the group has begun, its episodes
-                fail and are restarted together; afterwards each is restarted alone.
+            tries: How often the episode has asked before. Until the group has begun, its episodes
+                fail and ask again together; afterwards each asks alone.
             own: Options of their task.
 
         Raises:
             AenvError: As `aenv_ray.create_many`.
         """
-        start = self._starts.get(restarts)
+        start = self._starts.get(tries)
         if start is None:
             if self._size == 1 or self._has_begun:
                 return await source.acquire(own)
-            start = self._starts[restarts] = source.begin_group(self._size, own)
+            start = self._starts[tries] = source.begin_group(self._size, own)
         instance = await _one_of(source, start)
         self._has_begun = True
         return instance

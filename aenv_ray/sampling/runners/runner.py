@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
     DeadlineExceeded,
+    FabricUnavailable,
     InstanceExpired,
     ResetFailed,
     SandboxDiedInside,
@@ -64,6 +66,11 @@ INFRA_RETRIES: Final = 2
 _NOT_FOR_RESETS: Final = {"reward", "reference", "wrong", "instance", "timeout_s", "unsupported"}
 RETRY_PAUSE_S: Final = 0.5
 """Pause before a restart, multiplied by the number of attempts."""
+OUTAGE_S: Final = 300.0
+"""For so long after an instance has started, creates that the fabric refuses are repeated: it has
+worked, and its head, a host or a daemon is probably being replaced."""
+OUTAGE_PAUSE_S: Final = 5.0
+"""Longest pause between two of them."""
 _SUBMISSION: Final = "submission"
 
 
@@ -85,6 +92,7 @@ class Runner:
         rules: How episodes are played.
         images: Builds the images that tasks bring.
         may_restart: Whether the episode of the current context may be restarted; None: always.
+        is_connected: Whether the fabric can still be reached: not after `aenv_ray.shutdown`.
     """
 
     def __init__(
@@ -94,13 +102,16 @@ class Runner:
         rules: EpisodeRules,
         images: TaskImages,
         may_restart: Callable[[], bool] | None = None,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> None:
         self._policy = policy
         self._source = source
         self._rules = rules
         self._images = images
         self._may_restart = may_restart
+        self._is_connected = is_connected
         self._resets = Resets()
+        self._outage = Outage()
 
     async def play(self, assignment: Assignment, start: GroupStart) -> Episode:
         """Run one episode, and restart it after infrastructure failures.
@@ -109,12 +120,12 @@ class Runner:
             assignment: The task of the episode.
             start: The joint start of the group that the episode belongs to.
         """
-        attempt = assignment.attempt
+        attempt, tries = assignment.attempt, itertools.count()
         if assignment.task.unsupported is not None:
             return _refused(assignment, assignment.task.unsupported)
         while True:
             with logs.about(episode=assignment.index, task=assignment.task.id):
-                episode = await self._attempt(assignment, start, attempt)
+                episode = await self._attempt(assignment, start, attempt, tries)
                 logs.events.info(
                     "episode %d, attempt %d: %s", assignment.index, attempt, _end_of(episode),
                     extra={"instance": episode.instance_id},
@@ -128,7 +139,9 @@ class Runner:
             await asyncio.sleep(RETRY_PAUSE_S * attempt)
             attempt += 1
 
-    async def _attempt(self, assignment: Assignment, start: GroupStart, attempt: int) -> Episode:
+    async def _attempt(
+        self, assignment: Assignment, start: GroupStart, attempt: int, tries: Iterator[int]
+    ) -> Episode:
         task, log = assignment.task, EpisodeLog()
         started = time.perf_counter()
         fields: dict[str, Any] = {
@@ -149,13 +162,14 @@ class Runner:
                 with phases.measured("image"):
                     own = await self._images.options(task)
             with phases.measured("queue"):
-                restarts = attempt - assignment.attempt
-                instance = await start.take(self._source, restarts, own)
+                instance = await self._outlasting(
+                    lambda: start.take(self._source, next(tries), own)
+                )
             while not await self._prepare(instance, task, phases):
                 self._source.release(instance)
                 instance = None
                 with phases.measured("queue"):
-                    instance = await self._source.acquire(own)
+                    instance = await self._outlasting(lambda: self._source.acquire(own))
             fields |= _facts(instance)
             env = EpisodeEnv(instance.env, log)
             spec = instance.created.spec
@@ -183,6 +197,26 @@ class Runner:
         episode = Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
         episode.contents.update(log.contents)
         return episode
+
+    async def _outlasting(self, take: Callable[[], Awaitable[Instance]]) -> Instance:
+        """Return an instance; take one again and again while an outage of the fabric lasts.
+
+        Nothing of the episode has been played, so these tries count as no restart.
+
+        Raises:
+            AenvError: It does not start; the fabric, if no instance has started within `OUTAGE_S`.
+        """
+        while True:
+            try:
+                instance = await take()
+            except FabricUnavailable as exc:
+                pause_s = self._outage.refused(time.monotonic(), exc.message)
+                if pause_s is None or not self._is_connected():
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                self._outage.started(time.monotonic())
+                return instance
 
     async def _prepare(self, instance: Instance, task: Task, phases: _Phases) -> bool:
         """Connect to an instance and reset it; False if it must be replaced.
@@ -274,9 +308,11 @@ class Runner:
 
     async def _unused(self, own: OwnOptions | None) -> Instance:
         """Return an instance in which no agent has acted, since none is reset before a reward."""
-        while (instance := await self._source.acquire(own)).is_used:
+        while True:
+            instance = await self._outlasting(lambda: self._source.acquire(own))
+            if not instance.is_used:
+                return instance
             self._source.release(instance)
-        return instance
 
     async def _score_elsewhere(
         self,
@@ -307,6 +343,32 @@ class Runner:
             return self._failed(task, end, Stage.POLICY, env.acting())
         finally:
             self._source.release(grader)
+
+
+class Outage:
+    """Decides whether creates that the fabric refuses are repeated, and when.
+
+    A fabric that has started nothing yet may be set up wrongly, so its refusals are passed on.
+    """
+
+    def __init__(self) -> None:
+        self._works_at: float | None = None
+        """When the last instance started."""
+        self._refused_at: float | None = None
+        """When the first create after that was refused."""
+
+    def started(self, now: float) -> None:
+        """Note that an instance has started."""
+        self._works_at, self._refused_at = now, None
+
+    def refused(self, now: float, why: str) -> float | None:
+        """Note that a create was refused; return the pause before the next, None if it failed."""
+        if self._works_at is None or now - self._works_at > OUTAGE_S:
+            return None
+        if self._refused_at is None:
+            self._refused_at = now
+            logger.warning("no instance can be created, which episodes wait out: %s", why)
+        return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - self._refused_at)
 
 
 class Resets:

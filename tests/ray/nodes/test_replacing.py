@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aenv_ray.cli.local.free_ports import free_port
-from tests.ray.faults import PROBE, eventually, eventually_empty
+from tests.ray.faults import PROBE, eventually, eventually_empty, kill
 from tests.ray.nodes.loads import LOADS, LONG_S, work_on
 from tests.ray.nodes.nodes import Console, Node, Nodes, own_root, raised
 from tests.ray.nodes.pod_nodes import drain_hook
@@ -132,3 +132,33 @@ def test_services_and_samplings_go_on_while_every_worker_is_replaced(
     assert driver.value("str(aenv_ray.init().undrain(state.node_id).status)") == "ready", (
         "no service has moved from there"
     )
+
+
+def test_a_host_that_dies_after_the_services_have_left_its_node_is_a_typed_loss(
+    nodes: Nodes, driver: Console
+) -> None:
+    """Ray restarts no actor on a node that it drains: calls do not hang, and nothing is left."""
+    worker = nodes.add(slots=SLOTS)
+    driver.do(
+        "import asyncio, os\nfrom aenv_ray.client.async_handle import AsyncEnvHandle\n"
+        "def count(handle):\n"
+        "    return asyncio.run(AsyncEnvHandle(handle).call_tool('count', {}, 100.0)).data\n"
+        f"near = {worker.node_id!r}\n"
+        "fabric = aenv_ray.init()\n"
+        "others = [state.node_id for state in fabric.nodes() if state.node_id != near]\n"
+        "for node in others:\n    fabric.drain(node)\n"
+        "made = [aenv_ray.create(PROBE, actor=actor) for actor in ('shared', 'dedicated')]\n"
+        "for node in others:\n    fabric.undrain(node)"
+    )
+    driver.do("aenv_ray.init().drain(near, is_leaving=True)\nray_api.drain_by_ray(near, 60.0)")
+    assert driver.value("[count(handle) for handle in made]") == [1, 1]
+    assert driver.value("{ray.get(h.info.remote()).node_id for h in made} == {near}")
+    for number in range(2):
+        host = f"ray_api.find_actor(ray.get(made[{number}].info.remote()).host)"
+        kill(driver.value(f"ray.get({host}.__ray_call__.remote(lambda _: os.getpid()))"))
+        lost = raised(lambda n=number: driver.value(f"count(made[{n}])"))  # type: ignore[misc]
+        assert "SandboxLost" in lost
+    eventually(lambda: driver.value("len(aenv_ray.list_instances())") == 0, LONG_S)
+    eventually_empty(worker.sandboxes, LONG_S)
+    done = drain(nodes, worker)
+    assert done.returncode == 0, done.stderr

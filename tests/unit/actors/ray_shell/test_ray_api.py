@@ -156,3 +156,16 @@ def test_draining_nodes_are_those_that_any_version_stored(
 ) -> None:
     monkeypatch.setattr(ray_api, "load", lambda _: kept)
     assert ray_api.draining_nodes() == draining
+
+
+def test_what_an_actor_asked_of_ray_in_vain_is_typed() -> None:
+    """The controller asks the head for the nodes; a head that is away must not end a sampling."""
+    cause = ray.exceptions.RpcError("failed to connect to all addresses")
+    raised_by_actor = ray.exceptions.RayTaskError("shared_hosts", "traceback", cause)
+    typed = pytest.raises(FabricUnavailable, match="the shared hosts: failed to connect")
+    with typed, ray_api.translated("the shared hosts"):
+        raise raised_by_actor.as_instanceof_cause()
+    dead = ray.exceptions.ActorDiedError()  # of another actor
+    with pytest.raises(FabricUnavailable) as raised, ray_api.translated("the shared hosts"):
+        raise ray.exceptions.RayTaskError("call", "traceback", dead).as_instanceof_cause()
+    assert not ray_api.is_of_a_dead_actor(raised.value), "the called actor lives"

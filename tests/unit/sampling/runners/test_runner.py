@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import Any, cast
 
 import pytest
 
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.sampling import Episode, EpisodeStatus
 from aenv_ray.sampling.policies.scripted import null
+from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
 from aenv_ray.sampling.runners.attribution import FailureRewards
-from aenv_ray.sampling.runners.instance_source import Instance
-from aenv_ray.sampling.runners.runner import EpisodeRules, Runner, _recordable
+from aenv_ray.sampling.runners.instance_source import GroupStart, Instance
+from aenv_ray.sampling.runners.runner import (
+    OUTAGE_S,
+    EpisodeRules,
+    Outage,
+    Runner,
+    _recordable,
+)
 
 
 class _Handle:
@@ -110,3 +119,100 @@ async def test_a_runner_whose_loop_a_policy_blocks_is_reported(
         runner_actor.logger.removeHandler(handler)
     assert "runner-1 has not answered" in caplog.text
     assert "blocks the event loop" in caplog.text
+
+
+class _FailingSource(_Source):
+    """Raises these errors, one for each request, None for an instance."""
+
+    def __init__(self, errors: list[AenvError | None]) -> None:
+        super().__init__()
+        self._errors = errors
+
+    async def acquire(self, own: Any = None) -> Instance:
+        del own
+        error = self._errors.pop(0)
+        if error is not None:
+            raise error
+        return self._instance(len(self._errors), is_used=False)
+
+
+async def test_an_episode_waits_out_a_fabric_that_worked_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host that does not start is not used for 10 s, longer than all restarts together take."""
+    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    refused = FabricUnavailable("no host runs on any node")
+    source = _FailingSource([refused, None, *[refused] * 9, None])
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(null, cast("Any", source), rules, cast("Any", None))
+    with pytest.raises(FabricUnavailable):  # it may be set up wrongly
+        await runner._unused(None)
+    assert (await runner._unused(None)).env.instance_id == "10"
+    assert (await runner._unused(None)).env.instance_id == "0"
+    assert caplog.text.count("no host runs on any node") == 1
+
+
+async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
+    gate = ShutdownGate()
+    refused = FabricUnavailable("this connection to the fabric was shut down")
+    source = _FailingSource([None, refused])
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(
+        null, cast("Any", source), rules, cast("Any", None),
+        is_connected=lambda: not gate.is_closed,
+    )  # fmt: skip
+    await runner._unused(None)
+    gate.close(0.0)
+    with pytest.raises(FabricUnavailable, match="shut down"):
+        await runner._unused(None)
+
+
+def test_an_outage_ends_five_minutes_after_the_last_start() -> None:
+    outage = Outage()
+    assert outage.refused(0.0, "why") is None
+    outage.started(10.0)
+    assert [outage.refused(now, "why") for now in (20.0, 22.0, 30.0)] == [0.5, 2.5, 5.0]
+    assert outage.refused(10.0 + OUTAGE_S + 1.0, "why") is None
+    outage.started(400.0)
+    assert outage.refused(401.0, "why") == 0.5
+
+
+async def test_a_group_that_waits_out_an_outage_starts_together() -> None:
+    """Its episodes ask again together, also after a restart: no start is taken twice."""
+    begun: list[int] = []
+
+    class _Groups(_Source):
+        def begin_group(self, count: int, own: Any = None) -> asyncio.Task[list[Instance]]:
+            del own
+            begun.append(count)
+
+            async def start() -> list[Instance]:
+                if len(begun) in {2, 3}:
+                    raise FabricUnavailable("no host runs on any node")
+                if len(begun) == 4:
+                    raise SandboxStartFailed("it did not start", instance_id="e-1")
+                return [self._instance(n, is_used=False) for n in range(count)]
+
+            return asyncio.create_task(start())
+
+    source, rules = _Groups(), EpisodeRules(1, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(null, cast("Any", source), rules, cast("Any", None))
+    first, second = GroupStart(2), GroupStart(2)
+    counts = itertools.count()
+    await runner._outlasting(lambda: first.take(cast("Any", source), next(counts)))
+
+    async def take() -> str:
+        tries = itertools.count()
+        for _ in range(2):
+            try:
+                taken = await runner._outlasting(
+                    lambda: second.take(cast("Any", source), next(tries))
+                )
+                return str(taken.env.instance_id)
+            except SandboxStartFailed:
+                continue
+        return ""
+
+    async with asyncio.timeout(60.0):
+        assert sorted(await asyncio.gather(take(), take())) == ["0", "1"]
+    assert begun == [2] * 5
