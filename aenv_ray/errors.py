@@ -411,7 +411,8 @@ def reported_by_sandbox(
     which counts for the agent, and that too many ports are open, which no episode depends on. Nor
     can a tool say that the program that calls it is wrong: see `as_tool_error`.
     """
-    error = from_wire(data, instance_id=instance_id)
+    texts = {key: _cut(str(data[key])) for key in _SAID if data.get(key) is not None}
+    error = from_wire(texts, instance_id=instance_id)
     if isinstance(error, CallOutcomeUnknown):
         return error
     if not is_infrastructure(error):
@@ -425,6 +426,17 @@ def reported_by_sandbox(
         instance_id=instance_id,
         hint=error.hint,
     )
+
+
+_SAID = ("code", "message", "hint", "tool_name", "died_of")
+"""What is read of an error of a sandbox. Another instance's id, or a time to wait, is not."""
+_MOST_CHARACTERS = 100_000
+"""Of each text of such an error: errors are in records, which drivers and runners collect."""
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - _MOST_CHARACTERS
+    return text if left_out <= 0 else f"{text[:_MOST_CHARACTERS]}\n[{left_out} characters cut]"
 
 
 GONE = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)

@@ -95,6 +95,8 @@ def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None
         TypeError: It is not one.
     """
     match params.get("note"):
+        case {"method": str(), "params": {"data": data}} if not isinstance(data, dict):
+            raise TypeError("not a note: its data is not an object")
         case {"method": str(), **rest} as note if isinstance(rest.get("params", {}), dict):
             if size > MAX_REPORT_BYTES:
                 data = {"msg": _left_out(size), "extra": None}

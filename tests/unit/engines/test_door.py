@@ -15,8 +15,10 @@ from aenv_ray.engines import door
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
+    CapacityExceeded,
     FunctionFailed,
     InsideCause,
+    ResetFailed,
     SandboxDiedInside,
     SandboxLost,
     is_infrastructure,
@@ -236,6 +238,19 @@ def test_what_the_runtime_reports_keeps_its_type(code: str, method: str) -> None
     assert reported_by_sandbox({"code": code, "message": "m"}, method).code == code
 
 
+def test_of_an_error_only_texts_are_read_and_they_have_a_limit() -> None:
+    """Invariants 7 and 12: drivers collect errors; a time to wait is not the sandbox's to say."""
+    wide = {"code": "capacity_exceeded", "message": "x" * 10_000_000, "retry_after_s": 1e400}
+    error = reported_by_sandbox(wide | {"hint": ["h"], "instance_id": "i-2"}, "aenv/port_open")
+    assert isinstance(error, CapacityExceeded)
+    assert (error.retry_after_s, error.hint) == (1.0, "['h']")
+    assert len(error.message) < 101_000
+    assert error.message.endswith("[9900000 characters cut]")
+    error = reported_by_sandbox({"code": "reset_failed", "instance_id": "i-2"}, "aenv/reset")
+    assert isinstance(error, ResetFailed)
+    assert error.instance_id is None
+
+
 @pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools", "resources/read"])
 @pytest.mark.parametrize("code", ["config_error", "policy_refused", "unauthorized", "forbidden"])
 def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -> None:
@@ -250,6 +265,14 @@ def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -
     [
         ("tools/call", b"{]"),
         ("tools/call", b'{"content":7}'),
+        ("tools/call", b'{"content":[{"type":"text","text":5}]}'),
+        ("tools/call", b'{"content":[],"structuredContent":[1]}'),
+        ("tools/call", b'{"content":[],"_meta":5}'),
+        ("tools/call", b'{"content":[],"structuredContent":{},"_meta":{"aenv/wrapped":true}}'),
+        ("tools/list", b'{"tools":[{}]}'),
+        ("tools/list", b'{"tools":[{"name":7,"inputSchema":{}}]}'),
+        ("tools/list", b'{"tools":{}}'),
+        ("prompts/list", b'{"prompts":[7]}'),
         ("aenv/reward", b"[]"),
         ("aenv/exec", b'{"data":{"stdout":"%"}}'),
         ("aenv/read_file", b'{"data":null}'),
