@@ -222,6 +222,10 @@ class InsideCause(StrEnum):
     """It reached its limit of disk space."""
     CONNECTION = "connection"
     """It closed its connection to the host, or sent invalid messages, while it ran."""
+    ROOM = "room"
+    """It asked for an inner instance for which the cluster had no room, and said that no tool had
+    asked. Only the host notes this. It is an outcome of the episode if the agent has acted, which
+    may have chosen the moment."""
 
 
 class SandboxDiedInside(SandboxLost, code="sandbox_died_inside"):
@@ -412,6 +416,8 @@ def reported_by_sandbox(
     can a tool say that the program that calls it is wrong: see `as_tool_error`.
     """
     texts = {key: _cut(str(data[key])) for key in _SAID if data.get(key) is not None}
+    if texts.get("died_of") == InsideCause.ROOM:
+        del texts["died_of"]
     error = from_wire(texts, instance_id=instance_id)
     if isinstance(error, CallOutcomeUnknown):
         return error
