@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pydantic_core
 
+from aenv_ray.engines.base import read_json
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
@@ -220,7 +221,7 @@ def decode_json(method: str, data: bytes) -> Any:
         SandboxDiedInside: The text is malformed JSON, or as for `decode`.
     """
     try:
-        result = pydantic_core.from_json(data)
+        result = read_json(data)
     except ValueError as exc:
         raise _malformed(method, exc) from None
     return decode(method, result)
