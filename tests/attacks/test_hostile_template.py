@@ -199,7 +199,9 @@ async def test_a_fork_that_reports_at_the_wrong_time_ends_only_its_template(
         f"    send_all({packets!r})\n"
         "os.register_at_fork(after_in_child=forge)\n"
     )
-    with pytest.raises(SandboxStartFailed, match="a process of its template sent an invalid message"):
+    with pytest.raises(
+        SandboxStartFailed, match="a process of its template sent an invalid message"
+    ):
         await walled.start(walled.project({"tools.py": source + TOOL}))
     assert await value_of(victim, "echo", text="hi") == "hi"
     assert walled_node.launcher_pids() == launcher

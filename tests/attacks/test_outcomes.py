@@ -159,7 +159,8 @@ def test_no_forged_answer_voids_the_episode_of_a_policy_that_reads_it(
         await env.call_tool("hijack", {"answer": task.answer})
         if call == "call_tool":
             result = await env.call_tool("act")
-            assert isinstance(result.text(), str) and (result.data, result.meta.get("a")) != 0
+            assert isinstance(result.text(), str)
+            assert (result.data, result.meta.get("a")) != 0
         elif call == "list_tools":
             for tool in await env.list_tools():
                 assert tool["name"].upper() is not tool["inputSchema"].get("type")

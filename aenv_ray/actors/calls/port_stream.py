@@ -9,7 +9,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
-
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
 from aenv_ray.engines.base import read_json
 from aenv_ray.runtime.door.async_calls import Disconnect

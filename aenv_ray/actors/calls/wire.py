@@ -65,7 +65,7 @@ def _tool_result(result: dict[str, Any]) -> ToolResult:
     if not isinstance(found.structured, dict | None) or not isinstance(found.meta, dict):
         raise TypeError("its structured content, or its _meta, is not an object")
     if found.structured is not None and found.meta.get("aenv/wrapped"):
-        found.structured["result"]  # noqa: B018  # as `ToolResult.data` reads it
+        found.structured["result"]  # as `ToolResult.data` reads it
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Final
 
 from aenv_ray.actors.calls.caller_notes import HeldReports, Report, message_of, note_of
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult

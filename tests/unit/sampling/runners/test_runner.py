@@ -82,7 +82,8 @@ class _NoRoom(_Handle):
 
 
 @pytest.mark.parametrize(
-    ("where", "acts", "reward"), [("setup", True, None), ("reward", False, None), ("reward", True, 0.0)]
+    ("where", "acts", "reward"),
+    [("setup", True, None), ("reward", False, None), ("reward", True, 0.0)],
 )
 async def test_a_lack_of_room_counts_once_an_agent_has_acted(
     where: str, acts: bool, reward: float | None
