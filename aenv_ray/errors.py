@@ -222,6 +222,10 @@ class InsideCause(StrEnum):
     """It reached its limit of disk space."""
     CONNECTION = "connection"
     """It closed its connection to the host, or sent invalid messages, while it ran."""
+    ROOM = "room"
+    """It asked for an inner instance for which the cluster had no room, and said that no tool had
+    asked. Only the host notes this. It is an outcome of the episode if the agent has acted, which
+    may have chosen the moment."""
 
 
 class SandboxDiedInside(SandboxLost, code="sandbox_died_inside"):
@@ -411,7 +415,10 @@ def reported_by_sandbox(
     which counts for the agent, and that too many ports are open, which no episode depends on. Nor
     can a tool say that the program that calls it is wrong: see `as_tool_error`.
     """
-    error = from_wire(data, instance_id=instance_id)
+    texts = {key: _cut(str(data[key])) for key in _SAID if data.get(key) is not None}
+    if texts.get("died_of") == InsideCause.ROOM:
+        del texts["died_of"]
+    error = from_wire(texts, instance_id=instance_id)
     if isinstance(error, CallOutcomeUnknown):
         return error
     if not is_infrastructure(error):
@@ -425,6 +432,17 @@ def reported_by_sandbox(
         instance_id=instance_id,
         hint=error.hint,
     )
+
+
+_SAID = ("code", "message", "hint", "tool_name", "died_of")
+"""What is read of an error of a sandbox. Another instance's id, or a time to wait, is not."""
+_MOST_CHARACTERS = 100_000
+"""Of each text of such an error: errors are in records, which drivers and runners collect."""
+
+
+def _cut(text: str) -> str:
+    left_out = len(text) - _MOST_CHARACTERS
+    return text if left_out <= 0 else f"{text[:_MOST_CHARACTERS]}\n[{left_out} characters cut]"
 
 
 GONE = (InstanceNotFound, InstanceExpired, InstanceReleased, SandboxLost)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Final, final
 
 import pydantic_core
 
@@ -40,6 +40,12 @@ from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.roles import DoorRole
+
+MAX_VALUES: Final = 16_000_000
+"""Of one result. An empty list takes 3 bytes of JSON and 64 of memory, so a result
+of the largest size could take 5 GiB of the process that reads it."""
+MAX_REQUEST_VALUES: Final = 2_000_000
+"""Of anything else that a sandbox sends."""
 
 OnProgress = Callable[[float | None, float | None, str | None], None]
 """Takes progress, total and message. Without a progress, the message is the JSON text of a note for
@@ -184,7 +190,7 @@ class Sandbox(ABC):
         result = await self.request_json(
             method, pydantic_core.to_json(params), deadline_s=deadline_s, on_progress=on_progress
         )
-        return pydantic_core.from_json(result)
+        return read_json(result)
 
     async def open_door(self, role: DoorRole) -> socket:
         """Return a new connection to the door, for a caller on this node.
@@ -353,6 +359,20 @@ def check_os(config: EnvironmentConfig, own: str, whose: str) -> None:
             f"{config.reference} is for {wanted} (deployConfig.os), but {whose} runs {own}",
             hint=f"run it on a node or engine with {wanted}, or change deployConfig.os",
         )
+
+
+def read_json(data: bytes, most_values: int = MAX_VALUES) -> Any:
+    """Parse what a sandbox sent.
+
+    Raises:
+        ValueError: It is not JSON, or may have more values than allowed. Commas and brackets in
+            texts count, too.
+    """
+    if len(data) > most_values:
+        count = data.count(b",") + data.count(b"[") + data.count(b"{")
+        if count > most_values:
+            raise ValueError(f"JSON with up to {count} values; the limit is {most_values}")
+    return pydantic_core.from_json(data)
 
 
 def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:

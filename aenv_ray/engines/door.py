@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +15,14 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray import errors
-from aenv_ray.engines.base import EndCause, OnProgress, Sandbox, lost
+from aenv_ray.engines.base import (
+    MAX_REQUEST_VALUES,
+    EndCause,
+    OnProgress,
+    Sandbox,
+    lost,
+    read_json,
+)
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.caller_link import LOG, NOTE
@@ -42,6 +52,12 @@ wakes the sandbox and later the host: a tenth of a call's cost on two cores. Abo
 in a millisecond."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer message is ended, because it takes its host's memory."""
+MAX_PARTIAL_SHARE: Final = 1 / 8
+"""Share of the node's memory that incomplete messages may take in one process. Beyond it, the
+sandbox with the longest one is ended: many sandboxes together must not fill the node's memory."""
+_LEAST_PARTIAL_BYTES: Final = 1024 * 1024 * 1024
+_LONG_MESSAGE_BYTES: Final = 1024 * 1024
+"""Shorter incomplete messages are not counted."""
 MAX_REPORT_BYTES: Final = 1024 * 1024
 """A longer progress report or note is replaced by a remark: up to a thousand are held for a slow
 caller."""
@@ -95,6 +111,8 @@ def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None
         TypeError: It is not one.
     """
     match params.get("note"):
+        case {"method": str(), "params": {"data": data}} if not isinstance(data, dict):
+            raise TypeError("not a note: its data is not an object")
         case {"method": str(), **rest} as note if isinstance(rest.get("params", {}), dict):
             if size > MAX_REPORT_BYTES:
                 data = {"msg": _left_out(size), "extra": None}
@@ -105,6 +123,44 @@ def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None
 
 def _left_out(size: int) -> str:
     return f"[a message of {size} bytes was left out; the limit is {MAX_REPORT_BYTES}]"
+
+
+class _PartialMessages:
+    """Long incomplete messages of all sandboxes that send to this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes: dict[DoorSandbox, int] = {}
+        self._total = 0
+        self.limit_bytes = _LEAST_PARTIAL_BYTES
+        with contextlib.suppress(ValueError, OSError):  # unknown on this system
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            self.limit_bytes = max(self.limit_bytes, int(memory * MAX_PARTIAL_SHARE))
+
+    def note(self, sandbox: DoorSandbox, size: int) -> DoorSandbox | None:
+        """Note the size of an incomplete message; 0: there is none any more.
+
+        Returns:
+            The sandbox with the longest one, which is forgotten, if there are too many.
+        """
+        with self._lock:
+            self._forget(sandbox)
+            if not size:
+                return None
+            self._sizes[sandbox] = size
+            self._total += size
+            if self._total <= self.limit_bytes:
+                return None
+            longest = max(self._sizes, key=self._sizes.__getitem__)
+            self._forget(longest)
+            return longest
+
+    def _forget(self, sandbox: DoorSandbox) -> None:
+        self._total -= self._sizes.pop(sandbox, 0)
+
+
+PARTIAL: Final = _PartialMessages()
+"""Those of this process, whatever its event loops."""
 
 
 @dataclass(slots=True)
@@ -156,6 +212,8 @@ class DoorSandbox(Sandbox):
         self._is_watching = False
         self._buffer = bytearray()
         self._scanned = 0
+        self._is_long = False
+        """Whether `PARTIAL` has the incomplete message in the buffer."""
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -208,15 +266,28 @@ class DoorSandbox(Sandbox):
                 self._scanned = len(buffer)
                 if len(buffer) > MAX_MESSAGE_BYTES:
                     self._refuse(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+                elif len(buffer) > _LONG_MESSAGE_BYTES:
+                    self._note_long(len(buffer))
                 return
             line = bytes(buffer[:end])
             del buffer[: end + 1]
             self._scanned = 0
+            if self._is_long:
+                self._note_long(0)
             try:
                 self._on_line(line)
             except (ValueError, KeyError, AttributeError, TypeError):
                 self._refuse(f"it sent an invalid message: {line[:100]!r}")
                 return
+
+    def _note_long(self, size: int) -> None:
+        self._is_long = size > 0
+        longest = PARTIAL.note(self, size)
+        if longest is not None:
+            # In its own loop: a process may have several.
+            longest._loop.call_soon_threadsafe(
+                longest._refuse, "it sent the longest of the messages that fill its host's memory"
+            )
 
     def _refuse(self, why: str) -> None:
         self.end(EndCause(why, errors.InsideCause.CONNECTION))
@@ -259,6 +330,10 @@ class DoorSandbox(Sandbox):
         for task in list(self._requests.values()):
             task.cancel()
         sock, self._sock = self._sock, None
+        if self._is_long:
+            self._is_long = False
+            PARTIAL.note(self, 0)
+        self._buffer = bytearray()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
@@ -273,7 +348,7 @@ class DoorSandbox(Sandbox):
             if waiting is not None and not waiting.future.done():
                 waiting.future.set_result(line[id_end + 1 : -1])
             return
-        message = pydantic_core.from_json(line)
+        message = read_json(line, MAX_REQUEST_VALUES)
         if message.get("id", 0) is None:  # an error of no request: why it closes the connection
             self._last_error = str(message["error"]["message"])[:_LAST_ERROR_CHARACTERS]
             return
@@ -430,7 +505,7 @@ class DoorSandbox(Sandbox):
         if outcome.startswith(b'"result":'):
             return outcome[len(b'"result":') :]
         try:
-            error = pydantic_core.from_json(b"{" + outcome + b"}")["error"]
+            error = read_json(b"{" + outcome + b"}", MAX_REQUEST_VALUES)["error"]
             data = error.get("data") or {"code": "internal_error", "message": error.get("message")}
             raise errors.reported_by_sandbox(data, method, instance_id=self.instance_id)
         except (ValueError, KeyError, AttributeError, TypeError):

@@ -105,6 +105,76 @@ def test_no_error_of_a_tool_voids_the_episode_of_a_policy_that_does_not_catch_it
         assert episode.reward == 0.0, (code, episode.status, episode.error)
 
 
+HIJACK = """
+from aenv_ray.runtime import register_reward, register_tool
+from aenv_ray.runtime.door.door import Connection
+
+send = Connection._send
+
+
+@register_tool
+def hijack(answer: str) -> int:
+    def forged(self, data):
+        head = data[:data.index(b",", 17) + 1]  # the id
+        send(self, head + answer.encode() + b"}\\n" if forged.used else data)
+        forged.used = True
+
+    forged.used = False
+    Connection._send = forged
+    return 1
+
+
+@register_tool
+def act() -> int:
+    return 1
+
+
+@register_reward
+def score() -> float:
+    return 1.0
+"""
+FORGED = {
+    "text": '"result":{"content":[{"type":"text","text":5}]}',
+    "structured": '"result":{"content":[],"structuredContent":[1]}',
+    "meta": '"result":{"content":[],"_meta":[]}',
+    "wrapped": '"result":{"content":[],"structuredContent":{},"_meta":{"aenv/wrapped":true}}',
+    "deep": '"result":' + "[" * 5000 + "]" * 5000,
+    "integer": '"result":' + "1" * 5000,
+    "nothing": '"other":1',
+    "error without data": '"error":7',
+    "odd error": '"error":{"message":[],"data":{"code":[],"hint":{},"tool_name":7}}',
+    "tools": '"result":{"tools":[{"name":7}]}',
+    "config": '"error":{"message":"m","data":{"code":"config_error","message":"m"}}',
+}
+
+
+@pytest.mark.parametrize("call", ["call_tool", "list_tools", "exec"])
+def test_no_forged_answer_voids_the_episode_of_a_policy_that_reads_it(
+    cluster: Cluster, nothing_left: None, project: Callable[..., Path], call: str
+) -> None:
+    """Invariant 14: a policy that trips over an answer fails by itself, which would be void."""
+    del cluster, nothing_left
+
+    async def policy(env: Any, task: Any) -> None:
+        await env.call_tool("hijack", {"answer": task.answer})
+        if call == "call_tool":
+            result = await env.call_tool("act")
+            assert isinstance(result.text(), str)
+            assert (result.data, result.meta.get("a")) != 0
+        elif call == "list_tools":
+            for tool in await env.list_tools():
+                assert tool["name"].upper() is not tool["inputSchema"].get("type")
+        else:
+            assert (await env.exec("true")).exit_code != "0"
+
+    tasks = [{"id": name, "answer": answer} for name, answer in FORGED.items()]
+    found = played(project(HIJACK), policy, tasks)
+    assert found.keys() == FORGED.keys()
+    for name, episode in found.items():
+        assert episode.reward is not None, (name, episode.status, episode.error)
+        assert episode.status is not EpisodeStatus.INFRA_FAILED, (name, episode.error)
+
+
 def test_no_error_of_a_setup_ends_the_run(hostile: Path) -> None:
     tasks = [
         {"id": code, "setup": {"function": "answer", "arguments": {"code": code}}} for code in CODES

@@ -12,14 +12,13 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pydantic_core
 
-from aenv_ray.actors.calls.caller_notes import Report
+from aenv_ray.actors.calls.caller_notes import HeldReports, Report
 from aenv_ray.actors.calls.wire import WireResult
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
@@ -46,8 +45,6 @@ Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]
 
 UNCLAIMED_S: Final = 60.0
 """How long an outcome is held for a caller that may come back."""
-MAX_REPORTS: Final = 1000
-"""Progress reports held for a slow reader; the oldest are dropped."""
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Size at which one task stops adding answers; the first answer may be larger."""
 _LINGER_S: Final = 0.0002
@@ -159,7 +156,7 @@ class _RunningCall:
         self.name = name
         self.news: asyncio.Event | None = None
         """Wakes the exchange that follows the call; None if none does."""
-        self.reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self.reports = HeldReports()
         self._forget = forget
 
     def start(self, run: Coroutine[Any, Any, WireResult]) -> None:
@@ -180,7 +177,7 @@ class _RunningCall:
                 self._expire()
 
     def report(self, progress: float | None, total: float | None, message: str | None) -> None:
-        self.reports.append((progress, total, message))
+        self.reports.add((progress, total, message))
         if self.news is not None:
             self.news.set()
 

@@ -6,7 +6,9 @@ of `aenv_ray.runtime.door.caller_link`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pydantic_core
 
@@ -15,6 +17,47 @@ from aenv_ray.runtime.door.caller_link import LOG, Note
 
 Report = tuple[float | None, float | None, str | None]
 """Progress, total and message, as a tool reports them; or a note."""
+
+
+MAX_REPORTS: Final = 1000
+MAX_REPORTS_CHARACTERS: Final = 4 * 1024 * 1024
+
+
+class HeldReports:
+    """The reports of one call that its reader has not taken yet.
+
+    A slow reader loses the oldest beyond `MAX_REPORTS` or `MAX_REPORTS_CHARACTERS`.
+    """
+
+    def __init__(self) -> None:
+        self._reports: deque[Report] = deque()
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def __iter__(self) -> Iterator[Report]:
+        return iter(self._reports)
+
+    def add(self, report: Report) -> None:
+        """Hold a report."""
+        self._reports.append(report)
+        self._characters += len(report[2] or "")
+        while (
+            len(self._reports) > MAX_REPORTS or self._characters > MAX_REPORTS_CHARACTERS
+        ) and len(self._reports) > 1:
+            self.pop()
+
+    def pop(self) -> Report:
+        """Return the oldest, and hold it no more."""
+        report = self._reports.popleft()
+        self._characters -= len(report[2] or "")
+        return report
+
+    def clear(self) -> None:
+        """Hold none any more."""
+        self._reports.clear()
+        self._characters = 0
 
 
 def report_of(note: Note) -> Report:

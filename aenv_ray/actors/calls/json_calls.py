@@ -7,13 +7,12 @@ at the instance's host, so another process can cancel the call (see `call_batchi
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from aenv_ray.actors.calls.call_batching import MAX_REPORTS, BatchClient, Reports
-from aenv_ray.actors.calls.caller_notes import Report
+from aenv_ray.actors.calls.call_batching import BatchClient, Reports
+from aenv_ray.actors.calls.caller_notes import HeldReports
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
 from aenv_ray.actors.calls.parameters import call_id_of
 from aenv_ray.actors.calls.wire import call_message
@@ -201,12 +200,13 @@ class _Progress:
     """Reports of one call that its client has not received yet."""
 
     def __init__(self) -> None:
-        self._reports: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self._reports = HeldReports()
         self._changed = asyncio.Event()
         self._has_ended = False
 
     def add(self, reports: Reports) -> None:
-        self._reports.extend(reports)
+        for report in reports:
+            self._reports.add(report)
         self._changed.set()
 
     def end(self, result: asyncio.Future[bytes]) -> None:

@@ -9,9 +9,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
-import pydantic_core
-
 from aenv_ray.actors.calls.json_calls import InstanceCalls, JsonCall
+from aenv_ray.engines.base import read_json
 from aenv_ray.runtime.door.async_calls import Disconnect
 
 PIECE_BYTES: Final = 256 * 1024
@@ -61,6 +60,6 @@ class PortStream:
         own = {"connection": self._connection} if self._connection else {}
         params = {"arguments": {**own, **arguments}}
         call = JsonCall(self._instance_id, method, params, {"aenv/timeout_s": _CALL_S})
-        result = pydantic_core.from_json(await self._calls.call(call, Disconnect()))
+        result = read_json(await self._calls.call(call, Disconnect()))
         data: dict[str, Any] = result["data"]
         return data

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pydantic_core
 
+from aenv_ray.engines.base import read_json
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
@@ -53,13 +54,34 @@ def exec_result(data: Mapping[str, Any]) -> ExecResult:
 
 
 def _tool_result(result: dict[str, Any]) -> ToolResult:
+    """Return a result whose methods do not raise, whatever the sandbox sent.
+
+    A policy that raised because of one would void its episode.
+    """
     found = ToolResult.from_wire(result)
-    if not isinstance(found.content, list):
-        raise TypeError("its content is not a list")
-    for block in found.content:
-        if not isinstance(block, dict):
-            raise TypeError("its content is not a list of objects")
+    for block in _objects(found.content, "content"):
+        if block.get("type") == "text" and not isinstance(block.get("text", ""), str):
+            raise TypeError("its text is not a string")
+    if not isinstance(found.structured, dict | None) or not isinstance(found.meta, dict):
+        raise TypeError("its structured content, or its _meta, is not an object")
+    if found.structured is not None and found.meta.get("aenv/wrapped"):
+        found.structured["result"]  # as `ToolResult.data` reads it
     return found
+
+
+def _objects(value: Any, what: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise TypeError(f"its {what} is not a list of objects")
+    return value
+
+
+def _tools(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    for tool in (tools := _objects(result["tools"], "list of tools")):
+        # A server that is not ours may leave the schema out.
+        schema = tool.setdefault("inputSchema", {"type": "object"})
+        if not isinstance(tool["name"], str) or not isinstance(schema, dict):
+            raise TypeError("a tool has no name, or its schema is not an object")
+    return tools
 
 
 def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
@@ -73,13 +95,15 @@ def _batch(result: Mapping[str, Any]) -> list[ToolResult | AenvError]:
 
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "tools/call": _tool_result,
-    "tools/list": lambda result: result["tools"],
-    "resources/list": lambda result: result["resources"],
-    "resources/templates/list": lambda result: result["resourceTemplates"],
+    "tools/list": _tools,
+    "resources/list": lambda result: _objects(result["resources"], "list of resources"),
+    "resources/templates/list": lambda result: _objects(
+        result["resourceTemplates"], "list of resource templates"
+    ),
     "resources/read": lambda result: [
         ResourceContents.from_wire(part) for part in result["contents"]
     ],
-    "prompts/list": lambda result: result["prompts"],
+    "prompts/list": lambda result: _objects(result["prompts"], "list of prompts"),
     "prompts/get": PromptMessages.from_wire,
     "ping": lambda result: result,
     "aenv/call_tools": _batch,
@@ -197,7 +221,7 @@ def decode_json(method: str, data: bytes) -> Any:
         SandboxDiedInside: The text is malformed JSON, or as for `decode`.
     """
     try:
-        result = pydantic_core.from_json(data)
+        result = read_json(data)
     except ValueError as exc:
         raise _malformed(method, exc) from None
     return decode(method, result)

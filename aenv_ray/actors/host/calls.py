@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Final
 
-from aenv_ray.actors.calls.call_batching import MAX_REPORTS
-from aenv_ray.actors.calls.caller_notes import Report, message_of, note_of
+from aenv_ray.actors.calls.caller_notes import HeldReports, Report, message_of, note_of
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
@@ -81,21 +80,24 @@ class HostCalls:
         self, message: CallMessage
     ) -> AsyncGenerator[Report | LogMessage | Question | WireResult]:
         """Run one call; yield ``(progress, total, message)`` tuples and notes, then the result."""
-        reports: asyncio.Queue[Report | None] = asyncio.Queue()
+        reports, news = HeldReports(), asyncio.Event()
 
-        def add(*report: Any) -> None:
-            if reports.qsize() >= MAX_REPORTS:
-                reports.get_nowait()  # the oldest: the reader is slow
-            reports.put_nowait(report)
+        def add(progress: float | None, total: float | None, text: str | None) -> None:
+            reports.add((progress, total, text))
+            news.set()
 
         task = asyncio.create_task(self.call(message, add))
-        task.add_done_callback(lambda _: reports.put_nowait(None))
+        task.add_done_callback(lambda _: news.set())
         try:
-            while (report := await reports.get()) is not None:
-                if (note := note_of(report)) is None:
-                    yield report
-                elif (told := message_of(note)) is not None:
-                    yield told
+            while reports or not task.done():
+                await news.wait()
+                while reports:
+                    report = reports.pop()
+                    if (note := note_of(report)) is None:
+                        yield report
+                    elif (told := message_of(note)) is not None:
+                        yield told
+                news.clear()
             yield await task
         finally:
             task.cancel()

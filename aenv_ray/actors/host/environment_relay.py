@@ -130,7 +130,8 @@ class EnvironmentRequest(BaseModel):
     call_id: str = Field(min_length=1, max_length=100)
     is_for_tool: bool = True
     """Whether a tool of the outer instance asks, or what a tool left running: an agent may have
-    caused the request. False: a function, a reward or a reset does."""
+    caused the request. False: a function, a reward or a reset does. Code of an agent in the runtime
+    can claim that, so it only decides whether a lack of room ends the instance."""
 
     @property
     def name(self) -> str:

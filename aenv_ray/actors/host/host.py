@@ -33,12 +33,14 @@ from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
-from aenv_ray.engines.base import HostService, Sandbox, SandboxSpec
+from aenv_ray.engines.base import EndCause, HostService, Sandbox, SandboxSpec
 from aenv_ray.engines.door import CHAT_METHOD
 from aenv_ray.errors import (
     AenvError,
+    CapacityExceeded,
     ConfigError,
     FabricUnavailable,
+    InsideCause,
     InstanceNotFound,
     InstanceReleased,
     InternalError,
@@ -428,7 +430,7 @@ class Host:
         """End instances that were released while they started, and return their errors."""
         doomed = [instance_id for instance_id in ids if instance_id in self._doomed]
         self._doomed -= set(doomed)
-        await self._table.end(doomed, EndReason.RELEASED, "it was released")
+        await self._table.end(doomed, EndReason.RELEASED, EndCause("it was released"))
         return {i: self._lives[i].end_error() for i in doomed if i in self._lives}
 
     async def _make(
@@ -545,7 +547,8 @@ class Host:
         """Answer a request of a sandbox; if the infrastructure fails, the instance is lost.
 
         The host decides this: a sandbox that reports such a failure is not believed. So the sandbox
-        is ended first: its answers to calls would count as the agent's failures.
+        is ended first: its answers to calls would count as the agent's failures. Whether a lack of
+        room is such a failure, only the caller can say: see `InsideCause.ROOM`.
         """
         try:
             return await service(params)
@@ -562,7 +565,8 @@ class Host:
         self, instance_id: InstanceId, method: str, error: AenvError
     ) -> None:
         if is_infrastructure(error):
-            cause = f"{_SERVICES[method]} failed: {error.message}"
+            inside = InsideCause.ROOM if isinstance(error, CapacityExceeded) else None
+            cause = EndCause(f"{_SERVICES[method]} failed: {error.message}", inside)
             # In another task, because the end of the sandbox cancels this request.
             ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
             self._endings.add(ending)
@@ -624,7 +628,7 @@ class Host:
         self._released |= dict.fromkeys(i for i in instance_ids if i not in known)
         while len(self._released) > REMEMBERED_ENDS:
             del self._released[next(iter(self._released))]
-        await self._table.end(instance_ids, EndReason.RELEASED, "it was released")
+        await self._table.end(instance_ids, EndReason.RELEASED, EndCause("it was released"))
         return known
 
     async def release_jobs(self, jobs: Sequence[str]) -> list[InstanceId]:
@@ -634,7 +638,8 @@ class Host:
         mine = [i for i in self._sandboxes if self._lives[i].record.spec.job_id in ended]
         ids = [InstanceId(i) for i in mine]
         self._pools.forget_jobs(ended)
-        await self._table.end(ids, EndReason.OWNER, "the Ray job that owned it ended")
+        cause = EndCause("the Ray job that owned it ended")
+        await self._table.end(ids, EndReason.OWNER, cause)
         return ids
 
     async def warm(self, request: WarmRequest, wait_s: float | None) -> int:

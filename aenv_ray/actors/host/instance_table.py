@@ -172,14 +172,14 @@ class InstanceTable:
         if not self.sandboxes:
             self.empty_since = self._clock.now()
 
-    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: str) -> None:
+    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
         """End instances and wait until their sandboxes are gone; ended ones are ignored."""
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
             life = self.lives.get(instance_id)
             if life is not None and life.record.id in self.sandboxes:
                 by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
-                self._note_end(life.record.id, reason, EndCause(cause))
+                self._note_end(life.record.id, reason, cause)
         for name, group in by_engine.items():
             await self._engines.stop(name, group)
 
@@ -192,7 +192,7 @@ class InstanceTable:
             if reason is not None:
                 due.setdefault(reason, []).append(InstanceId(instance_id))
         for reason, ids in due.items():
-            await self.end(ids, reason, reason.value)
+            await self.end(ids, reason, EndCause(reason.value))
         await self._engines.stop_owed()
         for name in list(self._unsearched):
             with contextlib.suppress(FabricUnavailable):  # logged at the first attempt

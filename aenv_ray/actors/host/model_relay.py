@@ -2,6 +2,10 @@
 
 The endpoint's address, the model's name and the key stay in this process. Requests of a sandbox are
 checked: only known fields are forwarded, and size, tokens and number of requests are limited.
+
+An agent may have caused a request that fails, by its size, its content or its timeout, and must not
+void its episode by that (invariant 14). So after a failure the host sends a short request of its
+own. Only if that fails too, the endpoint has failed.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from aenv_ray.config import Settings, secret
 from aenv_ray.errors import (
     ConfigError,
-    DeadlineExceeded,
     EndpointUnavailable,
     PolicyRefused,
+    ToolTimeout,
 )
 from aenv_ray.ids import InstanceId
 
@@ -31,6 +35,9 @@ CONCURRENT: Final = 64
 CONCURRENT_OF_INSTANCE: Final = 4
 ATTEMPTS: Final = 4
 _PAUSE_S: Final = 0.5
+_OWN_REQUEST: Final = {"messages": [{"role": "user", "content": "Say OK."}], "max_tokens": 1}
+_OWN_REQUEST_S: Final = 10.0
+"""Less than the time for which the runtime waits beyond its timeout for an answer."""
 _RETRIED: Final = frozenset({408, 409, 425, 429})
 _CONNECT_S: Final = 10.0
 _SHOWN_CHARACTERS: Final = 300
@@ -87,8 +94,10 @@ class ModelRelay:
         Raises:
             ConfigError: This node has no endpoint, or the request is malformed or refused.
             PolicyRefused: The instance has reached a limit.
-            EndpointUnavailable: The endpoint failed, several times.
-            DeadlineExceeded: There was no answer in time.
+            EndpointUnavailable: The endpoint failed several times, or did not answer in time; nor
+                does it answer the host.
+            ToolTimeout: There was no answer in time, but the endpoint works.
+            ConfigError: The endpoint fails at this request, but works.
         """
         url, model = self._given.chat_model_url, self._given.chat_model
         if not url or not model:
@@ -110,15 +119,37 @@ class ModelRelay:
         self._charge(account, instance_id)
         account.running += 1
         try:
-            async with asyncio.timeout(timeout_s), self._free:
-                return await self._asked(url, body, account)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the chat model of {instance_id} did not answer within {timeout_s:g} s",
-                hint="raise the timeout of the request, or shorten the conversation",
-            ) from None
+            try:
+                async with asyncio.timeout(timeout_s), self._free:
+                    return await self._asked(url, body, account)
+            except TimeoutError:
+                words = f"the chat model of {instance_id} did not answer within {timeout_s:g} s"
+                if not await self._works(url, model):
+                    raise EndpointUnavailable(f"{words}, nor does it answer its host") from None
+                raise ToolTimeout(
+                    words, hint="raise the timeout of the request, or shorten the conversation"
+                ) from None
+            except EndpointUnavailable as exc:
+                if not await self._works(url, model):
+                    raise
+                raise ConfigError(
+                    f"{exc.message}. It answers other requests",
+                    hint="shorten or correct the request",
+                ) from exc
         finally:
             account.running -= 1
+
+    async def _works(self, url: str, model: str) -> bool:
+        """Return whether the endpoint answers a request of the host."""
+        body = pydantic_core.to_json({**_OWN_REQUEST, "model": model})
+        try:
+            async with asyncio.timeout(_OWN_REQUEST_S):
+                await self._sent(url, body, _Account())
+        except (TimeoutError, _Failed):
+            return False
+        except ConfigError:  # it answers, whatever it does not like
+            return True
+        return True
 
     def _body(self, wanted: Any, model: str) -> bytes:
         try:

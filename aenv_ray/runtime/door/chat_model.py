@@ -18,8 +18,9 @@ from aenv_ray.runtime.faults import Fault
 
 METHOD: Final = "aenv/chat"
 TIMEOUT_S: Final = 120.0
-_GRACE_S: Final = 5.0
-"""How much longer than the timeout, which the host enforces, this side waits."""
+_GRACE_S: Final = 15.0
+"""How much longer than the timeout, which the host enforces, this side waits. After a timeout the
+host looks whether the endpoint works."""
 _QUESTION_S: Final = 10.0
 
 

@@ -121,7 +121,7 @@ class EpisodeEnv:
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools: ``name, description, inputSchema``."""
-        return await self._noting(self._instance.list_tools())
+        return await self._answered(self._instance.list_tools())
 
     async def _noting(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call and record an infrastructure failure, which a policy may suppress."""
@@ -140,14 +140,19 @@ class EpisodeEnv:
         finally:
             self._under_way -= 1
 
-    async def _acting(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call as `_noting` does, and measure it."""
-        self._clock.begin(time.perf_counter())
+    async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call as `_noting` does, and record what it raises for `cause_of`."""
         try:
             return await self._noting(call)
         except AenvError as exc:
             self._call_failures.append(exc)
             raise
+
+    async def _acting(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call as `_answered` does, and measure it."""
+        self._clock.begin(time.perf_counter())
+        try:
+            return await self._answered(call)
         finally:
             self._clock.end(time.perf_counter())
 

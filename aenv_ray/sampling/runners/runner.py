@@ -22,10 +22,12 @@ from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
     FabricUnavailable,
+    InsideCause,
     InstanceExpired,
     ResetFailed,
     SandboxDiedInside,
     SandboxExhausted,
+    SandboxLost,
     ToolError,
     ToolNotFound,
     as_tool_error,
@@ -234,6 +236,7 @@ class Runner:
                 return False  # whatever its last episode did to it
             if is_infrastructure(exc):
                 raise
+            _raise_if_no_room(exc, NOT_ACTED)
             raise _ResetFailed(exc) from exc
 
     async def _roll_out(
@@ -252,6 +255,7 @@ class Runner:
         try:
             return await self._act_and_score(instance, task, env, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
+            _raise_if_no_room(exc, env.acting())
             return self._failed(task, exc, Stage.POLICY, env.acting())
         except CallOutcomeUnknown as exc:
             end = await _why_silent(instance, exc)
@@ -335,6 +339,7 @@ class Runner:
             await self._source.connect(grader)
             return await _score(grader.env, call, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
+            _raise_if_no_room(exc, NOT_ACTED)  # in this instance
             return self._failed(task, exc, Stage.POLICY, env.acting())
         except ToolError as exc:
             return self._failed(task, exc, Stage.REWARD, env.acting())
@@ -472,6 +477,17 @@ async def _outcome(call: Awaitable[T]) -> T:
         raise
     except AenvError as exc:
         raise as_tool_error(exc) from exc
+
+
+def _raise_if_no_room(exc: AenvError, acting: Acting) -> None:
+    """Raise a lack of room for an inner instance as what it is, if no agent can have caused it.
+
+    Raises:
+        SandboxLost: The sandbox has ended because of it, and no agent has acted there.
+    """
+    is_room = isinstance(exc, SandboxDiedInside) and exc.died_of is InsideCause.ROOM
+    if is_room and not acting.has_acted:
+        raise SandboxLost(exc.message, hint=exc.hint) from exc
 
 
 def _timeout_s(call: Call) -> float:

@@ -117,7 +117,7 @@ class GatewayApp:
         # its path is.
         routes = Router(routes=self.data_routes, default=self.control_api, redirect_slashes=False)
         self.app: ASGIApp = GatewayMiddleware(
-            routes, self.access_log, settings.max_ongoing_requests
+            routes, self.access_log, settings.max_ongoing_requests, settings.max_bodies_bytes
         )
         self._tasks: list[asyncio.Task[None]] = []
 

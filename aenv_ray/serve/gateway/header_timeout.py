@@ -1,13 +1,14 @@
-"""Limits on the head of a request: how long a connection may wait for it, and how large it may be.
+"""Limits on connections: the time and size of a request's head, and how slowly an answer is read.
 
 Uvicorn waits for the end of a head without a limit, and buffers all that arrives. Anybody who
-reaches the port could fill the memory or take all connections that way, without a token.
+reaches the port could fill the memory or take all connections that way, without a token. It also
+keeps an answer until its client has read it, even after it has closed the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -17,6 +18,11 @@ HEAD_S = 60.0
 """Maximum time from the start of the wait for a request to the end of its head."""
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Maximum size of a request's URL and headers."""
+UNREAD_S = 60.0
+"""A client that reads nothing of an answer for this long is disconnected."""
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
+"""Of all answers of this process that clients read slowly. Beyond it, the connection with the most
+is closed."""
 _PIECE_BYTES: Final = 4 * 1024
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -29,7 +35,10 @@ class HeadTooLarge(Exception):
 
 
 class HeaderTimeoutProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol, with limits on heads; a response leaves in one write if it is small."""
+    """Uvicorn's protocol, with these limits; a response leaves in one write if it is small."""
+
+    slow: ClassVar[set[HeaderTimeoutProtocol]] = set()
+    """Connections of this process whose clients do not read as fast as the answer is sent."""
 
     cycle: Any
     """The latest request and its answer; None before the first."""
@@ -37,6 +46,7 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
         """Size of the current head, as far as it is parsed."""
@@ -49,7 +59,40 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._stop_timer()
+        self._reads_again()
         super().connection_lost(exc)
+
+    # --- slow readers -------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read as fast as the answer is sent."""
+        super().pause_writing()
+        self.slow.add(self)
+        self._watch_reader(None)
+        self.loop.call_soon(self._limit_unread)  # not in the middle of a write
+
+    def resume_writing(self) -> None:
+        """Note that the client has read most of what was sent."""
+        super().resume_writing()
+        self._reads_again()
+
+    def _reads_again(self) -> None:
+        self.slow.discard(self)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _watch_reader(self, unread_before: int | None) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread_before is not None and unread >= unread_before:
+            self.transport.abort()
+            return
+        self._unread_timer = self.loop.call_later(UNREAD_S, self._watch_reader, unread)
+
+    def _limit_unread(self) -> None:
+        unread = {one: one.transport.get_write_buffer_size() for one in self.slow}
+        if sum(unread.values()) > MAX_UNREAD_BYTES:
+            max(unread, key=unread.__getitem__).transport.abort()
 
     # --- the parser's callbacks ---------------------------------------------------------------
 

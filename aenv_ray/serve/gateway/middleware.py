@@ -18,13 +18,14 @@ import pydantic_core
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
 from aenv_ray.serve.gateway.envelope import error_response
 from aenv_ray.serve.gateway.metrics import Metrics
-from aenv_ray.serve.gateway.requests import ClientLeft
+from aenv_ray.serve.gateway.requests import STREAMED, ClientLeft
 
 access = logging.getLogger("aenv_ray.access")
 
+SMALL_BODY_BYTES: Final = 64 * 1024
 _FLUSH_S: Final = 0.1
 """How long a log line may wait to be written together with others."""
 _MAX_LINES: Final = 200
@@ -134,13 +135,23 @@ class GatewayMiddleware:
         app: The routes.
         log: Told of every request.
         limit: Concurrent requests; further ones get a retryable error.
+        bodies_bytes: Bodies of requests that are held at a time. Then a request with a larger body
+            than `SMALL_BODY_BYTES` gets a retryable error.
     """
 
-    def __init__(self, app: ASGIApp, log: AccessLog, limit: int = 4096) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        log: AccessLog,
+        limit: int = 4096,
+        bodies_bytes: int = 256 * 1024 * 1024,
+    ) -> None:
         self._app = app
         self._log = log
         self._limit = limit
+        self._bodies_bytes = bodies_bytes
         self._in_progress = 0
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or one WebSocket from its handshake to its end."""
@@ -149,7 +160,22 @@ class GatewayMiddleware:
         scope["app"] = self._app  # then Starlette's routes raise 404 and 405 instead of answering
         began = time.perf_counter()
         self._log.began()
-        status, sent = 0, 0
+        status, sent, held = 0, 0, 0
+
+        async def receive_noting() -> Message:
+            nonlocal held
+            message = await receive()
+            size = len(message.get("body") or b"")
+            if size and STREAMED not in scope:
+                held += size
+                self._held_bytes += size
+                if self._held_bytes > self._bodies_bytes and held > SMALL_BODY_BYTES:
+                    raise CapacityExceeded(
+                        f"this gateway replica holds its limit of {self._bodies_bytes:,} bytes of "
+                        "request bodies",
+                        hint="try again in a moment, send smaller bodies, or run more replicas",
+                    )
+            return message
 
         async def send_noting(message: Message) -> None:
             nonlocal status, sent
@@ -175,7 +201,7 @@ class GatewayMiddleware:
                     f"this gateway replica is serving its limit of {self._limit:,} requests",
                     hint="try again in a moment, or run more replicas",
                 )
-            await self._app(scope, receive, send_noting)
+            await self._app(scope, receive_noting, send_noting)
         except ClientLeft:
             pass  # there is nobody to answer
         except Exception as exc:
@@ -185,6 +211,7 @@ class GatewayMiddleware:
             await response(scope, receive, send_noting)
         finally:
             self._in_progress -= 1
+            self._held_bytes -= held
             seconds = time.perf_counter() - began
             self._log.ended(scope, status or _CLIENT_LEFT, seconds, sent)
 

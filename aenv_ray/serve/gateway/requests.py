@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,6 +14,9 @@ from starlette.types import Receive, Scope, Send
 from aenv_ray.runtime.public.requests import BODY_S
 
 T = TypeVar("T")
+
+STREAMED: Final = "aenv.streamed"
+"""Key in the scope of a request whose body is not held in memory."""
 
 
 class ClientLeft(Exception):

@@ -37,6 +37,9 @@ class GatewaySettings(BaseModel):
     """Concurrent requests of one replica; further ones get 503, which clients retry."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1)
     """Largest request body, except for uploads of artifacts."""
+    max_bodies_bytes: int = Field(default=256 * 1024 * 1024, ge=1)
+    """Request bodies that one replica holds in memory at a time, together; while there are more,
+    requests with bodies over 64 KiB get 429, which clients retry."""
     max_artifact_bytes: int = Field(default=MAX_ARCHIVE_BYTES, ge=1)
     """Largest artifact: as large as a project may be."""
     requests_per_s: float = Field(default=500.0, gt=0)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.calls import wire
-from aenv_ray.engines import door
+from aenv_ray.engines import base, door
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
+    CapacityExceeded,
     FunctionFailed,
     InsideCause,
+    ResetFailed,
     SandboxDiedInside,
     SandboxLost,
     is_infrastructure,
@@ -113,6 +115,60 @@ async def test_a_message_without_end_does_not_fill_the_host(
     peer.sock.send(b"x" * 2000)
     with pytest.raises(SandboxLost, match="more than 1000 bytes"):
         await call
+
+
+async def test_incomplete_messages_of_many_sandboxes_do_not_fill_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 7: the one with the longest ends; the others, and complete messages, go on."""
+    monkeypatch.setattr(door, "_LONG_MESSAGE_BYTES", 100_000)
+    monkeypatch.setattr(door.PARTIAL, "limit_bytes", 1_000_000)
+    peers = [Peer() for _ in range(4)]
+    calls = []
+    for one in peers:
+        one.open()
+        calls.append(one.call())
+        await one.asked()
+    send = asyncio.get_running_loop().sock_sendall
+    for one, size in zip(peers, (200_000, 500_000, 150_000, 300_000), strict=True):
+        await send(one.sock, b'{"jsonrpc":"2.0","id":1,"result":"' + b"x" * size)
+    with pytest.raises(SandboxDiedInside, match="the longest of the messages"):
+        await calls[1]
+    for one in (peers[0], peers[2], peers[3]):
+        await send(one.sock, b'"}\n')
+    for call in (calls[0], calls[2], calls[3]):
+        assert (await call).startswith(b'"xx')
+    assert not door.PARTIAL._sizes
+    assert door.PARTIAL._total == 0
+    for one in peers:
+        await one.sandbox.close()
+        one.sock.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"jsonrpc":"2.0","method":"aenv/environment","id":"1","params":{"a":[%s]}}\n',
+        b'{"jsonrpc":"2.0","id":1,"error":{"message":"m","data":{"a":[%s]}}}\n',
+    ],
+)
+async def test_what_takes_much_memory_to_read_is_not_read(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    """Invariant 7: 256 MiB of empty lists would take 5 GiB of a host."""
+    monkeypatch.setattr(door, "MAX_REQUEST_VALUES", 1000)
+    call = peer.call()
+    await peer.asked()
+    await asyncio.get_running_loop().sock_sendall(peer.sock, line % b",".join([b"[]"] * 600))
+    with pytest.raises(SandboxDiedInside, match="invalid"):
+        await call
+
+
+def test_a_result_has_a_limit_of_values() -> None:
+    """Invariant 7: as above, for runners and drivers; texts may be as long as before."""
+    with pytest.raises(ValueError, match="the limit is 10"):
+        base.read_json(b"[[],[],[],[],[],[]]", 10)
+    assert base.read_json(b'{"a":"' + b"x" * 1000 + b'"}', 10) == {"a": "x" * 1000}
 
 
 async def test_the_requests_of_a_runtime_have_a_limit(
@@ -236,6 +292,19 @@ def test_what_the_runtime_reports_keeps_its_type(code: str, method: str) -> None
     assert reported_by_sandbox({"code": code, "message": "m"}, method).code == code
 
 
+def test_of_an_error_only_texts_are_read_and_they_have_a_limit() -> None:
+    """Invariants 7 and 12: drivers collect errors; a time to wait is not the sandbox's to say."""
+    wide = {"code": "capacity_exceeded", "message": "x" * 10_000_000, "retry_after_s": 1e400}
+    error = reported_by_sandbox(wide | {"hint": ["h"], "instance_id": "i-2"}, "aenv/port_open")
+    assert isinstance(error, CapacityExceeded)
+    assert (error.retry_after_s, error.hint) == (1.0, "['h']")
+    assert len(error.message) < 101_000
+    assert error.message.endswith("[9900000 characters cut]")
+    error = reported_by_sandbox({"code": "reset_failed", "instance_id": "i-2"}, "aenv/reset")
+    assert isinstance(error, ResetFailed)
+    assert error.instance_id is None
+
+
 @pytest.mark.parametrize("method", ["tools/call", "aenv/call_tools", "resources/read"])
 @pytest.mark.parametrize("code", ["config_error", "policy_refused", "unauthorized", "forbidden"])
 def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -> None:
@@ -250,6 +319,14 @@ def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -
     [
         ("tools/call", b"{]"),
         ("tools/call", b'{"content":7}'),
+        ("tools/call", b'{"content":[{"type":"text","text":5}]}'),
+        ("tools/call", b'{"content":[],"structuredContent":[1]}'),
+        ("tools/call", b'{"content":[],"_meta":5}'),
+        ("tools/call", b'{"content":[],"structuredContent":{},"_meta":{"aenv/wrapped":true}}'),
+        ("tools/list", b'{"tools":[{}]}'),
+        ("tools/list", b'{"tools":[{"name":7,"inputSchema":{}}]}'),
+        ("tools/list", b'{"tools":{}}'),
+        ("prompts/list", b'{"prompts":[7]}'),
         ("aenv/reward", b"[]"),
         ("aenv/exec", b'{"data":{"stdout":"%"}}'),
         ("aenv/read_file", b'{"data":null}'),

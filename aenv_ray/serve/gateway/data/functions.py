@@ -21,6 +21,7 @@ from starlette.types import Send
 
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.bounded_cache import BoundedCache
+from aenv_ray.engines.base import read_json
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
@@ -172,7 +173,7 @@ class FunctionProxy:
         try:
             async with watched_disconnect(request.receive) as disconnect:
                 result = await self._calls.call(call, disconnect)
-            data = pydantic_core.from_json(result).get("data")
+            data = read_json(result).get("data")
         except AenvError as exc:
             if isinstance(exc, (ToolInputInvalid, *INFRASTRUCTURE)):
                 raise

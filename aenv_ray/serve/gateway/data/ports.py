@@ -23,6 +23,7 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
+from aenv_ray.serve.gateway.requests import STREAMED
 
 _MAX_ENVIRONMENTS: Final = 1000
 """Environments whose ports are cached."""
@@ -166,6 +167,7 @@ class _Exchange:
 
     async def _send_body(self) -> None:
         """Send the request's body; return when the client has disconnected."""
+        self._request.scope[STREAMED] = True
         with contextlib.suppress(ClientDisconnect):
             # A server may close after it has answered, without reading the whole body.
             with contextlib.suppress(PortUnreachable, h11.LocalProtocolError):

@@ -36,7 +36,7 @@ from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
-from aenv_ray.serve.gateway.requests import ClientLeft, pieces_of
+from aenv_ray.serve.gateway.requests import STREAMED, ClientLeft, pieces_of
 from aenv_ray.serve.gateway.routes.control import RouteCall
 from aenv_ray.serve.gateway.routes.routing import (
     PublicCall,
@@ -150,6 +150,7 @@ async def _stored(call: RouteCall, owner: str, digest: str | None = None) -> Art
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
+    request.scope[STREAMED] = True
     try:
         async for piece in pieces_of(request):
             yield piece

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aenv_ray.actors.calls.call_batching import (
-    MAX_REPORTS,
     PROGRESS,
     UNKNOWN,
     BatchClient,
@@ -17,6 +17,7 @@ from aenv_ray.actors.calls.call_batching import (
     BatchServer,
     Reports,
 )
+from aenv_ray.actors.calls.caller_notes import MAX_REPORTS, MAX_REPORTS_CHARACTERS
 from aenv_ray.actors.calls.wire import WireResult
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import CallCancelled, InternalError, SandboxLost
@@ -37,10 +38,10 @@ class Node:
     def outcome(self, message: bytes) -> asyncio.Future[bytes]:
         return self.outcomes.setdefault(message, asyncio.get_running_loop().create_future())
 
-    def report(self, message: bytes, progress: float) -> None:
+    def report(self, message: bytes, progress: float, text: str | None = None) -> None:
         reporter = self.reporters[message]
         assert reporter is not None
-        reporter(progress, None, None)
+        reporter(progress, None, text)
 
     async def run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:
         self.runs.append(message)
@@ -180,6 +181,19 @@ async def test_progress_that_nobody_reads_is_bounded() -> None:
     assert (key, kind) == ("k", PROGRESS)
     assert text.startswith((b"[[10,", b"[[10.0,"))
     assert text.count(b"null") == 2 * MAX_REPORTS
+    node.outcome(b"m").set_result(b"1")
+    assert await node.exchange([], ["k"], []) == [["k", 0, b"1"]]
+
+
+async def test_long_reports_that_nobody_reads_are_bounded() -> None:
+    """Invariant 7: a tool that reports without end would fill its host, and the gateway."""
+    node = Node()
+    first = asyncio.create_task(node.exchange([["k", "", True, b"m"]], [], []))
+    await turns(lambda: bool(node.runs))
+    for n in range(20):
+        node.report(b"m", n, text="x" * (MAX_REPORTS_CHARACTERS // 4))
+    ((_, _, text),) = await first
+    assert [report[0] for report in json.loads(text)] == [16, 17, 18, 19]
     node.outcome(b"m").set_result(b"1")
     assert await node.exchange([], ["k"], []) == [["k", 0, b"1"]]
 

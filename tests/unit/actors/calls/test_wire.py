@@ -186,7 +186,11 @@ def test_a_batch_unpickles_into_results_and_errors_in_order() -> None:
 @pytest.mark.parametrize(
     ("method", "result", "value"),
     [
-        ("tools/list", {"tools": [{"name": "a"}]}, [{"name": "a"}]),
+        (
+            "tools/list",
+            {"tools": [{"name": "a"}]},
+            [{"name": "a", "inputSchema": {"type": "object"}}],
+        ),
         ("ping", {}, {}),
         ("aenv/functions", {"total": 0}, {"total": 0}),
         ("aenv/reward", {"data": 0.5}, 0.5),

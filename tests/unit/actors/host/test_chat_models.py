@@ -16,7 +16,14 @@ from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.config import Settings
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.door import CHAT_METHOD
-from aenv_ray.errors import EndpointUnavailable, InternalError, SandboxLost
+from aenv_ray.errors import (
+    CapacityExceeded,
+    EndpointUnavailable,
+    InsideCause,
+    InternalError,
+    SandboxDiedInside,
+    SandboxLost,
+)
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.policy import STRICT, Policy
@@ -100,6 +107,25 @@ async def test_an_instance_whose_model_fails_is_lost(start: Start, engine: SpyEn
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, SandboxLost)
     assert "the chat model that its code asked failed" in outcome.message
+
+
+async def test_only_the_caller_can_say_whether_a_lack_of_room_is_an_outcome(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: code of an agent may have asked, and claimed that a reward does."""
+
+    async def full(*_: Any) -> bytes:
+        raise CapacityExceeded("no room")
+
+    monkeypatch.setattr(ModelRelay, "_asked", full)
+    host, spec, sandbox = await start(wants=True, policy=Policy())
+    with pytest.raises(CapacityExceeded):
+        await sandbox.services[CHAT_METHOD]({"body": {"messages": [{}]}, "timeout_s": 5.0})
+    for ending in list(host._endings):
+        await ending
+    (outcome,) = await host.start([spec])
+    assert isinstance(outcome, SandboxDiedInside)
+    assert outcome.died_of is InsideCause.ROOM
 
 
 async def test_a_bug_of_the_host_is_an_answer_and_no_outcome_of_the_episode(

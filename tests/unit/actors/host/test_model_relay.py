@@ -16,9 +16,10 @@ from aenv_ray.config import Settings
 from aenv_ray.errors import (
     AenvError,
     ConfigError,
-    DeadlineExceeded,
     EndpointUnavailable,
     PolicyRefused,
+    ToolTimeout,
+    is_infrastructure,
 )
 from aenv_ray.ids import InstanceId
 
@@ -131,10 +132,10 @@ async def test_an_instance_cannot_take_all_connections() -> None:
 @pytest.mark.parametrize(
     ("response", "kind", "sent"),
     [
-        (httpx.Response(500, text=f"broken {KEY}"), EndpointUnavailable, model_relay.ATTEMPTS),
-        (httpx.Response(429), EndpointUnavailable, model_relay.ATTEMPTS),
-        (httpx.Response(200, text="no JSON"), EndpointUnavailable, model_relay.ATTEMPTS),
-        (httpx.Response(200, json={"choices": []}), EndpointUnavailable, model_relay.ATTEMPTS),
+        (httpx.Response(500, text=f"broken {KEY}"), EndpointUnavailable, model_relay.ATTEMPTS + 1),
+        (httpx.Response(429), EndpointUnavailable, model_relay.ATTEMPTS + 1),
+        (httpx.Response(200, text="no JSON"), EndpointUnavailable, model_relay.ATTEMPTS + 1),
+        (httpx.Response(200, json={"choices": []}), EndpointUnavailable, model_relay.ATTEMPTS + 1),
         (httpx.Response(401, text=f"bad key {KEY}"), ConfigError, 1),
         (httpx.Response(302, headers={"location": "http://elsewhere/"}), ConfigError, 1),
     ],
@@ -156,13 +157,37 @@ async def test_a_failing_endpoint_is_an_error_without_the_key(
     assert count == sent
 
 
-async def test_an_endpoint_that_does_not_answer_ends_with_the_deadline() -> None:
+async def test_an_endpoint_that_does_not_answer_ends_with_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_relay, "_OWN_REQUEST_S", 0.01)
+
     async def never(_: httpx.Request) -> httpx.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(DeadlineExceeded, match=ONE):
+    with pytest.raises(EndpointUnavailable, match=ONE):
         await relay(never).answer(ONE, params(timeout_s=0.01))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own", [httpx.Response(200, json=ANSWER), httpx.Response(400)])
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_request_at_which_a_working_endpoint_fails_is_no_failure_of_the_infrastructure(
+    own: httpx.Response, fails: bool
+) -> None:
+    """Invariant 14: an agent may choose the content and the timeout, and would void its episode."""
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        if b"Hello" not in request.content:
+            return own
+        if not fails:
+            await asyncio.Event().wait()
+        return httpx.Response(500)
+
+    error = ConfigError if fails else ToolTimeout
+    with pytest.raises(error) as raised:
+        await relay(respond).answer(ONE, params(timeout_s=5.0 if fails else 0.01))  # type: ignore[arg-type]
+    assert not is_infrastructure(raised.value)
 
 
 async def test_without_an_endpoint_the_error_names_the_settings() -> None:

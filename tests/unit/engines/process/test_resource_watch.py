@@ -71,6 +71,45 @@ def test_processes_are_read_only_when_the_nodes_memory_changes(
     assert counts == [1, 1, 2]
 
 
+def test_a_busy_node_or_fast_growth_delays_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: a sandbox that keeps the cores busy would take the memory of its node unseen."""
+    scans: list[int] = []
+    now = [0.0, 0.0]  # of the wall, and of the processor
+
+    def scan() -> list[Watched]:
+        scans.append(1)
+        now[0] += 10.0  # a long wait for a core
+        now[1] += cost
+        return []
+
+    gone = 0
+
+    def node_with_less() -> Node:
+        return CALM._replace(available_bytes=CALM.available_bytes - gone)
+
+    monkeypatch.setattr(resource_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resource_watch.time, "process_time", lambda: now[1])
+    monkeypatch.setattr(resource_watch, "read_node", node_with_less)
+    watch = ResourceWatch(scan)
+    cost = 0.001
+    watch.check()
+    now[0] += 0.5
+    gone += 64 << 20
+    watch.check()
+    assert len(scans) == 2, "the first scan waited for a core, and took little of it"
+    cost = 10.0
+    now[0] += 0.5
+    gone += 64 << 20
+    watch.check()
+    now[0] += 0.5
+    gone += 64 << 20
+    watch.check()
+    assert len(scans) == 3, "that scan was expensive"
+    gone += 2 * GIB
+    watch.check()
+    assert len(scans) == 4, "this much may be a sandbox that fills the node"
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="needs /proc")
 def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
     own = Watched("a", os.getpid(), None, is_isolated=False)

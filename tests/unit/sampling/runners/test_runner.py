@@ -10,20 +10,31 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import (
+    AenvError,
+    FabricUnavailable,
+    InsideCause,
+    SandboxDiedInside,
+    SandboxLost,
+    SandboxStartFailed,
+)
+from aenv_ray.models import ToolResult
 from aenv_ray.sampling import Episode, EpisodeStatus
 from aenv_ray.sampling.policies.scripted import null
 from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
 from aenv_ray.sampling.runners.attribution import FailureRewards
+from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance
 from aenv_ray.sampling.runners.runner import (
     OUTAGE_S,
     EpisodeRules,
     Outage,
     Runner,
+    _Phases,
     _recordable,
 )
+from aenv_ray.trajectories.schema import Call, Task
 
 
 class _Handle:
@@ -60,6 +71,56 @@ async def test_a_reward_runs_where_no_agent_has_acted() -> None:
     grader = await runner._unused(None)
     assert grader.env.instance_id == "2"
     assert source.released == ["0", "1"]
+
+
+class _NoRoom(_Handle):
+    """An instance that ends in its setup, or in its reward, because of a lack of room."""
+
+    handle = _Handle("1")
+
+    def __init__(self, where: str) -> None:
+        super().__init__("1")
+        self._where = where
+
+    def _end_in(self, where: str) -> None:
+        if where == self._where:
+            raise SandboxDiedInside("no room", instance_id="1", died_of=InsideCause.ROOM)
+
+    async def call_function(self, *_: Any) -> None:
+        self._end_in("setup")
+
+    async def call_reward(self, *_: Any) -> float:
+        self._end_in("reward")
+        return 1.0
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        return ToolResult([])
+
+
+@pytest.mark.parametrize(
+    ("where", "acts", "reward"),
+    [("setup", True, None), ("reward", False, None), ("reward", True, 0.0)],
+)
+async def test_a_lack_of_room_counts_once_an_agent_has_acted(
+    where: str, acts: bool, reward: float | None
+) -> None:
+    """Invariants 2 and 14: an agent whose code runs in the runtime can choose the moment."""
+
+    async def policy(env: Any, task: Any) -> None:
+        if acts:
+            await env.call_tool("act")
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(policy, cast("Any", None), rules, cast("Any", None))
+    instance = cast("Any", _NoRoom(where))
+    task = Task(id="t", setup=Call(function="f"), reward=Call())
+    env = EpisodeEnv(instance, EpisodeLog())
+    playing = runner._roll_out(instance, task, env, _Phases())
+    if reward is None:
+        with pytest.raises(SandboxLost, match="no room"):
+            await playing
+    else:
+        assert (await playing)["status"] is EpisodeStatus.DIED_INSIDE
 
 
 class _Unshowable:

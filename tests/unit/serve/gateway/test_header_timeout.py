@@ -21,12 +21,17 @@ from starlette.websockets import WebSocket
 from aenv_ray.runtime.public import requests as public_requests
 from aenv_ray.runtime.public.requests import BodyLimit
 from aenv_ray.serve.gateway import header_timeout, requests
+from aenv_ray.serve.gateway.header_timeout import HeaderTimeoutProtocol
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 
 LONG_S = 120.0
 """For things that happen soon."""
 SHORT_S = 0.1
 """For things that never happen. For anything else it is too short: see `Server.held`."""
+
+
+LONG_BYTES = 16 << 20
+"""More than the buffers of a socket."""
 
 
 class Server:
@@ -45,6 +50,7 @@ class Server:
         routes = [
             Route("/", self._answer),
             Route("/later", self._answer_later),
+            Route("/long", self._answer_long),
             Route("/body", self._read, methods=["POST"]),
             Route("/door", BodyLimit(self._read_as_door, 10**6), methods=["POST"]),
             WebSocketRoute("/echo", self._echo),
@@ -61,6 +67,9 @@ class Server:
         header_timeout.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
         await asyncio.sleep(2 * SHORT_S)  # the short wait that had begun is over
         return Response(b"late")
+
+    async def _answer_long(self, request: Request) -> Response:
+        return Response(bytes(LONG_BYTES))
 
     async def _read(self, request: Request) -> Response:
         self._began.set()
@@ -79,8 +88,13 @@ class Server:
         await asyncio.sleep(2 * SHORT_S)
         await websocket.send_text("still here")
 
+    @property
+    def address(self) -> tuple[str, int]:
+        found: tuple[str, int] = self._sock.getsockname()
+        return found
+
     def connect(self) -> socket.socket:
-        return socket.create_connection(self._sock.getsockname(), timeout=LONG_S)
+        return socket.create_connection(self.address, timeout=LONG_S)
 
     def told(self, *pieces: bytes) -> bytes:
         """Return all that the server sends until it closes the connection."""
@@ -152,6 +166,51 @@ def test_an_unfinished_head_times_out(
 ) -> None:
     """Invariant 9: also after an answered request."""
     assert server.told(before, begun).count(b"here") == before.count(b"GET")
+
+
+def ask_for_much(server: Server) -> socket.socket:
+    """Return a connection with an answer that is not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(LONG_S)
+    sock.connect(server.address)
+    sock.sendall(LAST.replace(b"/", b"/long", 1))
+    return sock
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return what is set when the server has dropped a connection."""
+    event = threading.Event()
+    connection_lost = HeaderTimeoutProtocol.connection_lost
+
+    def noting(self: HeaderTimeoutProtocol, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        event.set()
+
+    monkeypatch.setattr(HeaderTimeoutProtocol, "connection_lost", noting)
+    return event
+
+
+def test_a_client_that_does_not_read_is_disconnected(
+    server: Server, lost: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: the answer would stay in memory for as long as the client likes."""
+    monkeypatch.setattr(header_timeout, "UNREAD_S", SHORT_S)
+    with ask_for_much(server) as sock:
+        assert lost.wait(LONG_S)
+        assert len(rest_of(sock)) < LONG_BYTES
+
+
+def test_answers_that_many_clients_do_not_read_have_a_limit(
+    server: Server, lost: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: also within the time that a client has for reading."""
+    monkeypatch.setattr(header_timeout, "MAX_UNREAD_BYTES", 3 * LONG_BYTES // 2)
+    with ask_for_much(server) as one, ask_for_much(server) as other:
+        assert lost.wait(LONG_S)
+        lengths = sorted(len(rest_of(sock)) for sock in (one, other))
+    assert lengths[0] < LONG_BYTES < lengths[1]
 
 
 def test_an_endless_head_does_not_fill_memory(server: Server) -> None:

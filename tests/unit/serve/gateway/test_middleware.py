@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from starlette.websockets import WebSocket
 from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
 from aenv_ray.serve.gateway.metrics import Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
+from aenv_ray.serve.gateway.requests import STREAMED
 
 
 def client(failure: Exception) -> httpx.AsyncClient:
@@ -35,6 +37,35 @@ async def test_an_error_reaches_the_client_as_a_whole() -> None:
     error = from_wire(body["error"])
     assert isinstance(error, SandboxLost)
     assert (error.instance_id, error.hint) == ("a-1", "make another")
+
+
+async def test_the_bodies_of_all_requests_have_a_limit() -> None:
+    """Invariant 7: many clients with bodies below their limit would fill the replica."""
+    reading = asyncio.Event()
+    may_end = asyncio.Event()
+
+    async def hold(request: Request) -> Response:
+        if "streamed" in request.query_params:
+            request.scope[STREAMED] = True
+        body = await request.body()
+        if "wait" in request.query_params:
+            reading.set()
+            await may_end.wait()
+        return Response(str(len(body)))
+
+    router = Router(routes=[Route("/", hold, methods=["POST"])])
+    app = GatewayMiddleware(router, AccessLog(Metrics()), bodies_bytes=1_000_000)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        first = asyncio.create_task(http.post("/?wait", content=bytes(900_000)))
+        await reading.wait()
+        refused = await http.post("/", content=bytes(200_000))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "capacity_exceeded")
+        assert (await http.post("/", content=bytes(60_000))).text == "60000"
+        assert (await http.post("/?streamed", content=bytes(200_000))).text == "200000"
+        may_end.set()
+        assert (await first).text == "900000"
+        assert (await http.post("/", content=bytes(900_000))).text == "900000"
 
 
 async def test_an_exceeded_quota_says_when_to_try_again() -> None:
