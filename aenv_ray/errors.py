@@ -19,6 +19,7 @@
     ├─ Forbidden                     the token may not do this                                 403
     ├─ CapacityExceeded              no capacity now; has retry_after_s          retryable     429
     │  ├─ QuotaExceeded              quota of an owner or label reached          retryable     429
+    │  │  └─ QuotaTooSmall           more requested at once than the quota allows              429
     │  └─ RateLimited                too many requests with one token           retryable     429
     ├─ InstanceError                 has instance_id
     │  ├─ InstanceNotFound           unknown id, or ended long ago                             404
@@ -171,6 +172,12 @@ class CapacityExceeded(AenvError, code="capacity_exceeded", http_status=429):
 
 class QuotaExceeded(CapacityExceeded, code="quota_exceeded"):
     """The quota of an owner or label is reached."""
+
+
+class QuotaTooSmall(QuotaExceeded, code="quota_too_small"):
+    """More instances are requested at once than the quota of an owner or label allows at all."""
+
+    retryable = False
 
 
 class RateLimited(CapacityExceeded, code="rate_limited"):
@@ -361,7 +368,7 @@ ERRORS: tuple[type[AenvError], ...] = (
     EnvironmentNotFound, ServiceNotFound,
     ArtifactNotFound, ArtifactDamaged, ArtifactStoreDenied, ArtifactStoreFull, CatalogConflict,
     VersionConflict, EnvironmentInUse, Unauthorized, Forbidden, CapacityExceeded, QuotaExceeded,
-    RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
+    QuotaTooSmall, RateLimited, InstanceError, InstanceNotFound, InstanceExpired, InstanceReleased,
     SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
     ResetFailed, FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid,
     ToolTimeout, CallCancelled, CallerUnsupported, FunctionFailed, SandboxExhausted, CircuitOpen,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from aenv_ray import ids
-from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded
+from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded, QuotaTooSmall
 from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
 from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota, unknown_instance
 from aenv_ray.models import InstanceStatus
@@ -283,7 +283,7 @@ class Leases(HubBase, ABC):
         )
         if outcome == "never":
             subject, limit, need = facts
-            raise QuotaExceeded(
+            raise QuotaTooSmall(
                 f"the quota of {subject} is {limit} instances, and {need} were requested at once"
                 f"{_with_inner(leases)}",
                 retry_after_s=MAX_RETRY_S,

@@ -24,6 +24,8 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InsideCause,
     InstanceExpired,
+    QuotaExceeded,
+    QuotaTooSmall,
     ResetFailed,
     SandboxDiedInside,
     SandboxExhausted,
@@ -201,7 +203,7 @@ class Runner:
         return episode
 
     async def _outlasting(self, take: Callable[[], Awaitable[Instance]]) -> Instance:
-        """Return an instance; take one again and again while an outage of the fabric lasts.
+        """Return an instance; take one again and again while a quota is full or an outage lasts.
 
         Nothing of the episode has been played, so these tries count as no restart.
 
@@ -211,8 +213,11 @@ class Runner:
         while True:
             try:
                 instance = await take()
-            except FabricUnavailable as exc:
-                pause_s = self._outage.refused(time.monotonic(), exc.message)
+            except QuotaTooSmall:
+                raise
+            except (FabricUnavailable, QuotaExceeded) as exc:
+                is_full = isinstance(exc, QuotaExceeded)
+                pause_s = self._outage.refused(time.monotonic(), exc.message, is_full=is_full)
                 if pause_s is None or not self._is_connected():
                     raise
                 await asyncio.sleep(pause_s)
@@ -353,7 +358,8 @@ class Runner:
 class Outage:
     """Decides whether creates that the fabric refuses are repeated, and when.
 
-    A fabric that has started nothing yet may be set up wrongly, so its refusals are passed on.
+    A fabric that has started nothing yet may be set up wrongly, so its refusals are passed on. A
+    full quota is no sign of that: it has room again when other episodes end.
     """
 
     def __init__(self) -> None:
@@ -366,8 +372,16 @@ class Outage:
         """Note that an instance has started."""
         self._works_at, self._refused_at = now, None
 
-    def refused(self, now: float, why: str) -> float | None:
-        """Note that a create was refused; return the pause before the next, None if it failed."""
+    def refused(self, now: float, why: str, *, is_full: bool = False) -> float | None:
+        """Note that a create was refused; return the pause before the next, None if it failed.
+
+        Args:
+            now: Seconds.
+            why: The message of the error.
+            is_full: A quota is full.
+        """
+        if is_full and self._works_at is None:
+            self._works_at = now
         if self._works_at is None or now - self._works_at > OUTAGE_S:
             return None
         if self._refused_at is None:

@@ -22,6 +22,7 @@ from aenv_ray.errors import (
     Forbidden,
     InstanceNotFound,
     QuotaExceeded,
+    QuotaTooSmall,
 )
 from aenv_ray.hub import environments
 from aenv_ray.hub.api import Hub
@@ -152,7 +153,7 @@ class HubContract(EnvironmentsContract):
             await hub.lease("w-3")
         await hub.admit([lease("w-3")])
         await hub.admit([lease("w-9", owner="another", labels={})])
-        with pytest.raises(QuotaExceeded, match="were requested at once"):
+        with pytest.raises(QuotaTooSmall, match="were requested at once"):
             await hub.admit([lease(f"x-{number}") for number in range(4)])
 
     async def test_an_id_again_takes_no_second_place(self, hub: Hub) -> None:
@@ -170,7 +171,7 @@ class HubContract(EnvironmentsContract):
         await hub.admit([lease("w-1", places=3)])
         with pytest.raises(QuotaExceeded, match=r"3 of 4 .* for 3 more, inner instances"):
             await hub.admit([lease("w-2", places=3)])
-        with pytest.raises(QuotaExceeded, match="5 were requested at once, inner instances"):
+        with pytest.raises(QuotaTooSmall, match="5 were requested at once, inner instances"):
             await hub.admit([lease("w-3", places=5)])
         await hub.admit([lease("w-4")])
         await hub.admit([lease(f"i-{number}", places=0) for number in range(9)])

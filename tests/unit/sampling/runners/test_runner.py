@@ -14,6 +14,8 @@ from aenv_ray.errors import (
     AenvError,
     FabricUnavailable,
     InsideCause,
+    QuotaExceeded,
+    QuotaTooSmall,
     SandboxDiedInside,
     SandboxLost,
     SandboxStartFailed,
@@ -211,6 +213,18 @@ async def test_an_episode_waits_out_a_fabric_that_worked_before(
     assert (await runner._unused(None)).env.instance_id == "10"
     assert (await runner._unused(None)).env.instance_id == "0"
     assert caplog.text.count("no host runs on any node") == 1
+
+
+async def test_an_episode_waits_while_a_quota_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the start: the episodes beside it may use the whole quota."""
+    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    full, too_small = QuotaExceeded("owner:eve has 3 of 3"), QuotaTooSmall("3, and 4 at once")
+    source = _FailingSource([full, full, None, too_small])
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(null, cast("Any", source), rules, cast("Any", None))
+    assert (await runner._unused(None)).env.instance_id == "1"
+    with pytest.raises(QuotaTooSmall):
+        await runner._unused(None)
 
 
 async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
