@@ -52,12 +52,14 @@ wakes the sandbox and later the host: a tenth of a call's cost on two cores. Abo
 in a millisecond."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 """A sandbox that sends a longer message is ended, because it takes its host's memory."""
-MAX_PARTIAL_SHARE: Final = 1 / 8
-"""Share of the node's memory that incomplete messages may take in one process. Beyond it, the
-sandbox with the longest one is ended: many sandboxes together must not fill the node's memory."""
-_LEAST_PARTIAL_BYTES: Final = 1024 * 1024 * 1024
-_LONG_MESSAGE_BYTES: Final = 1024 * 1024
-"""Shorter incomplete messages are not counted."""
+MAX_HELD_SHARE: Final = 1 / 8
+"""Share of the node's memory that one process may hold of what sandboxes have sent: incomplete
+messages, and requests without an answer. Beyond it, the sandbox of which it holds most is ended:
+many sandboxes together must not fill the node's memory."""
+_LEAST_HELD_BYTES: Final = 1024 * 1024 * 1024
+_LITTLE_BYTES: Final = 1024 * 1024
+"""Up to this much of one sandbox is not counted."""
+_MAX_ID_CHARACTERS: Final = 100
 MAX_REPORT_BYTES: Final = 1024 * 1024
 """A longer progress report or note is replaced by a remark: up to a thousand are held for a slow
 caller."""
@@ -125,23 +127,23 @@ def _left_out(size: int) -> str:
     return f"[a message of {size} bytes was left out; the limit is {MAX_REPORT_BYTES}]"
 
 
-class _PartialMessages:
-    """Long incomplete messages of all sandboxes that send to this process. Thread-safe."""
+class _HeldMessages:
+    """How much this process holds of what its sandboxes have sent. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sizes: dict[DoorSandbox, int] = {}
         self._total = 0
-        self.limit_bytes = _LEAST_PARTIAL_BYTES
+        self.limit_bytes = _LEAST_HELD_BYTES
         with contextlib.suppress(ValueError, OSError):  # unknown on this system
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            self.limit_bytes = max(self.limit_bytes, int(memory * MAX_PARTIAL_SHARE))
+            self.limit_bytes = max(self.limit_bytes, int(memory * MAX_HELD_SHARE))
 
     def note(self, sandbox: DoorSandbox, size: int) -> DoorSandbox | None:
-        """Note the size of an incomplete message; 0: there is none any more.
+        """Note how much is held of a sandbox.
 
         Returns:
-            The sandbox with the longest one, which is forgotten, if there are too many.
+            The sandbox of which most is held, if that is too much together. It is forgotten.
         """
         with self._lock:
             self._forget(sandbox)
@@ -151,15 +153,15 @@ class _PartialMessages:
             self._total += size
             if self._total <= self.limit_bytes:
                 return None
-            longest = max(self._sizes, key=self._sizes.__getitem__)
-            self._forget(longest)
-            return longest
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self._forget(largest)
+            return largest
 
     def _forget(self, sandbox: DoorSandbox) -> None:
         self._total -= self._sizes.pop(sandbox, 0)
 
 
-PARTIAL: Final = _PartialMessages()
+HELD: Final = _HeldMessages()
 """Those of this process, whatever its event loops."""
 
 
@@ -212,8 +214,10 @@ class DoorSandbox(Sandbox):
         self._is_watching = False
         self._buffer = bytearray()
         self._scanned = 0
-        self._is_long = False
-        """Whether `PARTIAL` has the incomplete message in the buffer."""
+        self._is_counted = False
+        """Whether `HELD` counts something of this sandbox."""
+        self._request_bytes = 0
+        """Size of its requests that are being answered."""
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
@@ -266,27 +270,28 @@ class DoorSandbox(Sandbox):
                 self._scanned = len(buffer)
                 if len(buffer) > MAX_MESSAGE_BYTES:
                     self._refuse(f"it sent a message of more than {MAX_MESSAGE_BYTES} bytes")
-                elif len(buffer) > _LONG_MESSAGE_BYTES:
-                    self._note_long(len(buffer))
+                elif len(buffer) > _LITTLE_BYTES:
+                    self._note_held(len(buffer))
                 return
             line = bytes(buffer[:end])
             del buffer[: end + 1]
             self._scanned = 0
-            if self._is_long:
-                self._note_long(0)
+            if self._is_counted:
+                self._note_held(0)
             try:
                 self._on_line(line)
             except (ValueError, KeyError, AttributeError, TypeError):
                 self._refuse(f"it sent an invalid message: {line[:100]!r}")
                 return
 
-    def _note_long(self, size: int) -> None:
-        self._is_long = size > 0
-        longest = PARTIAL.note(self, size)
-        if longest is not None:
+    def _note_held(self, partial_bytes: int) -> None:
+        size = partial_bytes + self._request_bytes
+        self._is_counted = size > _LITTLE_BYTES
+        largest = HELD.note(self, size if self._is_counted else 0)
+        if largest is not None:
             # In its own loop: a process may have several.
-            longest._loop.call_soon_threadsafe(
-                longest._refuse, "it sent the longest of the messages that fill its host's memory"
+            largest._loop.call_soon_threadsafe(
+                largest._refuse, "it sent most of the messages that fill its host's memory"
             )
 
     def _refuse(self, why: str) -> None:
@@ -330,9 +335,9 @@ class DoorSandbox(Sandbox):
         for task in list(self._requests.values()):
             task.cancel()
         sock, self._sock = self._sock, None
-        if self._is_long:
-            self._is_long = False
-            PARTIAL.note(self, 0)
+        if self._is_counted:
+            self._is_counted = False
+            HELD.note(self, 0)
         self._buffer = bytearray()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
@@ -361,14 +366,16 @@ class DoorSandbox(Sandbox):
                 cancelled.cancel()
             return
         if "id" in message:
-            self._on_request(str(message["id"]), message)
+            self._on_request(str(message["id"]), message, len(line))
             return
         for waiting in self._pending.values():
             if waiting.on_progress is not None and waiting.token == params.get("progressToken"):
                 is_note = message.get("method") == NOTE
                 waiting.on_progress(*(_note if is_note else _progress)(params, len(line)))
 
-    def _on_request(self, key: str, message: dict[str, Any]) -> None:
+    def _on_request(self, key: str, message: dict[str, Any], size: int) -> None:
+        if len(key) > _MAX_ID_CHARACTERS:
+            raise TypeError("the id of a request is too long")
         if len(self._unsent) > MAX_UNREAD_BYTES:
             self._refuse("it makes requests and does not read what it is sent")
             return
@@ -380,9 +387,26 @@ class DoorSandbox(Sandbox):
             )
             self._send_error(key, refusal)
             return
+        if self._request_bytes + size > MAX_MESSAGE_BYTES:
+            refusal = errors.PolicyRefused(
+                f"{self.instance_id} has requests of {self._request_bytes} bytes under way, and "
+                f"may have {MAX_MESSAGE_BYTES}",
+                hint="wait for the answers to earlier requests",
+            )
+            self._send_error(key, refusal)
+            return
         request = self._loop.create_task(self._answer(key, message))
         self._requests[key] = request
-        request.add_done_callback(lambda _: self._requests.pop(key, None))
+        self._request_bytes += size
+        self._note_held(0)
+
+        def end(_: object) -> None:
+            del self._requests[key]
+            self._request_bytes -= size
+            if self._is_counted:
+                self._note_held(0)
+
+        request.add_done_callback(end)
 
     async def _learn_cause(self, exc: OSError | None) -> None:
         try:

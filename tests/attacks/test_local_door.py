@@ -1,8 +1,9 @@
-"""A sandbox looks for the key with which a caller on its node reached it."""
+"""A sandbox, or another user, tries to reach a sandbox as a caller on its node does."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from aenv_ray.models import ActorDensity, InstanceSpec, Isolation
 from aenv_ray.project import project
 from aenv_ray.runtime.door.roles import DoorRole
 from aenv_ray.testing.contract_bench import Bench, evaluate
+from tests.another_user import open_to_others, refusal
 from tests.contract.engines import new_host
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.process.node import Node
@@ -74,7 +76,7 @@ async def host(walled_node: Node, tmp_path: Path) -> AsyncIterator[Host]:
     made = Host(
         host_id, node_id="n", density=ActorDensity.SHARED,
         make_engine=lambda _: walled_node.engine(host_id), store=MemoryInstanceStore(),
-        projects_dir=tmp_path / "projects", introductions_path=walled_node.root / "h",
+        projects_dir=tmp_path / "projects", introductions_path=walled_node.root / "h" / "1",
     )  # fmt: skip
     await made.open()
     yield made
@@ -110,3 +112,22 @@ async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
     with link:
         assert await evaluate(sandbox, look) == []
     await sandbox.close()
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_another_user_reaches_no_door(host: Host, walled: Bench, walled_node: Node) -> None:
+    """Invariant 15: also where the directories above are open to everybody."""
+    source = project.resolve(walled.contract_project({"network": "none"}))
+    await host.put_project(source.digest, source.archive())
+    spec = InstanceSpec(
+        instance_id=new_instance_id("probe"), reference=source.reference,
+        digest=source.digest, ttl_s=600.0, engine="process", job_id="j1",
+    )  # fmt: skip
+    await host.start([spec])
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    assert Path(introduction.path).is_socket()
+    walled_node.root.chmod(0o755)
+    assert refusal(lambda: os.listdir(walled_node.root)) == "", "it can come this far"
+    assert open_to_others(Path(introduction.path).parent) == []

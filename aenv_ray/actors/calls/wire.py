@@ -62,10 +62,12 @@ def _tool_result(result: dict[str, Any]) -> ToolResult:
     for block in _objects(found.content, "content"):
         if block.get("type") == "text" and not isinstance(block.get("text", ""), str):
             raise TypeError("its text is not a string")
-    if not isinstance(found.structured, dict | None) or not isinstance(found.meta, dict):
+    structured: Any = found.structured
+    meta: Any = found.meta
+    if not isinstance(structured, dict | None) or not isinstance(meta, dict):
         raise TypeError("its structured content, or its _meta, is not an object")
-    if found.structured is not None and found.meta.get("aenv/wrapped"):
-        found.structured["result"]  # as `ToolResult.data` reads it
+    if structured is not None and meta.get("aenv/wrapped") and "result" not in structured:
+        raise KeyError("result")
     return found
 
 

@@ -121,8 +121,8 @@ async def test_incomplete_messages_of_many_sandboxes_do_not_fill_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 7: the one with the longest ends; the others, and complete messages, go on."""
-    monkeypatch.setattr(door, "_LONG_MESSAGE_BYTES", 100_000)
-    monkeypatch.setattr(door.PARTIAL, "limit_bytes", 1_000_000)
+    monkeypatch.setattr(door, "_LITTLE_BYTES", 100_000)
+    monkeypatch.setattr(door.HELD, "limit_bytes", 1_000_000)
     peers = [Peer() for _ in range(4)]
     calls = []
     for one in peers:
@@ -132,17 +132,48 @@ async def test_incomplete_messages_of_many_sandboxes_do_not_fill_the_host(
     send = asyncio.get_running_loop().sock_sendall
     for one, size in zip(peers, (200_000, 500_000, 150_000, 300_000), strict=True):
         await send(one.sock, b'{"jsonrpc":"2.0","id":1,"result":"' + b"x" * size)
-    with pytest.raises(SandboxDiedInside, match="the longest of the messages"):
+    with pytest.raises(SandboxDiedInside, match="most of the messages"):
         await calls[1]
     for one in (peers[0], peers[2], peers[3]):
         await send(one.sock, b'"}\n')
     for call in (calls[0], calls[2], calls[3]):
         assert (await call).startswith(b'"xx')
-    assert not door.PARTIAL._sizes
-    assert door.PARTIAL._total == 0
+    assert not door.HELD._sizes
+    assert door.HELD._total == 0
     for one in peers:
         await one.sandbox.close()
         one.sock.close()
+
+
+async def test_requests_that_wait_hold_little_of_the_host(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a sandbox may have a thousand requests that wait for a day."""
+    monkeypatch.setattr(door, "MAX_MESSAGE_BYTES", 500_000)
+    monkeypatch.setattr(door, "_LITTLE_BYTES", 100_000)
+    may_answer = asyncio.Event()
+
+    async def serve(_: dict[str, Any]) -> bytes:
+        await may_answer.wait()
+        return b"1"
+
+    peer.sandbox.services = {"ask": serve}
+    send = asyncio.get_running_loop().sock_sendall
+    line = b'{"jsonrpc":"2.0","method":"ask","id":"%s","params":{"a":"' + b"x" * 200_000 + b'"}}\n'
+    for key in (b"a", b"b", b"c"):
+        await send(peer.sock, line % key)
+    refused = json.loads(await peer.asked())
+    assert (refused["id"], refused["error"]["data"]["code"]) == ("c", "policy_refused")
+    assert door.HELD._total > 400_000
+    may_answer.set()
+    answered = await peer.asked()
+    while answered.count(b"\n") < 2:
+        answered += await peer.asked()
+    assert door.HELD._total == 0
+    call = peer.call()
+    await send(peer.sock, line.replace(b'"%s"', b'"' + b"i" * 101 + b'"'))
+    with pytest.raises(SandboxDiedInside, match="invalid message"):
+        await call
 
 
 @pytest.mark.parametrize(
