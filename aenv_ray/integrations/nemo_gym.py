@@ -26,7 +26,10 @@ from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
 
-require("nemo-gym", "nemo-gym", "0.3", "1")
+require(
+    "nemo-gym", "nemo-gym", "0.3", "1",  # the extra is empty for earlier Pythons
+    way_out="pip install 'aenv-ray[nemo-gym]' with Python 3.12 or later",
+)  # fmt: skip
 
 from fastapi import FastAPI, Request, Response  # noqa: E402
 from nemo_gym.base_resources_server import (  # noqa: E402

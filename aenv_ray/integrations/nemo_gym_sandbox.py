@@ -20,7 +20,10 @@ from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import error_text
 from aenv_ray.models import InstanceStatus
 
-require("nemo-gym", "nemo-gym", "0.4", "1")
+require(
+    "nemo-gym", "nemo-gym", "0.4", "1",  # the extra is empty for earlier Pythons
+    way_out="pip install 'aenv-ray[nemo-gym]' with Python 3.12 or later",
+)  # fmt: skip
 
 from nemo_gym.sandbox.providers.base import (  # noqa: E402
     SandboxCreateError,

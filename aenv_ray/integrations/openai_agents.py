@@ -9,23 +9,38 @@ HTTP. Both raise infrastructure errors out of ``Runner.run``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import asyncio
+import base64
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, TypeVar
 
-from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult, Tool
+from mcp.types import (
+    CallToolResult,
+    GetPromptResult,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceResult,
+    Tool,
+)
 
+from aenv_ray.client.environment import Environment
+from aenv_ray.client.sync import SyncEnvironment
+from aenv_ray.errors import ConfigError
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import AnyEnvironment, EnvironmentTools
-from aenv_ray.models import ToolResult
+from aenv_ray.models import ResourceContents, ToolResult
 
 require("openai-agents", "openai-agents", "0.20", "1")
 
 from agents import FunctionTool, ToolOutputImage, ToolOutputText  # noqa: E402
 from agents.mcp import MCPServer  # noqa: E402
 
+T = TypeVar("T")
+
 
 class EnvironmentServer(MCPServer):
-    """The tools of an environment as an `MCPServer` of the Agents SDK.
+    """An environment as an `MCPServer` of the Agents SDK: its tools, prompts and resources.
 
     Args:
         environment: The agent acts on it. Connecting creates its instance if there is none yet;
@@ -87,15 +102,54 @@ class EnvironmentServer(MCPServer):
         )
 
     async def list_prompts(self) -> ListPromptsResult:
-        """Return no prompts: environments have none."""
-        return ListPromptsResult(prompts=[])
+        """Return the prompts of the environment."""
+        listed = await self._asked(lambda environment: environment.list_prompts())
+        return ListPromptsResult.model_validate({"prompts": listed})
 
     async def get_prompt(
         self, name: str, arguments: dict[str, Any] | None = None
     ) -> GetPromptResult:
-        """Raise: environments have no prompts."""
-        del arguments
-        raise LookupError(f"{self.name} has no prompt {name!r}")
+        """Return a prompt with its arguments filled in.
+
+        Raises:
+            ToolNotFound: The environment has no such prompt.
+        """
+        found = await self._asked(lambda environment: environment.get_prompt(name, arguments))
+        return GetPromptResult.model_validate(found.model_dump())
+
+    async def list_resources(self, cursor: str | None = None) -> ListResourcesResult:
+        """Return the resources of the environment, all at once."""
+        del cursor
+        listed = await self._asked(lambda environment: environment.list_resources())
+        return ListResourcesResult.model_validate({"resources": listed})
+
+    async def list_resource_templates(
+        self, cursor: str | None = None
+    ) -> ListResourceTemplatesResult:
+        """Return the resources whose URI has parameters, all at once."""
+        del cursor
+        listed = await self._asked(lambda environment: environment.list_resource_templates())
+        return ListResourceTemplatesResult.model_validate({"resourceTemplates": listed})
+
+    async def read_resource(self, uri: str) -> ReadResourceResult:
+        """Return what the resource at a URI contains.
+
+        Raises:
+            ToolNotFound: The environment has no such resource.
+        """
+        parts = await self._asked(lambda environment: environment.read_resource(str(uri)))
+        return ReadResourceResult.model_validate({"contents": [_contents(one) for one in parts]})
+
+    async def _asked(self, call: Callable[[Environment], Coroutine[Any, Any, T]]) -> T:
+        environment = self._tools.environment
+        if isinstance(environment, SyncEnvironment):
+            return await asyncio.wrap_future(environment.submit(call))
+        if isinstance(environment, Environment):
+            return await call(environment)
+        raise ConfigError(
+            f"an episode of {self.name} has tools, and no prompts or resources",
+            hint="pass an Environment instead of an episode",
+        )
 
 
 async def function_tools(
@@ -133,6 +187,16 @@ async def function_tools(
         )
         for tool in await tools.load()
     ]
+
+
+def _contents(part: ResourceContents) -> dict[str, Any]:
+    content = part.content
+    shown = (
+        {"text": content}
+        if isinstance(content, str)
+        else {"blob": base64.b64encode(content).decode()}
+    )
+    return {"uri": part.uri, "mimeType": part.mime_type or None, **shown}
 
 
 def _output(result: ToolResult) -> Any:

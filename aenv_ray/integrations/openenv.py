@@ -195,6 +195,9 @@ def _failed(tool: str, why: str) -> StepObservation:
 
 
 def _shown(result: ToolResult) -> Any:
+    """Return the data of a result, or its blocks, as MCP has them, if one is not text."""
+    if any(block.get("type") != "text" for block in result.content):
+        return result.content
     return model_text(result) if result.data is None else result.data
 
 

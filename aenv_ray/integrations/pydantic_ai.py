@@ -2,8 +2,8 @@
 
     agent = Agent(model, toolsets=[EnvironmentToolset(env)])
 
-A tool that fails raises `ToolFailed`, which the model sees; arguments that do not match raise
-`ModelRetry`. Infrastructure errors end the run.
+A tool that fails, or whose arguments do not match, raises `ToolFailed`, which the model sees.
+Infrastructure errors end the run.
 """
 
 from __future__ import annotations

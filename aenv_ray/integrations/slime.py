@@ -10,8 +10,9 @@ and in the command of the training:
     --custom-reward-post-process-path aenv_ray.integrations.slime.post_process_rewards
 
 A sample's ``metadata["aenv"]`` is its task. The function sets the reward, so SLIME calls no reward
-model. A void sample has `remove_sample`, which takes it out of the loss, but not out of the
-normalization of its group: that is what `post_process_rewards` is for.
+model, except with ``--group-rm``, for which `custom_rm` is. A void sample has `remove_sample`,
+which takes it out of the loss, but not out of the normalization of its group: that is what
+`post_process_rewards` is for.
 """
 
 from __future__ import annotations
@@ -159,6 +160,30 @@ def _filled(sample: Any, tokenizer: Any, outcome: Outcome, tokens: Tokens | None
         sample.reward = 0.0  # SLIME needs a number; it is in no loss and no baseline
     sample.status = type(sample).Status[status]
     return sample
+
+
+async def custom_rm(args: Any, sample: Any, **options: Any) -> float | list[float]:
+    """Return the reward that the episode of a sample gave, or those of a list of samples.
+
+    For ``--custom-rm-path``, which ``--group-rm`` needs: SLIME then asks for the rewards of a
+    group, and replaces those that the samples have.
+
+    Raises:
+        ConfigError: An episode had no reward.
+    """
+    del args, options
+    if isinstance(sample, list):
+        return [_reward(one) for one in sample]
+    return _reward(sample)
+
+
+def _reward(sample: Any) -> float:
+    if sample.reward is None:
+        raise ConfigError(
+            "the episode of a sample has no reward",
+            hint="give tasks a reward, or another reward model",
+        )
+    return float(sample.reward)
 
 
 def post_process_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from aenv_ray.client.sync import SyncEnvironment
@@ -21,7 +21,6 @@ from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
     FrameworkTool,
     identifier,
-    images,
     is_identifier,
     model_text,
 )
@@ -61,16 +60,26 @@ class EnvironmentTool(Tool):
         super().__init__()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the tool; return its data, or the first image as one of PIL."""
+        """Call the tool; return its data, an image as one of PIL, or a list of text and images."""
         given = dict(zip(self.inputs, args, strict=False)) | kwargs
         result = self._tools.call_blocking(self.name, given)
         if result.is_error:
             raise ToolFailed(model_text(result))
-        for _, data in images(result):
+        if all(block.get("type") == "text" for block in result.content):
+            return result.data
+        parts = [_part(block) for block in result.content]
+        return parts[0] if len(parts) == 1 else parts
+
+
+def _part(block: Mapping[str, Any]) -> Any:
+    match block:
+        case {"type": "image", "data": str(data)}:
             import PIL.Image  # a requirement of smolagents
 
             return PIL.Image.open(io.BytesIO(base64.b64decode(data)))
-        return result.data
+        case {"type": "text", "text": str(text)}:
+            return text
+    return f"[{block.get('type')}]"
 
 
 def tools(

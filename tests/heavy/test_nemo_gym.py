@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import runpy
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +30,7 @@ from aenv_ray.integrations.nemo_gym import (
 from aenv_ray.integrations.nemo_gym_sandbox import AenvProvider
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
+from tests.fixtures.listed_tools import ILLEGAL, TREE, arguments, listed_project
 
 CORRIDOR = str(Path(__file__).parents[1] / "fixtures" / "projects" / "corridor")
 EXAMPLE = (
@@ -43,19 +46,21 @@ ANSWER = {
 }  # fmt: skip
 
 
-def made(tmp_path: Path, **options: Any) -> AenvResourcesServer:
+def made(
+    tmp_path: Path, *, environment: str = CORRIDOR, only: list[str] | None = None
+) -> AenvResourcesServer:
     config = AenvResourcesServerConfig(
-        name="corridor", host="127.0.0.1", port=8000, entrypoint="app.py", environment=CORRIDOR,
-        pool={"out": str(tmp_path / "records.jsonl")}, **options,
+        name="corridor", host="127.0.0.1", port=8000, entrypoint="app.py", only=only,
+        environment=environment, pool={"out": str(tmp_path / "records.jsonl")},
     )  # fmt: skip
     head = BaseServerConfig(host="127.0.0.1", port=11000)
     client = ServerClient(head_server_config=head, global_config_dict=OmegaConf.create({}))
     return AenvResourcesServer(config=config, server_client=client)
 
 
-@pytest.fixture
-async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    app = made(tmp_path, only=["step", "leave"]).setup_webserver()
+@contextlib.asynccontextmanager
+async def served(server: AenvResourcesServer) -> AsyncIterator[httpx.AsyncClient]:
+    app = server.setup_webserver()
     transport = httpx.ASGITransport(app=app)
     async with (
         app.router.lifespan_context(app),
@@ -63,6 +68,12 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     ):
         yield client
     assert not aenv_ray.list_instances()
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with served(made(tmp_path, only=["step", "leave"])) as client:
+        yield client
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,6 +134,27 @@ def test_rows_get_the_tools_of_the_environment() -> None:
     [tool] = response_tools(CORRIDOR, only=["step"])
     assert (tool["type"], tool["name"]) == ("function", "step")
     assert tool["parameters"]["properties"]["action"]["type"] == "integer"
+
+
+async def test_names_and_schemas_that_routes_cannot_have(tmp_path: Path) -> None:
+    """They become legal and lead to their own tools, or are refused."""
+    listed = {name: arguments("number") for name in ILLEGAL}
+    project = listed_project(tmp_path / "illegal", **listed)
+    names = [tool["name"] for tool in await asyncio.to_thread(response_tools, project)]
+    assert len(set(names)) == len(ILLEGAL)
+    async with served(made(tmp_path, environment=project)) as http:
+        (await http.post("/seed_session", json=ROW)).raise_for_status()
+        for number, name in enumerate(names):
+            called = await http.post(f"/{name}", json={"number": number})
+            assert (called.status_code, json.loads(called.text)) == (200, {"number": number})
+    tree = listed_project(tmp_path / "tree", tree=TREE, verify=arguments())
+    with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
+        await asyncio.to_thread(response_tools, tree)
+    with pytest.raises(ConfigError, match="'verify' has the name of a route"):
+        await asyncio.to_thread(response_tools, tree, only=["verify"])
+    async with served(made(tmp_path, environment=tree)) as http:
+        with pytest.raises(ConfigError, match="contains itself"):
+            await http.post("/seed_session", json=ROW)
 
 
 def test_the_example_makes_a_server() -> None:

@@ -21,10 +21,11 @@ from aenv_ray.integrations.episodes import EpisodePool
 from aenv_ray.integrations.openenv import FINISH, EpisodeEnvironment
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
-from tests.fixtures.listed_tools import TREE, listed_project
+from tests.fixtures.listed_tools import ILLEGAL, TREE, arguments, listed_project
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "integrations" / "trainers" / "openenv_server.py"
-CORRIDOR = Path(__file__).parents[1] / "fixtures" / "projects" / "corridor"
+PROJECTS = Path(__file__).parents[1] / "fixtures" / "projects"
+CORRIDOR, AGENT_TOOLS = PROJECTS / "corridor", PROJECTS / "agent-tools"
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,28 @@ async def test_a_lost_sandbox_is_a_void_episode_without_a_reward(url: str) -> No
         lost = await env.step(call("step", action=1))
         assert (lost.reward, lost.done, lost.observation["void"]) == (None, True, True)
         assert (await env.reset(seed=1)).done is False
+
+
+async def test_an_image_of_a_tool_is_in_the_observation() -> None:
+    with EpisodePool(AGENT_TOOLS) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        drawn: Any = await env.step_async(CallToolAction(tool_name="draw"))
+        assert [block["mimeType"] for block in drawn.result] == ["image/png"]
+
+
+async def test_names_become_legal_and_lead_to_their_own_tools(tmp_path: Path) -> None:
+    listed = {name: arguments("number") for name in ILLEGAL}
+    with EpisodePool(listed_project(tmp_path / "illegal", **listed)) as pool:
+        env = EpisodeEnvironment(pool)
+        await env.reset_async()
+        offered: Any = await env.step_async(ListToolsAction())
+        *names, end = [tool.name for tool in offered.tools]
+        assert (len(set(names)), end) == (len(ILLEGAL), FINISH)
+        for number, name in enumerate(names):
+            action = CallToolAction(tool_name=name, arguments={"number": number})
+            called: Any = await env.step_async(action)
+            assert called.result == {"number": number}
 
 
 async def test_a_schema_that_contains_itself_is_refused(tmp_path: Path) -> None:

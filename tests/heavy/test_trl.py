@@ -28,6 +28,7 @@ from tests.fixtures.killed_trainers import kill_once_it_acts
 from tests.fixtures.listed_tools import (
     CHOICES,
     CHOSEN,
+    ILLEGAL,
     NAMES,
     TREE,
     arguments,
@@ -41,6 +42,7 @@ CALLS = [
 ENDS = ["<|im_end|>", "<|endoftext|>"]
 GENERATIONS = 4
 EXAMPLE = Path(__file__).parents[2] / "examples/integrations/trainers/train_trl.py"
+AGENT_TOOLS = Path(__file__).parents[1] / "fixtures" / "projects" / "agent-tools"
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +200,7 @@ def test_what_cannot_be_offered_is_refused(pool: EpisodePool) -> None:
         Environments(pool, only=["nope"])()
 
 
-async def test_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) -> None:
+async def test_names_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) -> None:
     """They arrive under their own names, or are refused."""
     names = (*NAMES, "a-b", "1st")
     use, own = arguments(*names), {name: number for number, name in enumerate(names)}
@@ -209,9 +211,26 @@ async def test_arguments_and_schemas_that_methods_cannot_have(tmp_path: Path) ->
         given = dict(zip(legal, own.values(), strict=True))
         assert json.loads(await rollout.use(**given)) == own
         assert json.loads(await rollout.choose(**CHOSEN)) == CHOSEN
+    listed = {name: arguments("number") for name in ILLEGAL}
+    with EpisodePool(listed_project(tmp_path / "illegal", **listed)) as pool:
+        rollout = Environments(pool)()
+        rollout.reset()
+        names = [name for name in vars(type(rollout)) if not name.startswith("_")]
+        for number, name in enumerate(names):
+            assert json.loads(await getattr(rollout, name)(number=number)) == {"number": number}
+        called = [step.tool for step in rollout._episode.finish().episode.steps]
+        assert called == list(ILLEGAL)
     refused = pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself")
     with EpisodePool(listed_project(tmp_path / "tree", tree=TREE)) as pool, refused:
         Environments(pool)()
+
+
+async def test_an_image_of_a_tool_is_one_for_the_model() -> None:
+    with EpisodePool(AGENT_TOOLS) as pool:
+        rollout: Any = Environments(pool, only=["draw"])()
+        rollout.reset()
+        image, text = await rollout.draw()
+        assert (image["type"], image["image"].size, text["type"]) == ("image", (1, 1), "text")
 
 
 def test_the_factory_can_be_sent_to_another_process(pool: EpisodePool) -> None:

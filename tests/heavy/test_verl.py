@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -32,13 +33,16 @@ import aenv_ray
 from aenv_ray import trajectories
 from aenv_ray.engines.process.virtual_environment import find_uv
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.verl import AenvTool
+from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.support.tools import EnvironmentTools
+from aenv_ray.integrations.verl import AenvAgentLoop, AenvTool
 from aenv_ray.sampling import EpisodeStatus
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.killed_trainers import kill_once_it_acts
 from tests.fixtures.listed_tools import (
     CHOICES,
     CHOSEN,
+    ILLEGAL,
     NAMES,
     TREE,
     arguments,
@@ -47,7 +51,8 @@ from tests.fixtures.listed_tools import (
 from tests.ray.faults import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-CORRIDOR = str(ROOT / "tests" / "fixtures" / "projects" / "corridor")
+PROJECTS = ROOT / "tests" / "fixtures" / "projects"
+CORRIDOR, AGENT_TOOLS = str(PROJECTS / "corridor"), str(PROJECTS / "agent-tools")
 EXAMPLE = ROOT / "examples" / "integrations" / "trainers" / "verl_dataset.py"
 CONFIG = Path(verl.__file__).parent / "trainer" / "config"
 END = "<|im_end|>"
@@ -273,7 +278,9 @@ async def test_a_lost_sandbox_marks_the_trajectory_of_verls_own_loop(
     assert (record.status, record.reward) == (EpisodeStatus.INFRA_FAILED, None)
 
 
-async def test_arguments_and_schemas_that_verl_cannot_express(manager: Any, tmp_path: Path) -> None:
+async def test_names_arguments_and_schemas_that_verl_cannot_express(
+    manager: Any, tmp_path: Path
+) -> None:
     """They arrive, or are refused."""
     del manager
     use, given = arguments(*NAMES), {name: number for number, name in enumerate(NAMES)}
@@ -286,9 +293,34 @@ async def test_arguments_and_schemas_that_verl_cannot_express(manager: Any, tmp_
         response, _, _ = await tool.execute("1", values, agent_data=trajectory)
         assert json.loads(response.text) == values
     await asyncio.to_thread(tool._pool.close)
+    listed = {name: arguments("number") for name in ILLEGAL}
+    project = listed_project(tmp_path / "illegal", **listed)
+    for number, name in enumerate(ILLEGAL):
+        tool = await asyncio.to_thread(
+            AenvTool, {"type": "native", "environment": project, "tool": name}, None
+        )
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool.name)
+        response, _, _ = await tool.execute("1", {"number": number}, agent_data=trajectory)
+        assert json.loads(response.text) == {"number": number}
+    await asyncio.to_thread(tool._pool.close)
     tree = {"environment": listed_project(tmp_path / "tree", tree=TREE), "tool": "tree"}
     with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
         await asyncio.to_thread(AenvTool, tree, None)
+
+
+async def test_an_image_of_a_tool_is_one_for_a_model_that_sees(manager: Any) -> None:
+    del manager
+    playing = object.__new__(AenvAgentLoop)
+    with EpisodePool(AGENT_TOOLS) as pool:
+        episode = await pool.begin({"reward": None})
+        tools = EnvironmentTools(episode)
+        await tools.load()
+        playing.processor = object()
+        drawn = await playing._call(tools, "draw")
+        assert [image.size for image in drawn.image] == [(1, 1)]
+        playing.processor = None
+        assert (await playing._call(tools, "draw")).text == "[image: image/png]"
+        await episode.finish()
 
 
 PROGRAM = """

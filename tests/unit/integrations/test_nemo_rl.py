@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import runpy
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+import aenv_ray.integrations
 from aenv_ray.errors import ConfigError
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, FakeEpisode
+
+TRAINERS = Path(__file__).resolve().parents[3] / "examples" / "integrations" / "trainers"
 
 
 class Returned(NamedTuple):
@@ -148,6 +153,26 @@ def test_the_docs_register_and_configure_it(nemo_rl: Any, monkeypatch: pytest.Mo
     [text] = doc_blocks("nemo-rl", "yaml")
     made = nemo_rl.EpisodeBatches(yaml.safe_load(text)["env"][name])
     assert made._pool.env_name == "mini-terminal"
+    made.shutdown()
+
+
+def test_the_example_has_rows_that_are_played(
+    nemo_rl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[tuple[str, str]] = []
+    utils = ModuleType("nemo_rl.environments.utils")
+    utils.register_env = lambda *names: registered.append(names)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    monkeypatch.setattr(nemo_rl, "instructions", lambda environment: f"Tools of {environment}.")
+    monkeypatch.setattr(aenv_ray.integrations, "nemo_rl", nemo_rl, raising=False)
+    example = runpy.run_path(str(TRAINERS / "nemo_rl_rows.py"))
+    example["register"]()
+    assert registered == [("aenv", "aenv_ray.integrations.nemo_rl.AenvEnvironment")]
+    [row] = example["rows"]("fake", [{"id": "add", "instruction": "Add."}])
+    assert [m["content"] for m in row["message_log"]] == ["Tools of fake.", "Add."]
+    made, pool = environment(nemo_rl, FakeEpisode())
+    made.step([[*row["message_log"], *said("Done.")]], [row["extra_env_info"]])
+    assert pool.tasks == [{"id": "add", "instruction": "Add."}]
     made.shutdown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.metadata
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -67,7 +68,10 @@ def test_the_extra_and_the_range_are_named(
         monkeypatch.setitem(sys.modules, "aenv_ray.integrations.gymnasium", _Gymnasium)
     with pytest.raises(ConfigError, match=f"{package}>={minimum},<{below}") as caught:
         importlib.import_module(name)
-    assert caught.value.hint == f"pip install 'aenv-ray[{extra}]'"
+    [line] = [one for one in EXTRAS[extra] if Requirement(one).name == package]
+    python = re.search(r"python_version >= '(.*)'", line)
+    more = f" with Python {python[1]} or later" if python else ""
+    assert caught.value.hint == f"pip install 'aenv-ray[{extra}]'{more}"
 
 
 class _Gymnasium:

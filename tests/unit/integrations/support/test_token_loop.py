@@ -246,6 +246,15 @@ async def test_slimes_sample_is_filled(
     assert sglang[1]["return_logprob"]
 
 
+async def test_slimes_reward_model_returns_the_rewards_of_episodes() -> None:
+    """With ``--group-rm``, SLIME replaces those of a group with its answer."""
+    samples = [Sample(reward=1.0), Sample(reward=0.25)]
+    assert await slime.custom_rm(ARGS, samples[1]) == 0.25
+    assert await slime.custom_rm(ARGS, samples, evaluation=False) == [1.0, 0.25]
+    with pytest.raises(ConfigError, match="has no reward"):
+        await slime.custom_rm(ARGS, [Sample()])
+
+
 async def test_a_void_sample_is_removed_and_in_no_baseline(
     sglang: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
