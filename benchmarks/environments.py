@@ -33,7 +33,7 @@ CONCURRENCY: Final = 16
 IN_CONTAINERS: Final = frozenset({"swebench", "terminal-bench"})
 CONTAINERS: Final = 4
 """Instances in containers at the same time; each of them has two."""
-MOST: Final = {"gymnasium": 180, "mini-program": 32, "tau2": 200} | dict.fromkeys(
+MOST: Final = {"gymnasium": 180, "mini-program": 21, "tau2": 200} | dict.fromkeys(
     IN_CONTAINERS, CONTAINERS
 )
 """Episodes of environments of which each takes seconds of CPU time."""
