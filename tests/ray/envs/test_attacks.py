@@ -92,8 +92,8 @@ TASKS: Final = {
     "mini-program": ["landing-page"],
     "mini-terminal": ["count-lines-01", "stop-one-62"],
 }
-"""landing-page needs no browser; the test of mini-program plays one that does. stop-one-62 is graded
-while the agent's processes continue."""
+"""landing-page needs no browser; the test of mini-program plays one that does. While stop-one-62 is
+graded, the agent's processes continue."""
 
 
 def play_attacks(name: str, **options: Any) -> None:
