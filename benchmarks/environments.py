@@ -33,8 +33,10 @@ CONCURRENCY: Final = 16
 IN_CONTAINERS: Final = frozenset({"swebench", "terminal-bench"})
 CONTAINERS: Final = 4
 """Instances in containers at the same time; each of them has two."""
-MOST: Final = {"mini-program": 32, "tau2": 200} | dict.fromkeys(IN_CONTAINERS, CONTAINERS)
-"""Episodes of environments whose grading takes seconds of CPU time."""
+MOST: Final = {"gymnasium": 180, "mini-program": 21, "tau2": 200} | dict.fromkeys(
+    IN_CONTAINERS, CONTAINERS
+)
+"""Episodes of environments of which each takes seconds of CPU time."""
 DEFAULT: Final = (
     "code",
     "gymnasium",
@@ -54,12 +56,15 @@ class Together:
         self._left = count
         self._containers_before = _containers()
         self._is_read = asyncio.Event()
+        self.live = 0
+        """Sandboxes whose episode has played its reference."""
         self.mib = 0.0
-        """Memory of all sandboxes together."""
+        """Memory of each of them."""
 
     async def __call__(self, env: Any, task: Task) -> None:
         """Play the reference and wait for the others."""
         await reference(env, task)
+        self.live += 1
         await self.count_one()
         async with asyncio.timeout(LIMIT_S):
             await self._is_read.wait()
@@ -68,7 +73,8 @@ class Together:
         """Count an episode that waits or has failed; after the last one, read the memory."""
         self._left -= 1
         if not self._left:
-            self.mib = await asyncio.to_thread(_sandboxes_mib, self._containers_before)
+            mib = await asyncio.to_thread(_sandboxes_mib, self._containers_before)
+            self.mib = mib / max(1, self.live)
             self._is_read.set()
 
     async def play(self, name: str, tasks: list[Task]) -> Sampling:
@@ -130,11 +136,12 @@ def measure(name: str, live: int, place: str | None) -> str:
     per_s = live / (time.perf_counter() - started)
     _say_failures([*first.episodes, *second.episodes])
     runs = [first.summary(), second.summary()]
+    at_a_time = "" if concurrency == CONCURRENCY else f" ({concurrency} at a time)"
     voids = [run.infra_failed + run.policy_failed + run.reward_failed for run in runs]
     means = [run.reward_mean for run in runs]
     return (
-        f"| {name} | {live - voids[0]} in {together_s:.0f} s "
-        f"| {together.mib / max(1, live - voids[0]):.1f} | {per_s:.1f} "
+        f"| {name} | {together.live:,} in {together_s:.0f} s "
+        f"| {together.mib:.1f} | {per_s:.1f}{at_a_time} "
         f"| {voids[0]}, {voids[1]} | {means[0]}, {means[1]} |"
     )
 
@@ -181,7 +188,11 @@ def main(arguments: list[str]) -> None:
     )
     aenv_ray.init()
     try:
-        print("| environment | live at once | MiB each | episodes/s | void | mean reward |")
+        heads = (
+            "environment", "live at once", "MiB each", f"episodes/s, {CONCURRENCY} at a time",
+            "void", "mean reward",
+        )  # fmt: skip
+        print(f"| {' | '.join(heads)} |")
         print("|---|---|---|---|---|---|", flush=True)
         for name in options.names or DEFAULT:
             print(measure(name, options.live, places.get(name)), flush=True)

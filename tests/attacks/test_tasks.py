@@ -187,5 +187,7 @@ def test_a_task_directory_leads_to_no_file_outside(
     root = private.parent / "tasks"
     task = write_task(root / "sum", base)
     plant(task, private)
-    with pytest.raises(ConfigError, match=r"of this machine|outside of the task's directory"):
-        TaskDirectories.below(root, FormatOptions())[0]
+    refused = TaskDirectories.below(root, FormatOptions())[0]
+    with pytest.raises(AssertionError, match=r"of this machine|outside of the task's directory"):
+        raise AssertionError(refused.unsupported)
+    assert refused == Task(id="sum", reward=None, unsupported=refused.unsupported)

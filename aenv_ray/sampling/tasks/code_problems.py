@@ -26,6 +26,9 @@ from aenv_ray.errors import ConfigError
 
 _MOST_TEST_BYTES: Final = 512 * 1024 * 1024
 """Size limit of the tests of one problem after decompression."""
+GRADING_S: Final = 600.0
+"""The longest that all tests of a problem may take, as in the environment. Their own limits exclude
+what they wait for a CPU, so on a busy node they must not end before."""
 _LIVE_CODE_BENCH_MODULES: Final = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
     *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins"),
@@ -163,7 +166,11 @@ def _task(
         "id": name,
         "instruction": instruction,
         "public_tests": public or [],
-        "reward": {"name": "grade", "arguments": {"tests": tests, **given}},
+        "reward": {
+            "name": "grade",
+            "arguments": {"tests": tests, **given},
+            "timeout_s": GRADING_S,
+        },
         **given,
         **({"reference": reference} if isinstance(solution, str) else {}),
     }

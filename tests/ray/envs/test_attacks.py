@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import pytest
@@ -87,19 +88,24 @@ class Attacker:
             return  # it may have ended what answers
 
 
-TASKS: Final = {"mini-program": "landing-page"}
-"""Needs no browser; the test of mini-program plays one that does."""
+TASKS: Final = {
+    "mini-program": ["landing-page"],
+    "mini-terminal": ["count-lines-01", "stop-one-62"],
+}
+"""landing-page needs no browser; the test of mini-program plays one that does. While stop-one-62 is
+graded, the agent's processes continue."""
 
 
 def play_attacks(name: str, **options: Any) -> None:
-    """Play each attack on the first task; none may earn anything, or keep rewards from running."""
+    """Play each attack on a task; none may earn anything, or keep rewards from running."""
     every = environment_tasks(name, VARIABLES.get(name))
-    tasks = select_tasks(every, ids=[TASKS.get(name, "*")], limit=1)
-    for attack, script in ATTACKS.items():
-        sampling = aenv_ray.sample(name, Attacker(name, script), tasks, runners="driver", **options)
+    tasks = select_tasks(every, ids=TASKS.get(name, ()), limit=len(TASKS.get(name, "1")))
+    for (attack, script), task in itertools.product(ATTACKS.items(), tasks):
+        attacker = Attacker(name, script)
+        sampling = aenv_ray.sample(name, attacker, [task], runners="driver", **options)
         sampling.run()
         (episode,) = sampling.episodes
-        told = (attack, episode.status, episode.error, episode.reward_detail)
+        told = (attack, task.id, episode.status, episode.error, episode.reward_detail)
         assert episode.reward == 0.0, told
         assert episode.status is not EpisodeStatus.INFRA_FAILED, told
         assert episode.status is not EpisodeStatus.REWARD_FAILED, told

@@ -26,7 +26,7 @@ from aenv_ray.runtime import (
 
 MOST_CODE_BYTES: Final = 100_000
 """Size limit of code that an agent runs or submits."""
-_MOST_S: Final = 600.0
+MOST_S: Final = 600.0
 """How long all tests may take; the caller's timeout may be shorter."""
 _LISTED: Final = 200
 """Maximum number of verdicts in the result of a reward."""
@@ -74,7 +74,7 @@ def run_code(code: str, stdin: str = "", timeout: float = 10) -> dict[str, Any]:
         and ``truncated`` if an output was longer than 64 KiB.
     """
     _check_size(code)
-    remaining_s = min(current_call().remaining_s, _MOST_S) - 1.0
+    remaining_s = min(current_call().remaining_s, MOST_S) - 1.0
     return programs.run(code, stdin, max(0.1, min(timeout, remaining_s)))
 
 
@@ -116,7 +116,7 @@ def run_public_tests() -> dict[str, Any]:
     return _graded(list(tests), _episode.task.preamble, _episode.task.limits)
 
 
-@register_reward(timeout=_MOST_S)
+@register_reward(timeout=MOST_S)
 def grade(tests: list[Test], preamble: str = "", limits: Limits = Limits()) -> dict[str, Any]:  # noqa: B008  # frozen
     """Run the hidden tests against the last submission.
 
@@ -164,7 +164,7 @@ def _graded(tests: list[Test], preamble: str, limits: Limits) -> dict[str, Any]:
     given = _episode.submission
     source = f"{preamble}\n{given}" if is_program else judging.with_preamble(preamble, given)
     try:
-        available_s = min(current_call().remaining_s, _MOST_S)
+        available_s = min(current_call().remaining_s, MOST_S)
         verdicts = judging.judge(source, tests, limits, available_s)
     except JudgeEnded as exc:
         return _outcome(0, len(tests), str(exc))

@@ -22,6 +22,11 @@ def test_reference_scores_1_and_wrong_or_nothing_scores_0(task: dict[str, Any], 
     assert (solved["score"], solved["passed"]) == (1.0, solved["total"])
 
 
+def test_grading_outlasts_a_busy_node() -> None:
+    """A shorter limit would end gradings that wait for a CPU, and solved tasks would score 0."""
+    assert {task["reward"]["timeout_s"] for task in TASKS} == {code_environment.MOST_S}
+
+
 def test_config_names_the_environment_and_hides_its_source() -> None:
     config = json.loads((PROJECT / "config.json").read_text())
     assert config["name"] == "code"

@@ -29,6 +29,8 @@ from aenv_ray.runtime import (
 
 PORT: Final = 8000
 """The application's port, which the gateway forwards (``deployConfig.ports``)."""
+GRADING_S: Final = 300.0
+"""How long a grading may take."""
 SETTLE_S: Final = 0.3
 """How long `run` collects messages after the page has loaded."""
 MAX_TEXT_CHARACTERS: Final = 4000
@@ -301,7 +303,7 @@ def fetch(target: str) -> dict[str, Any]:
     }
 
 
-@register_reward(timeout=300)
+@register_reward(timeout=GRADING_S)
 def app_works(
     behaviour: list[dict[str, Any]] | None = None, structure: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE.parent / "tasks.jsonl"
+GRADING_S = 300
+"""As in the environment: browsers take seconds of CPU, and a busy node has little."""
 
 
 def lines() -> str:
@@ -31,7 +33,7 @@ def _row(directory: Path) -> dict[str, Any]:
         "id": directory.name,
         "instruction": task["instruction"],
         "setup": {"function": "start_app", "arguments": setup},
-        "reward": {"name": "app_works", "arguments": checks},
+        "reward": {"name": "app_works", "arguments": checks, "timeout_s": GRADING_S},
         "reference": [
             {"tool": "write_file", "arguments": {"path": path, "content": content}}
             for path, content in app.items()

@@ -19,6 +19,11 @@ def _workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_grading_outlasts_a_busy_node() -> None:
+    """With the default of 60 s, solved tasks would end without a reward there."""
+    assert {row["reward"]["timeout_s"] for row in ROWS} == {mini_program.GRADING_S}
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_reference_earns_1_and_nothing_earns_0(row: dict[str, Any]) -> None:
     if row["setup"]["arguments"]["browser_required"] and browser.find() is None:

@@ -1,7 +1,7 @@
 """A terminal for an agent, and a set of shell tasks.
 
-The agent has one tool, `execute_command`. The trainer starts a task with `start_task` and calls
-`task_reward` at the end.
+The agent has one tool, `execute_command`. The trainer starts a task with `start_task` and calls the
+task's reward at the end: `task_reward`, or `process_reward` if it asks for running processes.
 """
 
 from __future__ import annotations
@@ -99,11 +99,34 @@ def task_reward(task_id: str) -> dict[str, Any]:
         ``score`` 1.0 or 0.0, ``passed``, and ``reason``: what is wrong, or "solved".
 
     Raises:
-        ValueError: Unknown task.
+        ValueError: Unknown task, or one for `process_reward`.
         RuntimeError: The task was not started in this instance.
         OSError: The machine is out of memory, disk space or file descriptors: there is no outcome.
     """
-    task = TASKS[_known(task_id)]
+    if TASKS[_known(task_id)].is_about_running:
+        raise ValueError(f"task {task_id!r} asks for running processes; call process_reward")
+    return _checked(task_id)
+
+
+@register_reward(keep_processes=True)
+def process_reward(task_id: str) -> dict[str, Any]:
+    """Check a task that asks for running processes; the agent's processes continue meanwhile.
+
+    Returns:
+        As for `task_reward`.
+
+    Raises:
+        ValueError: Unknown task, or one for `task_reward`.
+        RuntimeError: As for `task_reward`.
+        OSError: As for `task_reward`.
+    """
+    if not TASKS[_known(task_id)].is_about_running:
+        raise ValueError(f"task {task_id!r} asks for no running processes; call task_reward")
+    return _checked(task_id)
+
+
+def _checked(task_id: str) -> dict[str, Any]:
+    task = TASKS[task_id]
     directory = _started.get(task_id)
     if directory is None:
         raise RuntimeError(f"task {task_id!r} was not started; call start_task first")

@@ -15,6 +15,8 @@ ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (PROJECT / "tasks.jsonl").read_text().splitlines()
 ]
 
+REWARDS = {"task_reward": mini_terminal.task_reward, "process_reward": mini_terminal.process_reward}
+
 
 def run_task(row: dict[str, Any], execute: Execute, solution: str | None) -> dict[str, Any]:
     """Start a task, run one of its solutions (None: none), and return the reward."""
@@ -24,7 +26,8 @@ def run_task(row: dict[str, Any], execute: Execute, solution: str | None) -> dic
         result = execute(**call["arguments"])
         assert result["output"][1], result
         assert "restarted" not in result
-    return mini_terminal.task_reward(**row["reward"]["arguments"])
+    found: dict[str, Any] = REWARDS[row["reward"]["name"]](**row["reward"]["arguments"])
+    return found
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["id"] for row in ROWS])
@@ -45,7 +48,8 @@ def test_tasks_and_their_descriptions_have_the_same_ids() -> None:
     assert len(ROWS) >= 48
     for row in ROWS:
         assert row["setup"] == {"function": "start_task", "arguments": {"task_id": row["id"]}}
-        assert row["reward"] == {"name": "task_reward", "arguments": {"task_id": row["id"]}}
+        name = "process_reward" if TASKS[row["id"]].is_about_running else "task_reward"
+        assert row["reward"] == {"name": name, "arguments": {"task_id": row["id"]}}
         assert row["instruction"]
         assert row["reference"]
         assert row["wrong"]
@@ -101,6 +105,14 @@ def test_start_task_again_removes_read_only_directories(execute: Execute) -> Non
 def test_unknown_task_is_an_error_with_examples(call: Any, workdir: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown task 'nope'.*count-lines-01"):
         call("nope")
+
+
+def test_a_task_has_one_reward(workdir: Path) -> None:
+    """The other one would end the processes that the task asks for, or keep those of the agent."""
+    with pytest.raises(ValueError, match="call process_reward"):
+        mini_terminal.task_reward("stop-one-62")
+    with pytest.raises(ValueError, match="call task_reward"):
+        mini_terminal.process_reward("count-lines-01")
 
 
 def test_reward_before_start_is_an_error(execute: Execute) -> None:

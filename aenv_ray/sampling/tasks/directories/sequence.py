@@ -30,15 +30,19 @@ class TaskDirectory:
     def load(self, options: FormatOptions) -> Task:
         """Read the task; blocks.
 
-        Raises:
-            ConfigError: It is malformed, or names files of this machine elsewhere; the message
-                names the file and the field.
+        Returns:
+            A task that cannot be played if it is malformed, or names files of this machine
+            elsewhere; the reason names the file and the field.
         """
         is_harbor = (self.path / harbor.FILE).is_file()
         read = harbor.load if is_harbor else terminal_bench.load
-        task = read(self.path, self.id, options)
         hint = "replace symbolic links that lead out of it by the files, if you trust them"
-        check_files([task], str(self.path), [self.root, self.path], hint=hint)
+        try:
+            task = read(self.path, self.id, options)
+            check_files([task], str(self.path), [self.root, self.path], hint=hint)
+        except ConfigError as exc:
+            why = f"the task is malformed: {exc.message}"
+            return Task(id=self.id, reward=None, unsupported=f"{why} ({exc.hint})")
         return task
 
 

@@ -58,6 +58,8 @@ def test_humaneval_is_told_by_its_fields(tmp_path: Path) -> None:
     file = tmp_path / "HumanEval.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
     (task,) = load_tasks(file)
+    assert task.reward is not None
+    assert task.reward.timeout_s == 600.0  # gradings that wait for a CPU are not ended before
     assert task.id == "HumanEval/900"
     assert HUMANEVAL["prompt"] in task.instruction
     assert task.reward is not None

@@ -43,6 +43,8 @@ class Task:
     """Creates the task's files in an empty directory, the same ones each time."""
     check: Callable[[Path], None]
     """Raises `Failed` unless the directory is as the instruction asks."""
+    is_about_running: bool = False
+    """Whether it asks for processes that still run when it is checked."""
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,9 @@ TASKS = {
     "background-61": Task(
         lambda root: put(root / "worker.sh", WORKER, 0o755),
         lambda root: _expect_worker(root, "worker", is_alive=True),
+        is_about_running=True,
     ),
-    "stop-one-62": Task(_set_stop_one, _check_stop_one),
+    "stop-one-62": Task(_set_stop_one, _check_stop_one, is_about_running=True),
     "session-63": Task(_set_session, _check_session),
     "exit-codes-64": Task(_set_exit_codes, _check_exit_codes),
     "streams-65": Task(lambda root: put(root / "noisy.sh", STREAMS, 0o755), _check_streams),
