@@ -204,13 +204,16 @@ class Runner:
         Nothing of the episode has been played, so these tries count as no restart.
 
         Raises:
-            AenvError: It does not start; the fabric, if no instance has started within `OUTAGE_S`.
+            AenvError: It does not start, although others start, or none has within `OUTAGE_S`.
         """
+        since: float | None = None
         while True:
             try:
                 instance = await take()
             except FabricUnavailable as exc:
-                pause_s = self._outage.refused(time.monotonic(), exc.message)
+                now = time.monotonic()
+                since = now if since is None else since
+                pause_s = self._outage.refused(since, now, exc.message)
                 if pause_s is None or not self._is_connected():
                     raise
                 await asyncio.sleep(pause_s)
@@ -348,27 +351,33 @@ class Runner:
 class Outage:
     """Decides whether creates that the fabric refuses are repeated, and when.
 
-    A fabric that has started nothing yet may be set up wrongly, so its refusals are passed on.
+    A fabric that has started nothing yet may be set up wrongly, and one that starts other instances
+    is not away: these refusals are passed on.
     """
 
     def __init__(self) -> None:
         self._works_at: float | None = None
         """When the last instance started."""
-        self._refused_at: float | None = None
-        """When the first create after that was refused."""
+        self._is_told = False
+        """Whether a create was refused after that."""
 
     def started(self, now: float) -> None:
         """Note that an instance has started."""
-        self._works_at, self._refused_at = now, None
+        self._works_at, self._is_told = now, False
 
-    def refused(self, now: float, why: str) -> float | None:
-        """Note that a create was refused; return the pause before the next, None if it failed."""
-        if self._works_at is None or now - self._works_at > OUTAGE_S:
+    def refused(self, since: float, now: float, why: str) -> float | None:
+        """Note that a create is refused, the first time at `since`.
+
+        Returns:
+            The pause before the next try; None if the create has failed.
+        """
+        works_at = self._works_at
+        if works_at is None or works_at > since or now - works_at > OUTAGE_S:
             return None
-        if self._refused_at is None:
-            self._refused_at = now
+        if not self._is_told:
+            self._is_told = True
             logger.warning("no instance can be created, which episodes wait out: %s", why)
-        return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - self._refused_at)
+        return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - since)
 
 
 class Resets:

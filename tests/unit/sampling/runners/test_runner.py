@@ -169,12 +169,21 @@ async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
 
 def test_an_outage_ends_five_minutes_after_the_last_start() -> None:
     outage = Outage()
-    assert outage.refused(0.0, "why") is None
+    assert outage.refused(0.0, 0.0, "why") is None
     outage.started(10.0)
-    assert [outage.refused(now, "why") for now in (20.0, 22.0, 30.0)] == [0.5, 2.5, 5.0]
-    assert outage.refused(10.0 + OUTAGE_S + 1.0, "why") is None
+    assert [outage.refused(20.0, now, "why") for now in (20.0, 22.0, 30.0)] == [0.5, 2.5, 5.0]
+    assert outage.refused(20.0, 10.0 + OUTAGE_S + 1.0, "why") is None
     outage.started(400.0)
-    assert outage.refused(401.0, "why") == 0.5
+    assert outage.refused(401.0, 401.0, "why") == 0.5
+
+
+def test_a_create_that_is_refused_while_others_start_is_not_repeated() -> None:
+    """No node has the engine that its task asks for: it would wait for as long as the run lasts."""
+    outage = Outage()
+    outage.started(10.0)
+    assert outage.refused(11.0, 11.0, "no node can run docker") is not None
+    outage.started(12.0)
+    assert outage.refused(11.0, 13.0, "no node can run docker") is None
 
 
 async def test_a_group_that_waits_out_an_outage_starts_together() -> None:
