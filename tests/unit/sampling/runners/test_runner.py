@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.errors import AenvError, FabricUnavailable, SandboxStartFailed
-from aenv_ray.sampling import Episode, EpisodeStatus
+from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.policies.scripted import null
 from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
+from aenv_ray.sampling.runners.assignments import Assignment
 from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance
 from aenv_ray.sampling.runners.runner import (
@@ -29,6 +31,7 @@ from aenv_ray.sampling.runners.runner import (
 class _Handle:
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
+        self.handle = self
 
     async def close(self) -> None:
         """There is no connection."""
@@ -42,12 +45,17 @@ class _Source:
         self.released: list[str] = []
 
     def _instance(self, number: int, *, is_used: bool) -> Instance:
-        handle, created = cast("Any", _Handle(str(number))), cast("Any", None)
+        handle = cast("Any", _Handle(str(number)))
+        created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
         return Instance(handle, created, 0.0, 0.0, is_used=is_used)
 
     async def acquire(self, own: Any = None) -> Instance:
         del own
         return self.left.pop(0)
+
+    def reuse(self, instance: Instance) -> bool:
+        del instance
+        return False
 
     def release(self, instance: Instance) -> None:
         self.released.append(instance.env.instance_id)
@@ -150,6 +158,32 @@ async def test_an_episode_waits_out_a_fabric_that_worked_before(
     assert (await runner._unused(None)).env.instance_id == "10"
     assert (await runner._unused(None)).env.instance_id == "0"
     assert caplog.text.count("no host runs on any node") == 1
+
+
+class _Playing(Runner):
+    """Plays episodes in which nothing happens."""
+
+    async def _prepare(self, *_: Any) -> bool:
+        return True
+
+    async def _roll_out(self, *_: Any) -> dict[str, Any]:
+        return {"status": EpisodeStatus.COMPLETED, "reward": None}
+
+
+async def test_an_outage_longer_than_all_restarts_loses_no_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
+    refused = FabricUnavailable("no host runs on any node")
+    source = _FailingSource([None, *[refused] * 9, None])
+    rules = EpisodeRules(2, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = _Playing(null, cast("Any", source), rules, cast("Any", None))
+    episodes = [
+        await runner.play(Assignment(index, Task(id=str(index))), GroupStart(1))
+        for index in range(2)
+    ]
+    assert [(e.status, e.attempts) for e in episodes] == [(EpisodeStatus.COMPLETED, 1)] * 2
 
 
 async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
