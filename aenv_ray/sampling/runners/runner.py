@@ -208,16 +208,20 @@ class Runner:
         Nothing of the episode has been played, so these tries count as no restart.
 
         Raises:
-            AenvError: It does not start; the fabric, if no instance has started within `OUTAGE_S`.
+            AenvError: It does not start, although others start, or none has within `OUTAGE_S`.
         """
+        since: float | None = None
         while True:
             try:
                 instance = await take()
             except QuotaTooSmall:
                 raise
             except (FabricUnavailable, QuotaExceeded) as exc:
+                now = time.monotonic()
+                since = now if since is None else since
                 is_full = isinstance(exc, QuotaExceeded)
-                pause_s = self._outage.refused(time.monotonic(), exc.message, is_full=is_full)
+                decide = self._outage.full if is_full else self._outage.refused
+                pause_s = decide(since, now, exc.message)
                 if pause_s is None or not self._is_connected():
                     raise
                 await asyncio.sleep(pause_s)
@@ -358,36 +362,42 @@ class Runner:
 class Outage:
     """Decides whether creates that the fabric refuses are repeated, and when.
 
-    A fabric that has started nothing yet may be set up wrongly, so its refusals are passed on. A
-    full quota is no sign of that: it has room again when other episodes end.
+    A fabric that has started nothing yet may be set up wrongly, and one that starts other instances
+    is not away: these refusals are passed on. A full quota has room when other episodes end.
     """
 
     def __init__(self) -> None:
         self._works_at: float | None = None
         """When the last instance started."""
-        self._refused_at: float | None = None
-        """When the first create after that was refused."""
+        self._is_told = False
+        """Whether a create was refused after that."""
 
     def started(self, now: float) -> None:
         """Note that an instance has started."""
-        self._works_at, self._refused_at = now, None
+        self._works_at, self._is_told = now, False
 
-    def refused(self, now: float, why: str, *, is_full: bool = False) -> float | None:
-        """Note that a create was refused; return the pause before the next, None if it failed.
+    def refused(self, since: float, now: float, why: str) -> float | None:
+        """Note that a create is refused, the first time at `since`.
 
-        Args:
-            now: Seconds.
-            why: The message of the error.
-            is_full: A quota is full.
+        Returns:
+            The pause before the next try; None if the create has failed.
         """
-        if is_full and self._works_at is None:
-            self._works_at = now
-        if self._works_at is None or now - self._works_at > OUTAGE_S:
+        works_at = self._works_at
+        if works_at is None or works_at > since or now - works_at > OUTAGE_S:
             return None
-        if self._refused_at is None:
-            self._refused_at = now
+        return self._pause_s(since, now, why)
+
+    def full(self, since: float, now: float, why: str) -> float | None:
+        """Note that a quota has no room for an instance; as `refused`."""
+        if now - max(since, self._works_at or since) > OUTAGE_S:
+            return None
+        return self._pause_s(since, now, why)
+
+    def _pause_s(self, since: float, now: float, why: str) -> float:
+        if not self._is_told:
+            self._is_told = True
             logger.warning("no instance can be created, which episodes wait out: %s", why)
-        return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - self._refused_at)
+        return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - since)
 
 
 class Resets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,10 +22,11 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.models import ToolResult
-from aenv_ray.sampling import Episode, EpisodeStatus
+from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.policies.scripted import null
 from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
+from aenv_ray.sampling.runners.assignments import Assignment
 from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance
@@ -36,12 +38,13 @@ from aenv_ray.sampling.runners.runner import (
     _Phases,
     _recordable,
 )
-from aenv_ray.trajectories.schema import Call, Task
+from aenv_ray.trajectories.schema import Call
 
 
 class _Handle:
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
+        self.handle = self
 
     async def close(self) -> None:
         """There is no connection."""
@@ -55,12 +58,17 @@ class _Source:
         self.released: list[str] = []
 
     def _instance(self, number: int, *, is_used: bool) -> Instance:
-        handle, created = cast("Any", _Handle(str(number))), cast("Any", None)
+        handle = cast("Any", _Handle(str(number)))
+        created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
         return Instance(handle, created, 0.0, 0.0, is_used=is_used)
 
     async def acquire(self, own: Any = None) -> Instance:
         del own
         return self.left.pop(0)
+
+    def reuse(self, instance: Instance) -> bool:
+        del instance
+        return False
 
     def release(self, instance: Instance) -> None:
         self.released.append(instance.env.instance_id)
@@ -227,6 +235,32 @@ async def test_an_episode_waits_while_a_quota_is_full(monkeypatch: pytest.Monkey
         await runner._unused(None)
 
 
+class _Playing(Runner):
+    """Plays episodes in which nothing happens."""
+
+    async def _prepare(self, *_: Any) -> bool:
+        return True
+
+    async def _roll_out(self, *_: Any) -> dict[str, Any]:
+        return {"status": EpisodeStatus.COMPLETED, "reward": None}
+
+
+async def test_an_outage_longer_than_all_restarts_loses_no_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
+    refused = FabricUnavailable("no host runs on any node")
+    source = _FailingSource([None, *[refused] * 9, None])
+    rules = EpisodeRules(2, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = _Playing(null, cast("Any", source), rules, cast("Any", None))
+    episodes = [
+        await runner.play(Assignment(index, Task(id=str(index))), GroupStart(1))
+        for index in range(2)
+    ]
+    assert [(e.status, e.attempts) for e in episodes] == [(EpisodeStatus.COMPLETED, 1)] * 2
+
+
 async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
     gate = ShutdownGate()
     refused = FabricUnavailable("this connection to the fabric was shut down")
@@ -244,12 +278,21 @@ async def test_no_episode_waits_for_a_connection_that_was_shut_down() -> None:
 
 def test_an_outage_ends_five_minutes_after_the_last_start() -> None:
     outage = Outage()
-    assert outage.refused(0.0, "why") is None
+    assert outage.refused(0.0, 0.0, "why") is None
     outage.started(10.0)
-    assert [outage.refused(now, "why") for now in (20.0, 22.0, 30.0)] == [0.5, 2.5, 5.0]
-    assert outage.refused(10.0 + OUTAGE_S + 1.0, "why") is None
+    assert [outage.refused(20.0, now, "why") for now in (20.0, 22.0, 30.0)] == [0.5, 2.5, 5.0]
+    assert outage.refused(20.0, 10.0 + OUTAGE_S + 1.0, "why") is None
     outage.started(400.0)
-    assert outage.refused(401.0, "why") == 0.5
+    assert outage.refused(401.0, 401.0, "why") == 0.5
+
+
+def test_a_create_that_is_refused_while_others_start_is_not_repeated() -> None:
+    """No node has the engine that its task asks for: it would wait for as long as the run lasts."""
+    outage = Outage()
+    outage.started(10.0)
+    assert outage.refused(11.0, 11.0, "no node can run docker") is not None
+    outage.started(12.0)
+    assert outage.refused(11.0, 13.0, "no node can run docker") is None
 
 
 async def test_a_group_that_waits_out_an_outage_starts_together() -> None:
