@@ -7,6 +7,7 @@ their slot. A sandbox that is taken keeps its id and gets everything else from t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections import Counter
@@ -224,17 +225,21 @@ class WarmPools:
         """Turn a sandbox into an instance; if it does not answer, end it and return False."""
         now = self._clock.now()
         deadline = now + spec.ttl_s
+        failure, is_fit = None, False
         try:
-            async with asyncio.timeout(CHECK_S):
-                await self._engines.get(spec.engine).set_deadline(record.id, deadline)
-                await sandbox.request("ping", {}, deadline_s=CHECK_S)
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("warm sandbox %s does not answer: %r", record.id, exc)
-            self._discard(record)
+            async with asyncio.timeout(CHECK_S), asyncio.TaskGroup() as group:
+                engine = self._engines.get(spec.engine)
+                group.create_task(engine.set_deadline(record.id, deadline))
+                group.create_task(sandbox.request("ping", {}, deadline_s=CHECK_S))
+            is_fit = True
+        except* (AenvError, TimeoutError) as failures:
+            failure = failures.exceptions[0]
+        finally:
+            if not is_fit:  # also if the create that took it was cancelled: no other may take it
+                self._discard(record)
+        if failure is not None:
+            logger.warning("warm sandbox %s does not answer: %r", record.id, failure)
             return False
-        except BaseException:
-            self._discard(record)  # the create that took it was cancelled; no other may take it
-            raise
         fields = {
             "spec": spec.model_copy(update={"instance_id": record.id}),
             "requested_id": spec.instance_id, "is_pooled": False, "created_at": now,
@@ -288,6 +293,9 @@ class WarmPools:
             )
             has_failed = bool(failures)
             self._note_failure(key, next(iter(failures.values()), None))
+            async with asyncio.TaskGroup() as group:
+                for _, sandbox in made:
+                    group.create_task(_rehearse(sandbox))
         except AenvError as exc:
             self._note_failure(key, exc)
         finally:
@@ -334,3 +342,12 @@ class WarmPools:
                 await self._engines.stop(name, group)
             except AenvError as exc:
                 logger.warning("%d warm sandboxes are still to be ended: %s", len(group), exc)
+
+
+async def _rehearse(sandbox: Sandbox) -> None:
+    """Have a sandbox answer a request that runs no code of its environment.
+
+    A fork copies the pages that answering needs, which would otherwise slow down its first call.
+    """
+    with contextlib.suppress(AenvError):  # a sandbox that does not answer is not handed out
+        await sandbox.request("tools/list", {}, deadline_s=CHECK_S)

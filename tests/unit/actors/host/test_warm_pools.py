@@ -10,6 +10,7 @@ import pytest
 
 from aenv_ray.actors.host.host import Host
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import InstanceNotFound, InstanceReleased
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo, Lifetime
@@ -44,6 +45,23 @@ async def test_a_taken_sandbox_was_never_called(host: Host, spec: Spec) -> None:
     assert await count_calls(host, first.id) == 1
     assert await count_calls(host, second.id) == 1
     assert first.id != second.id
+
+
+async def test_a_warm_sandbox_has_answered_before_it_is_taken(
+    host: Host, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork copies pages when it first answers, which the taker's call need not wait for."""
+    asked: list[str] = []
+    request = DoorSandbox.request
+
+    async def noted(sandbox: DoorSandbox, method: str, *args: Any, **options: Any) -> Any:
+        asked.append(method)
+        return await request(sandbox, method, *args, **options)
+
+    monkeypatch.setattr(DoorSandbox, "request", noted)
+    await keep(host, spec(), 2)
+    assert asked.count("tools/list") == 2
+    assert await count_calls(host, (await start_one(host, spec())).id) == 1
 
 
 async def test_what_is_kept_ready_is_no_instance(host: Host, engine: SpyEngine, spec: Spec) -> None:
