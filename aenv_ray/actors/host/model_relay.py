@@ -125,7 +125,10 @@ class ModelRelay:
             except TimeoutError:
                 words = f"the chat model of {instance_id} did not answer within {timeout_s:g} s"
                 if not await self._works(url, model):
-                    raise EndpointUnavailable(f"{words}, nor does it answer its host") from None
+                    raise EndpointUnavailable(
+                        f"{words}, nor does it answer its host",
+                        hint="the operator checks the server at AENV_CHAT_MODEL_URL",
+                    ) from None
                 raise ToolTimeout(
                     words, hint="raise the timeout of the request, or shorten the conversation"
                 ) from None
