@@ -66,6 +66,7 @@ INFRA_RETRIES: Final = 2
 _NOT_FOR_RESETS: Final = {"reward", "reference", "wrong", "instance", "timeout_s", "unsupported"}
 RETRY_PAUSE_S: Final = 0.5
 """Pause before a restart, multiplied by the number of attempts."""
+_REASONS_CHARACTERS: Final = 2000
 _SUBMISSION: Final = "submission"
 
 
@@ -351,7 +352,7 @@ class Resets:
         if result.clean:
             self._unclean = 0 if instance.is_used else self._unclean
             return True
-        reasons = "; ".join(result.reasons)
+        reasons = "; ".join(result.reasons)[:_REASONS_CHARACTERS]
         if not instance.is_used:
             raise ResetFailed(
                 f"a new instance is not clean: {reasons}",
