@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pydantic_core
@@ -56,7 +57,8 @@ MAX_HELD_SHARE: Final = 1 / 8
 """Share of the node's memory that one process may hold of what sandboxes have sent: incomplete
 messages, and requests without an answer. Beyond it, the sandbox of which it holds most is ended:
 many sandboxes together must not fill the node's memory."""
-_LEAST_HELD_BYTES: Final = 1024 * 1024 * 1024
+_LEAST_HELD_BYTES: Final = 512 * 1024 * 1024
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _LITTLE_BYTES: Final = 1024 * 1024
 """Up to this much of one sandbox is not counted."""
 _MAX_ID_CHARACTERS: Final = 100
@@ -137,6 +139,8 @@ class _HeldMessages:
         self.limit_bytes = _LEAST_HELD_BYTES
         with contextlib.suppress(ValueError, OSError):  # unknown on this system
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            with contextlib.suppress(ValueError, OSError):  # no container with a limit
+                memory = min(memory, int(_CONTAINER_LIMIT.read_bytes()))
             self.limit_bytes = max(self.limit_bytes, int(memory * MAX_HELD_SHARE))
 
     def note(self, sandbox: DoorSandbox, size: int) -> DoorSandbox | None:

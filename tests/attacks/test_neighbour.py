@@ -256,6 +256,28 @@ async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard
     assert (await execute(neighbour, "echo fine")).stdout == b"fine\n"
 
 
+_QUEUE = """
+import socket
+sender, receiver = socket.socketpair()
+before = sender.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)
+sender.setblocking(False)
+sent = 0
+try:
+    while sent < 1 << 24: sent += sender.send(bytes(1 << 15))
+except BlockingIOError: pass
+result = sender.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before and sent <= 2 * before
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_queues_of_sockets_which_no_limit_counts_are_small(walled: Bench) -> None:
+    """Invariant 7: thousands of sockets in transit may each have a full one."""
+    sandbox = await walled.start()
+    assert await evaluate(sandbox, _QUEUE) is True
+
+
 _SYSTEM_V = """
 import ctypes, errno
 libc = ctypes.CDLL(None, use_errno=True)

@@ -32,12 +32,15 @@ from aenv_ray.models import (
     TaskPage,
     ToolResult,
 )
+from aenv_ray.runtime.api.results import RESULT_LIMIT_BYTES
 from aenv_ray.runtime.door.door import MAX_MESSAGE_BYTES
 
 MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - 1024
 """Largest JSON of a call's parameters; the rest of the limit is for the message around them."""
 MAX_WRITE_BYTES: Final = (MAX_CALL_BYTES - 65_536) // 4 * 3
 """Maximum file bytes in one call, which sends them as base64; the rest is for the path."""
+MAX_REWARD_BYTES: Final = RESULT_LIMIT_BYTES + 65_536
+"""JSON of a reward's result, which is in the record of its episode; a runtime sends no more."""
 CALL_GRACE_S: Final = 5.0
 """If a sandbox has not answered this long after the call's deadline, it counts as lost."""
 
@@ -223,6 +226,8 @@ def decode_json(method: str, data: bytes) -> Any:
         SandboxDiedInside: The text is malformed JSON, or as for `decode`.
     """
     try:
+        if method == "aenv/reward" and len(data) > MAX_REWARD_BYTES:
+            raise ValueError(f"{len(data)} bytes; the limit is {MAX_REWARD_BYTES}")
         result = read_json(data)
     except ValueError as exc:
         raise _malformed(method, exc) from None

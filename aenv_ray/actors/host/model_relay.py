@@ -127,7 +127,7 @@ class ModelRelay:
                 if not await self._works(url, model):
                     raise EndpointUnavailable(
                         f"{words}, nor does it answer its host",
-                        hint="have the operator look at the endpoint of the chat model",
+                        hint="the operator checks the server at AENV_CHAT_MODEL_URL",
                     ) from None
                 raise ToolTimeout(
                     words, hint="raise the timeout of the request, or shorten the conversation"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _CONTROLLERS: Final = "cgroup.controllers"
-_LARGEST_QUEUE: Final = Path("/proc/sys/net/core/wmem_max")
+_QUEUE: Final = Path("/proc/sys/net/core/wmem_default")
 _USUAL_QUEUE_BYTES: Final = 212_992
 _LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
@@ -105,7 +105,7 @@ def process_engine(settings: Settings, policy: Policy) -> list[Finding]:
     return [Finding(name, Verdict.WARNING if missing else Verdict.OK, found), *rows]
 
 
-def kernel_memory(limits: Mapping[str, str], largest: Path = _LARGEST_QUEUE) -> Finding:
+def kernel_memory(limits: Mapping[str, str], queue: Path = _QUEUE) -> Finding:
     """Report how much memory of the kernel process sandboxes can hold that no limit counts.
 
     The kernel allows as many sockets in transit for a user as a process may have open.
@@ -114,14 +114,14 @@ def kernel_memory(limits: Mapping[str, str], largest: Path = _LARGEST_QUEUE) -> 
     if "cgroup" in limits.get("memory", ""):
         return Finding(name, Verdict.OK, "counted by the control group of each sandbox")
     try:
-        queue_bytes = 2 * int(largest.read_text())
+        queue_bytes = 2 * int(queue.read_text())
     except OSError:  # hidden in a container
         queue_bytes = 2 * _USUAL_QUEUE_BYTES
     found = (
         f"up to {MAX_FILES * queue_bytes >> 20} MiB of all sandboxes together are not counted: "
         "unread data in sockets that are in transit"
     )
-    return Finding(name, Verdict.WARNING, found, "set AENV_CGROUP, or lower net.core.wmem_max")
+    return Finding(name, Verdict.WARNING, found, "set AENV_CGROUP, or lower net.core.wmem_default")
 
 
 def docker_engine(settings: Settings, policy: Policy) -> list[Finding]:

@@ -289,6 +289,8 @@ class ProcessEngine(Engine):
         if not exited.done():
             with contextlib.suppress(FabricUnavailable):
                 found = await self._launcher.ask("find", id=instance_id)
+                if found["ended"] is not None:  # the kernel needs long to free its memory
+                    return end_cause(found["ended"])
                 if found["instance"] is not None:
                     words = "it closed its connection to its host, and its process runs on"
                     return EndCause(words, InsideCause.CONNECTION)

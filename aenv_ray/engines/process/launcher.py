@@ -224,6 +224,8 @@ class Launcher:
                 instance = self._instances.get(message["id"])
                 row = None if instance is None else self._row(instance)
                 ended = self._unreported.get(message["id"])
+                if instance is not None and instance.cause:  # its process is being ended
+                    ended = {"cause": instance.cause, "inside": instance.inside, "log": ""}
                 self._peers.send(peer, {"seq": seq, "instance": row, "ended": ended})
 
     def _hello(self, peer: Peer, seq: int, message: dict[str, Any]) -> None:

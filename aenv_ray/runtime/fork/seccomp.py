@@ -9,6 +9,11 @@ Allowed sockets are Unix, IPv4, IPv6, and netlink for routes, with which libc li
 interfaces. All others bypass network namespaces (vsock) or reach kernel code that no environment
 needs.
 
+What a socket has sent and nobody has read is memory that no limit counts while the receiving socket
+is itself in transit. So its queue keeps the size that the operator sets in
+``net.core.wmem_default``: programs that set another are told that it worked, as for a size that the
+kernel does not grant.
+
 System V objects stay when the processes that made them end, and the kernel counts their memory for
 no process. Up to 32,000 sets of semaphores and 4,096 segments may exist in a sandbox: small ones,
 which database servers use as locks, are allowed. Queues of messages are refused.
@@ -79,7 +84,7 @@ select 23 -, semctl 66 191, semop 65 193, semtimedop 220 192, sendfile 40 71,
 sendmmsg 307 269, sendmsg 46 211, sendto 44 206, set_robust_list 273 99, set_thread_area 205 -,
 set_tid_address 218 96, setfsgid 123 152, setfsuid 122 151, setgid 106 144, setgroups 116 159,
 setitimer 38 103, setpgid 109 154, setpriority 141 140, setregid 114 143, setresgid 119 149,
-setresuid 117 147, setreuid 113 145, setrlimit 160 164, setsid 112 157, setsockopt 54 208,
+setresuid 117 147, setreuid 113 145, setrlimit 160 164, setsid 112 157,
 setuid 105 146, setxattr 188 5, setxattrat 463 463, shmat 30 196, shmctl 31 195, shmdt 67 197,
 shutdown 48 210, sigaltstack 131 132, signalfd 282 -, signalfd4 289 74,
 splice 275 76, stat 4 -, statfs 137 43, statx 332 291, symlink 88 -, symlinkat 266 36, sync 162 81,
@@ -99,6 +104,7 @@ _CHECKED: Final = {
     "setns": (308, 268),
     "socket": (41, 198),
     "semget": (64, 190),
+    "setsockopt": (54, 208),
     "shmget": (29, 194),
     "socketpair": (53, 199),
     "unshare": (272, 97),
@@ -119,6 +125,8 @@ _AF_INET: Final = 2
 _AF_INET6: Final = 10
 _AF_NETLINK: Final = 16
 _NETLINK_ROUTE: Final = 0
+_SOL_SOCKET: Final = 1
+_SEND_QUEUES: Final = (7, 32)  # SO_SNDBUF, SO_SNDBUFFORCE
 
 _TEMPLATE_UNSHARES: Final = (
     linux.CLONE_NEWNS | linux.CLONE_NEWIPC,
@@ -180,6 +188,7 @@ def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     code += _equals(numbers["clone"], _without_bits(0, _NAMESPACE_FLAGS))
     code += _equals(numbers["socket"], _socket_families())
     code += _equals(numbers["socketpair"], _one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
+    code += _equals(numbers["setsockopt"], _without_larger_queues())
     code += _equals(numbers["semget"], _at_most(1, MAX_SET_SEMAPHORES))
     code += _equals(numbers["shmget"], _at_most(1, MAX_SEGMENT_BYTES, is_wide=True))
     code += _equals(numbers["personality"], _one_of(0, _PERSONALITIES))
@@ -285,6 +294,15 @@ def _socket_families() -> list[bytes]:
         *_equals(_AF_NETLINK, netlink),
         *_one_of(0, [_AF_UNIX, _AF_INET, _AF_INET6], errno.EAFNOSUPPORT),
     ]
+
+
+def _without_larger_queues() -> list[bytes]:
+    """Return code with which setting the size of a send queue succeeds without any effect."""
+    ignored = [_load_argument(2)]
+    for option in _SEND_QUEUES:
+        ignored += _equals(option, [_refuse(0)])
+    allowed = _instruction(_RETURN, 0, 0, _ALLOW)
+    return [_load_argument(1), *_equals(_SOL_SOCKET, [*ignored, allowed]), allowed]
 
 
 def _runs(numbers: Collection[int]) -> list[tuple[int, int]]:

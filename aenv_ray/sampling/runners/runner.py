@@ -75,6 +75,7 @@ OUTAGE_S: Final = 300.0
 worked, and its head, a host or a daemon is probably being replaced."""
 OUTAGE_PAUSE_S: Final = 5.0
 """Longest pause between two of them."""
+_REASONS_CHARACTERS: Final = 2000
 _SUBMISSION: Final = "submission"
 
 
@@ -437,7 +438,7 @@ class Resets:
         if result.clean:
             self._unclean = 0 if instance.is_used else self._unclean
             return True
-        reasons = "; ".join(result.reasons)
+        reasons = "; ".join(result.reasons)[:_REASONS_CHARACTERS]
         if not instance.is_used:
             raise ResetFailed(
                 f"a new instance is not clean: {reasons}",

@@ -359,6 +359,7 @@ def test_a_tool_cannot_report_that_its_caller_is_wrong(code: str, method: str) -
         ("tools/list", b'{"tools":{}}'),
         ("prompts/list", b'{"prompts":[7]}'),
         ("aenv/reward", b"[]"),
+        ("aenv/reward", b'{"data":"' + b"x" * 11_000_000 + b'"}'),
         ("aenv/exec", b'{"data":{"stdout":"%"}}'),
         ("aenv/read_file", b'{"data":null}'),
     ],

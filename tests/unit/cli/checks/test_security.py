@@ -102,12 +102,12 @@ def test_cgroups_are_reported(controllers: str | None, found: str, tmp_path: Pat
 
 
 def test_kernel_memory_that_no_limit_counts_is_reported(tmp_path: Path) -> None:
-    largest = tmp_path / "wmem_max"
-    largest.write_text("212992\n")
-    measured = security.kernel_memory({"memory": "64 MiB in total (the launcher looks)"}, largest)
+    queue = tmp_path / "wmem_default"
+    queue.write_text("212992\n")
+    measured = security.kernel_memory({"memory": "64 MiB in total (the launcher looks)"}, queue)
     assert (measured.verdict, "1664 MiB" in measured.found) == (Verdict.WARNING, True)
     assert security.kernel_memory({}, tmp_path / "hidden").found == measured.found
-    counted = security.kernel_memory({"memory": "64 MiB in total (cgroup)"}, largest)
+    counted = security.kernel_memory({"memory": "64 MiB in total (cgroup)"}, queue)
     assert counted.verdict is Verdict.OK
 
 

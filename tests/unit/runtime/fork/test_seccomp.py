@@ -15,11 +15,11 @@ ALLOW = 0x7FFF0000
 NUMBERS = {
     "x86_64": {
         "read": 0, "socket": 41, "clone": 56, "mount": 165, "unshare": 272, "setns": 308,
-        "bpf": 321, "io_uring_setup": 425,
+        "bpf": 321, "io_uring_setup": 425, "setsockopt": 54,
     },
     "aarch64": {
         "read": 63, "socket": 198, "clone": 220, "mount": 40, "unshare": 97, "setns": 268,
-        "bpf": 280, "io_uring_setup": 425,
+        "bpf": 280, "io_uring_setup": 425, "setsockopt": 208,
     },
 }  # fmt: skip
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -34,6 +34,7 @@ def run(
     number: int,
     first_argument: int = 0,
     *,
+    second_argument: int | None = None,
     third_argument: int = 0,
     fourth_argument: int = 0,
     arch: int | None = None,
@@ -44,7 +45,8 @@ def run(
     program = code or seccomp.program(machine, for_template=for_template)
     instructions = list(struct.iter_unpack("=HBBI", program))
     actual = ARCHITECTURE[machine] if arch is None else arch
-    arguments = (first_argument, first_argument, third_argument, fourth_argument)
+    second = first_argument if second_argument is None else second_argument
+    arguments = (first_argument, second, third_argument, fourth_argument)
     data = struct.pack("=IIQ4Q", number, actual, 0, *arguments)
     accumulator, at = 0, 0
     while True:
@@ -95,6 +97,20 @@ def test_new_namespaces_are_refused_by_clones_flags(machine: str) -> None:
 
 
 @machines
+def test_the_size_of_a_send_queue_does_not_change(machine: str) -> None:
+    """Invariant 7: unread data in sockets in transit is memory that no limit counts."""
+    number = NUMBERS[machine]["setsockopt"]
+
+    def answer(level: int, option: int) -> int:
+        return run(machine, number, second_argument=level, third_argument=option)
+
+    assert answer(socket.SOL_SOCKET, socket.SO_SNDBUF) == refused(0), "it seems to succeed"
+    assert answer(socket.SOL_SOCKET, 32) == refused(0)
+    assert answer(socket.SOL_SOCKET, socket.SO_RCVBUF) == ALLOW
+    assert answer(socket.IPPROTO_TCP, socket.SO_SNDBUF) == ALLOW
+
+
+@machines
 def test_clone3_is_absent_so_that_libc_uses_clone(machine: str) -> None:
     assert run(machine, CLONE3) == refused(errno.ENOSYS)
 
@@ -112,6 +128,7 @@ def test_the_x32_table_is_absent() -> None:
 def test_exactly_the_listed_calls_are_allowed_whatever_their_arguments(machine: str) -> None:
     """Invariant 7: no jump in the program skips one; what the list does not know is refused."""
     allowed = set(seccomp.allowed_calls(machine).values())
+    allowed.add(NUMBERS[machine]["setsockopt"])  # but for two options
     assert len(allowed) > 200
     arguments = 0xFFFF_FFFE  # neither flags nor a family that any call accepts
     for number in range(max(allowed) + 200):
