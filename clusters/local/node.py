@@ -30,7 +30,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
@@ -323,11 +323,17 @@ def is_up(name: str, *, is_head: bool | None) -> bool:
     A head's control plane ends if its Redis is lost, while its raylet goes on.
     """
     commands = processes(name).values()
-    has_gcs = any(command.split()[0].endswith("/gcs_server") for command in commands)
-    raylets = [command for command in commands if is_raylet(command)]
-    if not has_gcs and any("--head" in raylet.split() for raylet in raylets):
+    if lost_control(commands):
         return False
-    return bool(raylets) and (is_head is None or has_gcs == is_head)
+    return any(map(is_raylet, commands)) and (
+        is_head is None or any(map(is_control_plane, commands)) == is_head
+    )
+
+
+def lost_control(commands: Collection[str]) -> bool:
+    """Return whether these are the processes of a head whose control plane has ended."""
+    is_head = any(is_raylet(command) and "--head" in command.split() for command in commands)
+    return is_head and not any(map(is_control_plane, commands))
 
 
 def status(name: str) -> int:
@@ -343,9 +349,10 @@ def status(name: str) -> int:
 def stop(name: str) -> None:
     """Stop the node and its sandboxes."""
     # A raylet signs off at the head and waits for a response, so the head's own raylet must end
-    # before the rest of the head.
+    # before the rest of the head. If the control plane has ended, it would wait in vain.
+    sign_off = signal.SIGKILL if lost_control(processes(name).values()) else signal.SIGTERM
     steps = (
-        (signal.SIGTERM, is_raylet, is_raylet, LEAVE_S),
+        (sign_off, is_raylet, is_raylet, LEAVE_S),
         (signal.SIGTERM, is_rays, bool, TERM_S),
         (signal.SIGKILL, bool, bool, KILL_S),
     )
@@ -366,6 +373,11 @@ def stop(name: str) -> None:
 def is_raylet(command: str) -> bool:
     """Return whether a command is a raylet, Ray's process for a node."""
     return command.split(maxsplit=1)[0].endswith("/raylet")
+
+
+def is_control_plane(command: str) -> bool:
+    """Return whether a command is the control plane, which the head alone has."""
+    return command.split(maxsplit=1)[0].endswith("/gcs_server")
 
 
 def is_rays(command: str) -> bool:
