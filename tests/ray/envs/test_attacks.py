@@ -99,7 +99,8 @@ graded, the agent's processes continue."""
 def play_attacks(name: str, **options: Any) -> None:
     """Play each attack on a task; none may earn anything, or keep rewards from running."""
     every = environment_tasks(name, VARIABLES.get(name))
-    tasks = select_tasks(every, ids=TASKS.get(name, ()), limit=len(TASKS.get(name, "1")))
+    ids = TASKS.get(name, ())
+    tasks = select_tasks(every, ids=ids, limit=len(ids) or 1)
     for (attack, script), task in itertools.product(ATTACKS.items(), tasks):
         attacker = Attacker(name, script)
         sampling = aenv_ray.sample(name, attacker, [task], runners="driver", **options)
