@@ -6,7 +6,7 @@ A taskset of verifiers is a module. Write one, for example ``terminal.py``:
 
     __all__ = ["AenvEnv", "AenvTaskset"]
 
-    eval terminal --env.taskset.environment mini-terminal --env.taskset.tasks tasks.jsonl
+    PYTHONPATH=. vf-eval terminal --env.taskset.environment mini-terminal
 
 The harness of verifiers plays: it gets the environment's tools over MCP. The reward of the
 environment is that of the rollout. A void episode is an error of the rollout, which verifiers can

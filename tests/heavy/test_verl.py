@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 from verl import DataProto
 from verl.experimental.agent_loop import AgentLoopManager
-from verl.experimental.agent_loop.tool_agent_loop import AgentData
+from verl.experimental.agent_loop.tool_agent_loop import AgentData, ToolAgentLoop
 from verl.tools.tool_registry import load_all_tools
 from verl.workers.rollout.replica import TokenOutput
 
@@ -33,7 +33,7 @@ import aenv_ray
 from aenv_ray import trajectories
 from aenv_ray.engines.process.virtual_environment import find_uv
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool
+from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, shared_pool
 from aenv_ray.integrations.support.tools import EnvironmentTools
 from aenv_ray.integrations.verl import AenvAgentLoop, AenvTool
 from aenv_ray.sampling import EpisodeStatus
@@ -306,6 +306,35 @@ async def test_names_arguments_and_schemas_that_verl_cannot_express(
     tree = {"environment": listed_project(tmp_path / "tree", tree=TREE), "tool": "tree"}
     with pytest.raises(ConfigError, match=r"tool 'tree': .* contains itself"):
         await asyncio.to_thread(AenvTool, tree, None)
+
+
+async def test_a_cancelled_rollout_abandons_its_episode(
+    manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del manager
+    begun, abandoned = asyncio.Event(), asyncio.Event()
+    abandon = LiveEpisode.abandon
+
+    async def wait(*_: Any, **__: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def note(episode: LiveEpisode) -> None:
+        await abandon(episode)
+        abandoned.set()
+
+    monkeypatch.setattr(ToolAgentLoop, "run", wait)
+    monkeypatch.setattr(LiveEpisode, "abandon", note)
+    playing = object.__new__(AenvAgentLoop)
+    options = {"infra_retries": 0}
+    vars(playing).update(_environment=CORRIDOR, _only=None, _void_retries=1, _options=options)
+    rollout = asyncio.create_task(playing.run({}, extra_info={"aenv": {"task": {"id": "go"}}}))
+    await begun.wait()
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    assert abandoned.is_set()
+    await asyncio.to_thread(shared_pool(CORRIDOR, **options).close)
 
 
 async def test_an_image_of_a_tool_is_one_for_a_model_that_sees(manager: Any) -> None:
