@@ -349,11 +349,12 @@ def status(name: str) -> int:
 def stop(name: str) -> None:
     """Stop the node and its sandboxes."""
     # A raylet signs off at the head and waits for a response, so the head's own raylet must end
-    # before the rest of the head. If the control plane has ended, it would wait in vain.
-    sign_off = signal.SIGKILL if lost_control(processes(name).values()) else signal.SIGTERM
+    # before the rest of the head. If the control plane has ended, it would wait in vain, and Ray's
+    # agents with it.
+    ending = signal.SIGKILL if lost_control(processes(name).values()) else signal.SIGTERM
     steps = (
-        (sign_off, is_raylet, is_raylet, LEAVE_S),
-        (signal.SIGTERM, is_rays, bool, TERM_S),
+        (ending, is_raylet, is_raylet, LEAVE_S),
+        (ending, is_rays, bool, TERM_S),
         (signal.SIGKILL, bool, bool, KILL_S),
     )
     for number, is_told, is_awaited, deadline_s in steps:
