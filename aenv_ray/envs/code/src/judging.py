@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -40,6 +41,8 @@ _TEMPORARY: Final = os.environ.get("TMPDIR") or "/tmp"
 writable, and an agent can make them unusable."""
 _MARGIN_S: Final = 3.0
 """How long before the end of its call a judge is ended."""
+_LOOK_S: Final = 1.0
+"""A judge that a solution has stopped is noticed within this time."""
 _HEADER_BYTES: Final = 8
 
 
@@ -165,9 +168,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
         start_new_session=True,
     )
     try:
-        report, error = process.communicate(_CODE + _framed(job), timeout=max(total_s, 0.1))
-    except subprocess.TimeoutExpired:
-        raise JudgeEnded("the solution took all the time of its tests") from None
+        report, error = _answer(process, _CODE + _framed(job), total_s)
     finally:
         _end(process)
         for path in Path(_TEMPORARY).glob(f"{name}-*"):
@@ -178,6 +179,35 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
     if process.returncode > 0:
         raise RuntimeError(f"the judge failed: {error.decode(errors='replace')[-2000:]}")
     raise JudgeEnded(f"the solution ended its judge: signal {-process.returncode}")
+
+
+def _answer(process: subprocess.Popen[bytes], job: bytes, total_s: float) -> tuple[bytes, bytes]:
+    """Send the judge its job, and return its report and its standard error."""
+    ends = time.monotonic() + total_s
+    given: bytes | None = job
+    while True:
+        left_s = ends - time.monotonic()
+        try:
+            return process.communicate(given, timeout=max(min(_LOOK_S, left_s), 0.1))
+        except subprocess.TimeoutExpired:
+            given = None  # it is being sent
+            if left_s <= _LOOK_S:
+                raise JudgeEnded("the solution took all the time of its tests") from None
+            if _is_stopped(process.pid):
+                raise JudgeEnded("the solution stopped its judge") from None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a judge, or its child that starts solutions."""
+    pids = [str(pid)]
+    with contextlib.suppress(OSError):
+        pids += Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    for one in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            state = Path(f"/proc/{one}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            if state == b"T":
+                return True
+    return False
 
 
 def _framed(job: dict[str, Any]) -> bytes:

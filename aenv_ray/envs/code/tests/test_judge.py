@@ -75,6 +75,18 @@ def test_a_solution_that_ends_its_judge_has_no_verdicts() -> None:
         verdicts(ends, SCRIPT)
 
 
+@pytest.mark.parametrize("whom", ["starter", "judge"])
+def test_a_solution_that_stops_its_judge_is_not_waited_for(whom: str) -> None:
+    stops = f"""
+import os
+starter = os.getppid()
+judge = int(open(f"/proc/{{starter}}/stat").read().rpartition(")")[2].split()[1])
+os.kill({whom}, 19)
+"""
+    with pytest.raises(JudgeEnded, match="stopped its judge"):
+        judge(stops, [SCRIPT], LIMITS, 600.0)
+
+
 def test_expected_values_are_not_in_the_memory_of_a_solution() -> None:
     reads = """
 import re
