@@ -11,7 +11,7 @@ from tests.conftest import require
 from tests.fixtures.framework_suites import LIGHT, Suite
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.namespaces
 @pytest.mark.parametrize("suite", [pytest.param(suite, id=suite.name) for suite in LIGHT])
 def test_adapters_work_with_real_frameworks(suite: Suite, tmp_path: Path) -> None:
@@ -20,6 +20,6 @@ def test_adapters_work_with_real_frameworks(suite: Suite, tmp_path: Path) -> Non
     assert environment is not None
     done = subprocess.run(
         suite.command(environment), cwd=suite.directory, env=suite.variables(environment, tmp_path),
-        capture_output=True, text=True, check=False, timeout=560,
+        capture_output=True, text=True, check=False, timeout=1150,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
