@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 USER_ID = 61_234
+RUN_S = 560
+"""How long a run may take; the limit of a test that runs one is `pytest.mark.timeout(600)`."""
 _BECOME = """
 set -e
 if [ -n "$BLOCKED" ]; then
@@ -52,7 +54,7 @@ def pytest_as_ordinary_user(*arguments: str, group: int | None = None) -> str:
         done = subprocess.run(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", _BECOME, "sh", *pytest],
             cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True,
-            check=False, timeout=110,
+            check=False, timeout=RUN_S,
         )  # fmt: skip
     finally:
         subprocess.run(["rm", "-rf", str(home)], check=True)

@@ -13,12 +13,14 @@ from tests.ordinary_user import pytest_as_ordinary_user
 
 @pytest.mark.namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user is ordinary: every test here shows it")
+@pytest.mark.timeout(600)
 def test_attacks_fail_on_the_node_of_an_ordinary_user() -> None:
     pytest_as_ordinary_user("-m", "ordinary_user and not docker", "tests/attacks")
 
 
 @pytest.mark.docker
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user is ordinary: every test here shows it")
+@pytest.mark.timeout(600)
 def test_attacks_fail_in_the_containers_of_an_ordinary_user() -> None:
     """The user is in the group of the daemon's socket, and cannot set packet filter rules."""
     base_image()  # made by root: an ordinary user cannot

@@ -18,6 +18,7 @@ TESTS = (
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user is ordinary: every test here shows it")
+@pytest.mark.timeout(600)
 def test_the_contract_holds_for_an_ordinary_user() -> None:
     """No root."""
     pytest_as_ordinary_user(
