@@ -23,7 +23,7 @@ class Load(threading.Thread):
                 self.failed.append(f"{type(exc).__name__}: {exc}")
     def end(self):
         self.is_over.set()
-        self.join(300)
+        self.join(100)
         return [self.is_alive(), self.failed]
 def call():
     ray.get(kept.call_tool.remote("count"), timeout=20)
@@ -31,7 +31,7 @@ def create():
     aenv_ray.release_many(aenv_ray.create_many(PROBE, 1))
 def use_service(handle=None):
     answer = (handle or desk).call_tool.remote("execute_command", {"command": "true"})
-    assert not answer.result(timeout_s=100).is_error
+    assert not answer.result(timeout_s=20).is_error
 def ask_gateway():
     http.get("/instances").raise_for_status()
 def serve_elsewhere():
@@ -56,7 +56,7 @@ def lost(run):
     return [[e.status.value, e.attempts, e.error] for e in run.episodes
             if e.status.value != "completed"]
 """
-LONG_S = 300.0
+LONG_S = 120.0
 """For whatever Ray does on a busy machine."""
 
 

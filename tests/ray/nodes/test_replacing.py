@@ -15,7 +15,7 @@ from tests.ray.nodes.nodes import Console, Node, Nodes, own_root, raised
 from tests.ray.nodes.pod_nodes import drain_hook
 from tests.ray.services.services import ACCEPT
 
-pytestmark = [pytest.mark.redis, pytest.mark.namespaces, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.redis, pytest.mark.namespaces, pytest.mark.timeout(900)]
 
 SLOTS = 8
 GATEWAY = """
@@ -26,7 +26,7 @@ from aenv_ray.serve.gateway import deployment
 from aenv_ray.serve.gateway.settings import GatewaySettings
 deployment.deploy(GatewaySettings(port={0}, mcp_port={0}, on_head=True))
 token = blocking(hub_actor.ensure_hub().create_token(Role.PUBLISHER, "ann"))[0]
-http = httpx.Client(base_url="http://127.0.0.1:{0}", timeout=200,
+http = httpx.Client(base_url="http://127.0.0.1:{0}", timeout=60,
                     headers={1!r} | {{"Authorization": f"Bearer {{token}}"}})
 CALL = {{"jsonrpc": "2.0", "id": 1, "method": "tools/call",
          "params": {{"name": "execute_command", "arguments": {{"command": "true"}}}}}}
@@ -39,7 +39,7 @@ desk = serve.deploy("mini-terminal", name="desk", owner="ann")
 duo = serve.deploy("mini-terminal", name="duo", owner="ann", replicas=2)
 notes = serve.deploy("mini-terminal", name="notes", owner="ann", engine="process",
                      enable_storage=True, storage_size="1Mi", mount_path="/kept")
-def in_notes(command, timeout_s=300):
+def in_notes(command, timeout_s=100):
     answer = notes.call_tool.remote("execute_command", {"command": command})
     return answer.result(timeout_s=timeout_s).text()
 in_notes("echo kept > /kept/file")
@@ -79,7 +79,7 @@ def drain(nodes: Nodes, node: Node) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         drain_hook(node.node_id),
         env={**os.environ, "RAY_ADDRESS": nodes.address},
-        capture_output=True, text=True, timeout=800, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
 
 
