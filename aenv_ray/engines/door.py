@@ -383,19 +383,20 @@ class DoorSandbox(Sandbox):
         if len(self._unsent) > MAX_UNREAD_BYTES:
             self._refuse("it makes requests and does not read what it is sent")
             return
+        excess = None
         if len(self._requests) >= MAX_REQUESTS or key in self._requests:
-            refusal = errors.PolicyRefused(
-                f"{self.instance_id} has {len(self._requests)} requests under way, and may have "
-                f"{MAX_REQUESTS}, each with an id of its own",
-                hint="wait for the answers to earlier requests",
+            excess = (
+                f"{len(self._requests)} requests under way, and may have {MAX_REQUESTS}, each with "
+                "an id of its own"
             )
-            self._send_error(key, refusal)
-            return
-        if self._request_bytes + size > MAX_MESSAGE_BYTES:
+        elif self._request_bytes + size > MAX_MESSAGE_BYTES:
+            excess = (
+                f"requests of {self._request_bytes} bytes under way, and may have "
+                f"{MAX_MESSAGE_BYTES}"
+            )
+        if excess is not None:
             refusal = errors.PolicyRefused(
-                f"{self.instance_id} has requests of {self._request_bytes} bytes under way, and "
-                f"may have {MAX_MESSAGE_BYTES}",
-                hint="wait for the answers to earlier requests",
+                f"{self.instance_id} has {excess}", hint="wait for the answers to earlier requests"
             )
             self._send_error(key, refusal)
             return

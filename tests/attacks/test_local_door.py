@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors.calls.introduction import DoorClaim
+from aenv_ray.actors.calls.introduction import DoorClaim, Introduction
 from aenv_ray.actors.calls.local_door import present
 from aenv_ray.actors.host.host import Host
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.ids import new_instance_id
+from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import ActorDensity, InstanceSpec, Isolation
 from aenv_ray.project import project
 from aenv_ray.runtime.door.roles import DoorRole
@@ -88,11 +88,8 @@ async def _no_cause() -> EndCause:
     return EndCause("its connection broke")
 
 
-@pytest.mark.namespaces
-async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
-    host: Host, walled: Bench, tmp_path: Path
-) -> None:
-    """Invariant 8: an agent that had it could call its reward; nor is the socket in reach."""
+async def _introduced(host: Host, walled: Bench) -> tuple[InstanceId, Introduction]:
+    """Start an instance, and return how its owner connects to it."""
     source = project.resolve(walled.contract_project({"network": "none"}))
     await host.put_project(source.digest, source.archive())
     spec = InstanceSpec(
@@ -102,10 +99,19 @@ async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
     await host.start([spec])
     introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
     assert introduction is not None
-    unused = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    return spec.instance_id, introduction
+
+
+@pytest.mark.namespaces
+async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
+    host: Host, walled: Bench, tmp_path: Path
+) -> None:
+    """Invariant 8: an agent that had it could call its reward; nor is the socket in reach."""
+    instance_id, introduction = await _introduced(host, walled)
+    unused = await host.introduce(instance_id, DoorRole.OWNER)
     assert unused is not None
-    link, door = await present(introduction, DoorClaim(spec.instance_id, introduction.key))
-    sandbox = DoorSandbox(spec.instance_id, Isolation.model_construct(), "template", _no_cause)
+    link, door = await present(introduction, DoorClaim(instance_id, introduction.key))
+    sandbox = DoorSandbox(instance_id, Isolation.model_construct(), "template", _no_cause)
     sandbox.connect(door)
     wanted = [hashlib.sha256(one.key.encode()).hexdigest() for one in (introduction, unused)]
     look = _LOOK.format(wanted=wanted, path=introduction.path)
@@ -118,15 +124,7 @@ async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_reaches_no_door(host: Host, walled: Bench, walled_node: Node) -> None:
     """Invariant 15: also where the directories above are open to everybody."""
-    source = project.resolve(walled.contract_project({"network": "none"}))
-    await host.put_project(source.digest, source.archive())
-    spec = InstanceSpec(
-        instance_id=new_instance_id("probe"), reference=source.reference,
-        digest=source.digest, ttl_s=600.0, engine="process", job_id="j1",
-    )  # fmt: skip
-    await host.start([spec])
-    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
-    assert introduction is not None
+    _, introduction = await _introduced(host, walled)
     assert Path(introduction.path).is_socket()
     walled_node.root.chmod(0o755)
     assert refusal(lambda: os.listdir(walled_node.root)) == "", "it can come this far"

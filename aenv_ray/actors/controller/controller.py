@@ -486,7 +486,7 @@ class Controller:
                 cannot be undone.
 
         Raises:
-            ConfigError: There is no such node, or more than one; or the head is to leave.
+            ConfigError: No node has this name, or several have it; or the head is to leave.
             FabricUnavailable: Ray does not answer, or a host of the node does not; the node is
                 drained nevertheless.
         """

@@ -54,7 +54,7 @@ def node_named(name: str, alive: Iterable[str], machines: Mapping[str, str]) -> 
     """Return the id of a node, given its id, the beginning of it, or the name of its machine.
 
     Raises:
-        ConfigError: There is no such node, or more than one.
+        ConfigError: No node has this name, or several have it.
     """
     found = [node for node in alive if name in (node, machines.get(node))]
     if not found and len(name) >= LEAST_PREFIX:

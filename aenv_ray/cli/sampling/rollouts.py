@@ -84,7 +84,7 @@ def say_engine(environment: str, engine: str | None, what: str = "engine") -> No
     """Print the engine of a sampling, unless the caller, the project or a setting names it.
 
     Raises:
-        ConfigError: There is no such engine, or it lacks what the environment needs.
+        ConfigError: The engine is unknown, or lacks what the environment needs.
     """
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.engine_choice import likely_engine, possible_engines

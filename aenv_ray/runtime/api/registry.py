@@ -457,8 +457,8 @@ class Registry:
         """Return what completes an argument, for the parameters of ``completion/complete``.
 
         Raises:
-            Fault: ``tool_not_found``: there is no such prompt or resource. ``tool_input_invalid``:
-                the parameters are malformed, or it has no such argument.
+            Fault: ``tool_not_found``: the prompt or resource is unknown. ``tool_input_invalid``:
+                the parameters are malformed, or the argument is unknown.
         """
         about, argument = params.get("ref"), params.get("argument")
         context = params.get("context") or {}

@@ -389,8 +389,8 @@ class Dispatcher:
         """Return what follows a resource for a session, or stops to.
 
         Raises:
-            Fault: ``tool_not_found``: there is no such resource. ``caller_unsupported``: there is
-                no session.
+            Fault: ``tool_not_found``: the resource is unknown. ``caller_unsupported``: the
+                caller has no session.
         """
         uri, session = _name_of(params, "uri"), (params.get("_meta") or {}).get(SESSION)
         if method == SUBSCRIBE:

@@ -103,11 +103,12 @@ class ServiceReplica:
     async def check_health(self) -> None:
         """Raise if the environment is unhealthy, so that Serve replaces the replica.
 
-        It is replaced as well if the node of its sandbox is to be stopped.
+        It is replaced as well if its node or that of its sandbox is to be stopped, unless Serve
+        replaces it anyway.
         """
         if self._is_displaced:
             raise FabricUnavailable(
-                "the sandbox's node is to be stopped: another replica takes over",
+                "its node is to be stopped: another replica takes over",
                 hint="aenv cluster nodes shows the node",
             )
         await self._sandbox.check()
@@ -121,14 +122,17 @@ class ServiceReplica:
                 logger.info("it is unknown whether the sandbox's node leaves: %r", exc)
 
     async def _loses_node(self) -> bool:
-        """Whether this replica must end because of the node that its sandbox is on.
+        """Whether this replica must end because its node, or that of its sandbox, is to be stopped.
 
-        If it is this replica's node, too, Serve starts another replica before it ends this one. But
-        that one would wait in vain for a storage volume with a single writer.
+        From a node that is to be stopped Serve itself moves replicas: it starts another one before
+        it ends this one. But that one would wait in vain for a storage volume with a single writer,
+        which the sandbox of this one has, wherever it is.
         """
         leaving = await asyncio.to_thread(ray_api.leaving_nodes)
-        if not leaving or (ray_api.node_id() in leaving and not is_alone(self._record)):
+        if not leaving:
             return False
+        if ray_api.node_id() in leaving:
+            return is_alone(self._record)
         instance = await self._sandbox.instance()
         return (await self._instances.info(instance.instance_id)).node_id in leaving
 

@@ -134,6 +134,39 @@ def test_services_and_samplings_go_on_while_every_worker_is_replaced(
     )
 
 
+def test_a_replica_whose_storage_is_used_on_another_node_leaves_its_own(
+    nodes: Nodes, driver: Console
+) -> None:
+    """Serve starts its successor first, which waits until the sandbox gives the storage up."""
+    worker = nodes.add(slots=SLOTS)
+    driver.do(
+        f"node = {worker.node_id!r}\n"
+        "aenv_ray.init().drain(node)  # sandboxes start elsewhere, replicas anywhere\n"
+        "for number in range(20):\n"
+        "    name = f'held{number}'\n"
+        "    held = serve.deploy('mini-terminal', name=name, owner='ann', engine='process',\n"
+        "                        enable_storage=True, storage_size='1Mi', mount_path='/kept')\n"
+        "    (actor,) = [row for row in ray.util.list_named_actors(all_namespaces=True)\n"
+        "                if f'{name}#' in row['name']]\n"
+        "    if ray_api.node_of(ray.get_actor(**actor)) == node:\n"
+        "        break\n"
+        "    serve.remove(name, delete_storage=True)\n"
+        "def run(command):\n"
+        "    answer = held.call_tool.remote('execute_command', {'command': command})\n"
+        "    return answer.result(timeout_s=100).text()\n"
+        "run('echo kept > /kept/file')\n"
+        "(sandbox,) = [info for info in aenv_ray.list_instances()\n"
+        "              if info.labels.get('aenv.service') == name]"
+    )
+    assert driver.value("ray_api.node_of(ray.get_actor(**actor)) == node != sandbox.node_id")
+    done = drain(nodes, worker)
+    assert done.returncode == 0, done.stderr
+    assert driver.value("'kept' in run('cat /kept/file')")
+    worker.kill()
+    eventually_empty(worker.leftovers)
+    driver.do("serve.remove(name, delete_storage=True)")
+
+
 def test_a_host_that_dies_after_the_services_have_left_its_node_is_a_typed_loss(
     nodes: Nodes, driver: Console
 ) -> None:
