@@ -198,22 +198,24 @@ class HostDirectory:
         self, name: str, node: str, slots: int | None
     ) -> RemoteHost | FabricUnavailable:
         try:
-            if await self.find([name]) and await self._is_checked(name, node):
-                return self.actors[name]
+            if await self.find([name]):
+                host = self.actors[name]  # a failed request may make others forget it meanwhile
+                if await self._is_checked(name, node, host):
+                    return host
             return await self.make(name, node, ActorDensity.SHARED, slots)
         except FabricUnavailable as exc:
             return exc
         finally:
             del self._making[name]
 
-    async def _is_checked(self, name: str, node: str) -> bool:
+    async def _is_checked(self, name: str, node: str, host: RemoteHost) -> bool:
         """Check a host that an earlier controller started; return False if it has ended for good.
 
         Raises:
             FabricUnavailable: As `_check`.
         """
         try:
-            await self._check(name, node, self.actors[name], is_new=False)
+            await self._check(name, node, host, is_new=False)
         except FabricUnavailable as exc:
             cause = exc.__cause__
             if not (isinstance(cause, AenvError) and ray_api.is_of_a_dead_actor(cause)):
@@ -221,7 +223,7 @@ class HostDirectory:
             self._refused.pop(node, None)
             self.forget(name)
             return False
-        self.nodes[name] = node
+        self.add(name, node, host)
         return True
 
     def refusal(self, node: str) -> FabricUnavailable | None:

@@ -67,5 +67,5 @@ def work_on(driver: Console, times: int, *loads: str) -> None:
         eventually(
             lambda n=load, least=before + times: driver.value(f"{n}.done") >= least,  # type: ignore[misc]
             LONG_S,
-            lambda n=load: driver.value(f"{n}.failed[-3:]"),  # type: ignore[misc]
+            lambda n=load: f"{n}: {driver.value(f'{n}.failed[-3:]')}",  # type: ignore[misc]
         )

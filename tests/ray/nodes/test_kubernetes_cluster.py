@@ -103,6 +103,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     other = pods.add_worker("ray-worker-b")
     console.do(
         "import threading\n"
+        "import traceback\n"
         "from aenv_ray import sampling\n"
         "from aenv_ray.project import project\n"
         f"home = project.resolve({ENVIRONMENT!r}).path\n"
@@ -124,7 +125,13 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
         f"held = [h for h in held if h.instance_id in {kept!r}]\n"
         f"doomed = next(h for h in held if h.instance_id == {doomed!r})\n"
         "call = doomed.call_tool.remote('execute_command', {'command': 'sleep 300'})\n"
-        "sampler = threading.Thread(target=run.run)\n"
+        "ended = []\n"
+        "def play():\n"
+        "    try:\n"
+        "        run.run()\n"
+        "    except BaseException:\n"
+        "        ended.append(traceback.format_exc())\n"
+        "sampler = threading.Thread(target=play)\n"
         "sampler.start()\n"
     )
 
@@ -141,6 +148,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
     assert "InstanceError" in errors or "FabricUnavailable" in errors, errors
     eventually_empty(lambda: pods.sandboxes_of(other), 60.0)
     eventually(lambda: not console.value("sampler.is_alive()"), WITHIN_S)
+    assert console.value("ended") == []
     statuses = console.value("[[e.status.value, e.reward, e.error] for e in run.episodes]")
     assert statuses == [["completed", 1.0, None]] * 12
     console.do("aenv_ray.release_many(held)")

@@ -53,3 +53,20 @@ async def test_a_compatible_host_is_used(
     assert hosts.nodes == {NAME: NODE}
     assert await hosts.shared(NAME, NODE, None) is host
     assert not killed
+
+
+async def test_a_host_that_is_forgotten_while_it_is_checked_is_used(
+    monkeypatch: pytest.MonkeyPatch, killed: list[Any]
+) -> None:
+    """A request to it may fail meanwhile, for example as its node is being lost."""
+    hosts = HostDirectory()
+
+    async def ready() -> str:
+        hosts.forget(NAME)
+        return aenv_ray.__version__
+
+    host = SimpleNamespace(ready=SimpleNamespace(remote=ready), exchange=None)
+    monkeypatch.setattr(ray_api, "find_actor", lambda _: host)
+    assert await hosts.shared(NAME, NODE, None) is host
+    assert hosts.actors == {NAME: host}
+    assert not killed
