@@ -18,7 +18,6 @@ from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
     AdmissionQueue,
     Grant,
-    Need,
     Ticket,
     bundles,
     explain_wait,
@@ -26,7 +25,9 @@ from aenv_ray.actors.controller.admission_queue import (
 )
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.placement import (
+    ONE_SLOT,
     HostLoad,
+    Need,
     may_grow,
     needed,
     shared_host_names,
@@ -107,6 +108,8 @@ class Admission:
         self._demanded_at = 0.0
         self._slots_per_node: int | None = None
         self._reason = "the cluster has no room"
+        self._held: dict[str, tuple[HostLoad, Any]] = {}
+        """The hosts that were told to accept only instances with a reservation, by name."""
 
     async def open(self) -> None:
         """Withdraw the demand of an earlier controller: nobody waits yet."""
@@ -115,7 +118,7 @@ class Admission:
     # --- room -----------------------------------------------------------------------------------
 
     async def shared_hosts(
-        self, patience_s: float, wanted: int, engines: Sequence[str] = (), places: int = 1
+        self, patience_s: float, wanted: int, need: Need = ONE_SLOT
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts with their load, starting missing ones.
 
@@ -123,9 +126,7 @@ class Admission:
             patience_s: How long to wait for more hosts once one has answered.
             wanted: Number of instances that need room; elastic nodes get hosts only as far as
                 needed.
-            engines: Engines that the wanted instances may run on; empty: any. Hosts of other
-                engines are returned, too.
-            places: `InstanceSpec.places` of each, at least one.
+            need: What each of them needs. Hosts that do not suit it are returned, too.
 
         Returns:
             Hosts and actors; empty if the cluster has no node for instances but may get some.
@@ -145,13 +146,13 @@ class Admission:
                 if not idle:
                     raise
         found = self._with_dedicated(found, nodes)
-        room = sum(load.room(places) for load, _ in found if load.runs(engines))
-        able = {n: f for n, f in idle.items() if f.may_run(engines)}
-        chosen = needed(able, wanted - room, places)
+        room = sum(load.room(need.places) for load, _ in found if load.suits(need))
+        able = {n: f for n, f in idle.items() if f.may_run(need.engines) and need.may_be_on(n)}
+        chosen = needed(able, wanted - room, need.places)
         if chosen:
             more = await self._hosts.loads({n: idle[n] for n in chosen}, patience_s=patience_s)
             found += self._with_dedicated(more, nodes)
-        await self._check_engines(engines, nodes)
+        await self._check_engines(need.engines, nodes)
         return found
 
     async def _check_engines(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> None:
@@ -207,13 +208,11 @@ class Admission:
         job_id: str | None,
         wait_s: float,
         is_divisible: bool = False,
-        engines: Sequence[str] = (),
-        places: int = 1,
+        need: Need = ONE_SLOT,
     ) -> list[Reservation]:
         """Return slots for all instances of a group, once it is the owner's turn.
 
-        The slots are on hosts that can run one of `engines`; empty: on any. Each instance gets
-        `places` slots on one host.
+        The slots are on hosts that suit `need`. Each instance gets all its places on one host.
 
         If the group is divisible, these may be slots for some of its instances; the caller asks
         again for the others. The hosts keep the slots for `RESERVED_S`. Cancelling leaves the
@@ -224,11 +223,10 @@ class Admission:
             FabricUnavailable: No node can run these engines, and none that can may join.
         """
         loop = asyncio.get_running_loop()
-        if engines:
-            await self._check_engines(engines, await asyncio.to_thread(self._cluster.alive_nodes))
-        ticket = Ticket(
-            tuple(ids), owner, job_id, loop.time(), is_divisible, tuple(engines), places
-        )
+        if need.engines:
+            nodes = await asyncio.to_thread(self._cluster.alive_nodes)
+            await self._check_engines(need.engines, nodes)
+        ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, need)
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
         self._waiters[ticket] = granted
         self._queue.add(ticket)
@@ -260,9 +258,8 @@ class Admission:
             return []
         ids, first = [spec.instance_id for spec in specs], specs[0]
         owner = first.owner or first.job_id or ""
-        return await self.wait(
-            ids, owner, first.job_id, wait_s, engines=first.possible_engines, places=first.places
-        )
+        need = Need(first.possible_engines, first.places, first.node_ids)
+        return await self.wait(ids, owner, first.job_id, wait_s, need=need)
 
     def reason(self) -> str:
         """Return why creates wait for room, for people; empty if none waits."""
@@ -286,14 +283,17 @@ class Admission:
                 )
 
     async def _serve(self) -> None:
-        while self._queue:
+        while self._queue or self._held or self._demanded:
             try:
+                if not self._queue:
+                    await self._let_go()
+                    await self._demand([])
+                    continue
                 await self._turn()
             except Exception as exc:  # noqa: BLE001  # a waiting create learns of it at its deadline
                 logger.warning("handing out slots failed: %r", exc)
                 self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
             await asyncio.sleep(TURN_S)
-        await self._demand([])
 
     async def _turn(self) -> None:
         """Hand out the free slots and tell Ray how many are missing."""
@@ -311,10 +311,12 @@ class Admission:
         wanted = self._queue.wanted()
         for grant in grants:
             for name, ids in grant.shares.items():
-                loads[name] = loads[name].taking(len(ids), grant.ticket.places)
+                loads[name] = loads[name].taking(len(ids), grant.ticket.need.places)
             if grant.left:  # the create will queue again for these in a moment
                 need = grant.ticket.need
                 wanted[need] = wanted.get(need, 0) + grant.left
+        if not wanted:  # hosts that still refused creates would send all later ones here
+            await self._let_go()
         free = sum(load.free for load in loads.values())
         if may_grow(nodes.values()):
             await self._demand(self._demands(wanted, list(loads.values()), nodes))
@@ -338,13 +340,13 @@ class Admission:
         found: dict[str, tuple[HostLoad, Any]] = {}
         refusals: list[FabricUnavailable] = []
         wanted = self._queue.wanted()
-        for (engines, places), count in wanted.items():
+        for need, count in wanted.items():
             try:
-                pairs = await self.shared_hosts(ASK_S, count, engines, places)
+                pairs = await self.shared_hosts(ASK_S, count, need)
             except FabricUnavailable as exc:  # creates for other engines need not wait
                 refusals.append(exc)
                 continue
-            found |= {load.name: (load, host) for load, host in pairs if load.runs(engines)}
+            found |= {load.name: (load, host) for load, host in pairs if load.suits(need)}
         if refusals and len(refusals) == len(wanted):
             raise refusals[0]
         return list(found.values())
@@ -361,24 +363,36 @@ class Admission:
         """
         declared = set(self._joining) or {f.engine for f in nodes.values() if f.engine}
         demands = []
-        for (engines, places), missing in missing_room(wanted, loads).items():
+        for (engines, places, node_ids), missing in missing_room(wanted, loads).items():
+            if node_ids:
+                continue  # no node that joins is one of these
             is_free = not engines or not declared or declared <= set(engines)
             selected = () if is_free else tuple(name for name in engines if name in declared)
             pieces = bundles(missing, self._slots_per_node, places)
             demands += [SlotDemand(slots, selected) for slots in pieces]
         return demands[:MOST_BUNDLES]
 
-    async def _hold(self, hosts: Iterable[tuple[HostLoad, Any]]) -> list[HostLoad]:
+    async def _hold(
+        self, hosts: Iterable[tuple[HostLoad, Any]], seconds: float = HOLD_S
+    ) -> list[HostLoad]:
         """Have hosts accept only reserved instances; return the load of those that answer."""
+        pairs = list(hosts)
+        self._held |= {load.name: (load, host) for load, host in pairs}
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._hold_one(load, host)) for load, host in hosts]
+            tasks = [group.create_task(self._hold_one(load, host, seconds)) for load, host in pairs]
         return [load for task in tasks if (load := task.result()) is not None]
 
-    async def _hold_one(self, load: HostLoad, host: RemoteHost) -> HostLoad | None:
+    async def _let_go(self) -> None:
+        """Have the hosts accept all instances again, because no create waits."""
+        held = list(self._held.values())
+        await self._hold(held, 0.0)
+        self._held.clear()
+
+    async def _hold_one(self, load: HostLoad, host: RemoteHost, seconds: float) -> HostLoad | None:
         try:
             with ray_api.translated(f"hold on host {load.name}"):
                 async with asyncio.timeout(ASK_S):
-                    count, capacity = await host.hold.remote(HOLD_S)
+                    count, capacity = await host.hold.remote(seconds)
         except (AenvError, TimeoutError) as exc:
             logger.warning("host %s is left out of this turn: %s", load.name, exc)
             return None
@@ -394,7 +408,7 @@ class Admission:
         is_complete = True
         for name, ids in grant.shares.items():
             is_complete = await self._reserve(
-                name, actors[name], list(ids), RESERVED_S, grant.ticket.places
+                name, actors[name], list(ids), RESERVED_S, grant.ticket.need.places
             )
             if not is_complete:
                 break
@@ -407,7 +421,7 @@ class Admission:
         if is_waiting:
             self._queue.add(grant.ticket)
         for one in reserved:
-            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0, grant.ticket.places)
+            await self._reserve(one.host_name, one.host, one.instance_ids, 0.0, 1)
 
     async def _reserve(
         self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float, places: int

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from aenv_ray.actors.controller.placement import HostLoad, spread
+from aenv_ray.actors.controller.placement import ONE_SLOT, HostLoad, Need, spread
 from aenv_ray.actors.host.host_capacity import slots_of
 from aenv_ray.ids import InstanceId
 
@@ -22,15 +22,6 @@ OVERTAKEN_S: Final = 10.0
 """How long smaller groups may overtake one that does not fit."""
 MOST_BUNDLES: Final = 64
 """Maximum number of demands sent to Ray at a time: its autoscaler looks at each one repeatedly."""
-
-
-class Need(NamedTuple):
-    """What an instance needs of a host."""
-
-    engines: tuple[str, ...]
-    """Engines that it may run on; empty: any."""
-    places: int = 1
-    """`InstanceSpec.places`."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +37,8 @@ class Ticket:
     """Arrival, in seconds of a monotonic clock."""
     is_divisible: bool = False
     """Whether it may be granted in part, because its instances are independent."""
-    engines: tuple[str, ...] = ()
-    """Engines that its instances may run on; empty: any."""
-    places: int = 1
-    """`InstanceSpec.places` of each instance, at least one."""
-
-    @property
-    def need(self) -> Need:
-        """What each of its instances needs."""
-        return Need(self.engines, self.places)
+    need: Need = ONE_SLOT
+    """What each of its instances needs."""
 
 
 class Grant(NamedTuple):
@@ -131,11 +115,12 @@ class AdmissionQueue:
         while waiting:
             ticket = min(waiting, key=lambda t: (self._granted[t.owner], t.since))
             waiting.remove(ticket)
-            able = [load for load in loads.values() if load.runs(ticket.engines)]
-            room = sum(load.room(ticket.places) for load in able)
+            places = ticket.need.places
+            able = [load for load in loads.values() if load.suits(ticket.need)]
+            room = sum(load.room(places) for load in able)
             ids = ticket.ids[:room] if ticket.is_divisible and room else ticket.ids
             if len(ids) > room:
-                fits_ever = len(ticket.ids) <= sum(load.holds(ticket.places) for load in able)
+                fits_ever = len(ticket.ids) <= sum(load.holds(places) for load in able)
                 if fits_ever and now - ticket.since >= OVERTAKEN_S:
                     for load in able:  # keep the slots that become free there for this group
                         del loads[load.name]
@@ -147,12 +132,12 @@ class AdmissionQueue:
                 ]
                 continue
             shares, start = {}, 0
-            for name, count in spread(len(ids), able, ticket.places).items():
+            for name, count in spread(len(ids), able, places).items():
                 shares[name] = ids[start : start + count]
                 start += count
-                loads[name] = loads[name].taking(count, ticket.places)
+                loads[name] = loads[name].taking(count, places)
             granted.append(Grant(ticket, shares))
-            self._granted[ticket.owner] += len(ids) * ticket.places
+            self._granted[ticket.owner] += len(ids) * places
         for grant in granted:
             self.remove(grant.ticket)
         return granted
@@ -161,15 +146,18 @@ class AdmissionQueue:
 def missing_room(wanted: Mapping[Need, int], hosts: Sequence[HostLoad]) -> dict[Need, int]:
     """Return how many instances have no room on these hosts, by what they need.
 
-    Free slots go to the instances with the fewest possible engines first, and of these to the ones
-    with the most places.
+    Free slots go first to the instances that may run on certain nodes only, then to those with the
+    fewest possible engines, and of these to the ones with the most places.
     """
     left_of = {host.name: host for host in hosts}
     missing = {}
-    for need in sorted(wanted, key=lambda n: (len(n.engines) or len(hosts) + 99, -n.places, n)):
+    many = len(hosts) + 99
+    for need in sorted(
+        wanted, key=lambda n: (len(n.node_ids) or many, len(n.engines) or many, -n.places, n)
+    ):
         left = wanted[need]
         for host in list(left_of.values()):
-            if host.runs(need.engines):
+            if host.suits(need):
                 taken = min(left, host.room(need.places))
                 left_of[host.name] = host.taking(taken, need.places)
                 left -= taken

@@ -34,6 +34,7 @@ from aenv_ray.actors.controller.orphan_cleanup import (
 from aenv_ray.actors.controller.placement import (
     SHARED_PREFIX,
     HostLoad,
+    Need,
     is_on_node,
     node_for,
     usable,
@@ -137,10 +138,10 @@ class Controller:
     # --- creating ---------------------------------------------------------------------------
 
     async def shared_hosts(
-        self, patience_s: float, wanted: int, engines: Sequence[str], places: int = 1
+        self, patience_s: float, wanted: int, need: Need
     ) -> list[tuple[HostLoad, Any]]:
         """See `Admission.shared_hosts`."""
-        return await self._admission.shared_hosts(patience_s, wanted, engines, places)
+        return await self._admission.shared_hosts(patience_s, wanted, need)
 
     async def reserve(
         self,
@@ -149,15 +150,12 @@ class Controller:
         job_id: str | None,
         wait_s: float,
         is_divisible: bool,
-        engines: Sequence[str],
-        places: int,
+        need: Need,
     ) -> list[Reservation]:
         """See `Admission.wait`."""
         # A divisible create that is refused asks again, so it is not counted.
         with self._counting_refusals(0 if is_divisible else len(ids)):
-            return await self._admission.wait(
-                ids, owner, job_id, wait_s, is_divisible, engines, places
-            )
+            return await self._admission.wait(ids, owner, job_id, wait_s, is_divisible, need)
 
     @contextlib.contextmanager
     def _counting_refusals(self, creates: int) -> Iterator[None]:
@@ -328,7 +326,7 @@ class Controller:
         has_choice = len(nodes) > 1 and _ANYWHERE.isdisjoint(engines)
         if nodes and (not able() or (unknown and has_choice)):
             # Ask again: the engines of a node can change, for example if its Docker daemon starts.
-            await self._admission.shared_hosts(LEARN_S, 0, engines)
+            await self._admission.shared_hosts(LEARN_S, 0, Need(tuple(engines)))
         return able()
 
     async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
@@ -99,6 +99,25 @@ def emptiest(nodes: Iterable[str], taken: Iterable[str]) -> str | None:
     return min(nodes, key=lambda node: (hosts[node], node), default=None)
 
 
+class Need(NamedTuple):
+    """What an instance needs of a host."""
+
+    engines: tuple[str, ...] = ()
+    """Engines that it may run on; empty: any."""
+    places: int = 1
+    """`InstanceSpec.places`, at least one."""
+    node_ids: tuple[str, ...] = ()
+    """Ray nodes that it may run on; empty: any."""
+
+    def may_be_on(self, node: str) -> bool:
+        """Whether it may run on a node."""
+        return not self.node_ids or node in self.node_ids
+
+
+ONE_SLOT: Final = Need()
+"""The least that an instance needs: one slot, on any host."""
+
+
 @dataclass(frozen=True)
 class HostLoad:
     """A shared host and its load."""
@@ -132,6 +151,10 @@ class HostLoad:
     def runs(self, engines: Collection[str]) -> bool:
         """Whether it can run one of these engines; true if nothing is known of its engines."""
         return not self.engines or not engines or any(name in engines for name in self.engines)
+
+    def suits(self, need: Need) -> bool:
+        """Whether an instance with this need may run there, if there is room."""
+        return self.runs(need.engines) and need.may_be_on(self.node_id)
 
 
 def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
-from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, engines_of, places_of
+from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, need_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import (
@@ -283,8 +283,7 @@ class CreateProtocol:
             started += more
             specs = [one.spec for one in started] + _without(again, more)
         is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
-        is_anywhere = not specs or not specs[0].node_ids  # the queue may grant slots on any node
-        if refusals and is_full and queue_s and is_anywhere:
+        if refusals and is_full and queue_s:
             on_queue(True)
             shares = await self._queue(source, _without(specs, started), queue_s)
             on_queue(False)
@@ -328,9 +327,8 @@ class CreateProtocol:
         by_id = {spec.instance_id: spec for spec in specs}
         owner = specs[0].owner or specs[0].job_id or ""
         reference = self._controller.reserve.remote(
-            list(by_id), owner, specs[0].job_id, queue_s, is_divisible, engines_of(specs),
-            places_of(specs),
-        )  # fmt: skip
+            list(by_id), owner, specs[0].job_id, queue_s, is_divisible, need_of(specs)
+        )
         what = f"room for {len(specs)} of {source.reference}"
         reserved = await self._long_wait(reference, what, source, queue_s)
         return [Share(name, host, [by_id[i] for i in ids]) for name, host, ids in reserved]
@@ -434,7 +432,7 @@ class CreateProtocol:
 
     async def _queue_each(self, each: _Each, specs: list[InstanceSpec]) -> None:
         """Start instances as the queue grants them slots."""
-        if not each.queue_s or specs[0].node_ids:  # the queue may grant slots on any node
+        if not each.queue_s:
             self.shared_hosts.forget()
             raise CapacityExceeded(
                 f"there is no room for {len(specs)} instances of {each.source.reference}",

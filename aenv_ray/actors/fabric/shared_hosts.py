@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import (
+    ONE_SLOT,
     HostLoad,
+    Need,
     check_capacity,
     near_node,
     on_nodes,
@@ -44,14 +46,12 @@ class Share(NamedTuple):
     specs: list[InstanceSpec]
 
 
-def engines_of(specs: Sequence[InstanceSpec]) -> tuple[str, ...]:
-    """Return the engines that instances of one group may run on."""
-    return specs[0].possible_engines if specs else ()
-
-
-def places_of(specs: Sequence[InstanceSpec]) -> int:
-    """Return how many slots each instance of one group needs, if none takes it without."""
-    return max(1, specs[0].places) if specs else 1
+def need_of(specs: Sequence[InstanceSpec]) -> Need:
+    """Return what each instance of one group needs; inner ones, which take no slot, one slot."""
+    if not specs:
+        return ONE_SLOT
+    first = specs[0]
+    return Need(first.possible_engines, max(1, first.places), first.node_ids)
 
 
 class SharedHosts:
@@ -77,7 +77,7 @@ class SharedHosts:
         if count * places <= HOST_CAPACITY:
             return  # any single host holds it
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, count, (), places)
+            await self._look(FIRST_PATIENCE_S, count, Need(places=places))
             check_capacity(count, sum(load.holds(places) for load, _ in self._hosts))
 
     async def place(
@@ -95,16 +95,16 @@ class SharedHosts:
             FabricUnavailable: No node has a host, or none can run the group's engine.
         """
         async with self._lock:
-            engines, places = engines_of(specs), places_of(specs)
+            need = need_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
                 patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), engines, places)
+                await self._look(patience_s, len(specs), need)
                 return self._divide(specs, avoid or ())
             try:
                 return self._divide(specs, avoid or ())
             except CapacityExceeded:  # releases since the last look are not known here
-                await self._look(FIRST_PATIENCE_S, len(specs), engines, places)
+                await self._look(FIRST_PATIENCE_S, len(specs), need)
                 return self._divide(specs, avoid or ())
 
     async def place_some(
@@ -119,28 +119,31 @@ class SharedHosts:
             FabricUnavailable: As `place`.
         """
         async with self._lock:
-            engines, places = engines_of(specs), places_of(specs)
+            need = need_of(specs)
             is_first = avoid is not None or not self._hosts
             if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
                 patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), engines, places)
+                await self._look(patience_s, len(specs), need)
             elif len(specs) > self._room(specs):  # releases since the last look are not known here
-                await self._look(LATER_PATIENCE_S, len(specs), engines, places)
+                await self._look(LATER_PATIENCE_S, len(specs), need)
             return self._divide(specs[: self._room(specs)], avoid or ())
 
     def _room(self, specs: Sequence[InstanceSpec]) -> int:
         """Return how many instances like the first of these fit, on any node that they may use."""
-        able = self._able(engines_of(specs), specs[0].node_ids)
-        return sum(load.room(specs[0].places) for load in able)
+        return sum(load.room(specs[0].places) for load in self._able(need_of(specs)))
 
-    def _able(self, engines: Sequence[str], node_ids: Sequence[str]) -> list[HostLoad]:
-        """Return the hosts that can run certain instances, with their load as known here."""
+    def _able(self, need: Need) -> list[HostLoad]:
+        """Return the hosts that suit a need, with their load as known here.
+
+        Raises:
+            FabricUnavailable: It names nodes, and no host is on them.
+        """
         loads = [
             replace(h, instances=min(self._placed[h.name], h.capacity))
             for h, _ in self._hosts
-            if h.runs(engines)
+            if h.runs(need.engines)
         ]
-        return on_nodes(loads, node_ids)
+        return on_nodes(loads, need.node_ids)
 
     async def look(
         self, wanted: int = 0, engines: Sequence[str] = ()
@@ -153,7 +156,7 @@ class SharedHosts:
             FabricUnavailable: No node has a host, or none can run these engines.
         """
         async with self._lock:
-            await self._look(FIRST_PATIENCE_S, wanted, engines, 1)
+            await self._look(FIRST_PATIENCE_S, wanted, Need(tuple(engines)))
             return [(load, host) for load, host in self._hosts if load.runs(engines)]
 
     def forget(self) -> None:
@@ -162,7 +165,7 @@ class SharedHosts:
 
     def _divide(self, specs: Sequence[InstanceSpec], avoid: Collection[str]) -> list[Share]:
         places = specs[0].places if specs else 1
-        loads = self._able(engines_of(specs), specs[0].node_ids if specs else ())
+        loads = self._able(need_of(specs))
         loads = [load for load in loads if load.name not in avoid] or loads
         if specs and specs[0].near_node:
             loads = near_node(loads, specs[0].near_node, len(specs), places)
@@ -176,10 +179,8 @@ class SharedHosts:
                 start += count
         return shares
 
-    async def _look(
-        self, patience_s: float, wanted: int, engines: Sequence[str], places: int
-    ) -> None:
-        reference = self._controller.shared_hosts.remote(patience_s, wanted, engines, places)
+    async def _look(self, patience_s: float, wanted: int, need: Need) -> None:
+        reference = self._controller.shared_hosts.remote(patience_s, wanted, need)
         self._hosts = await self._waits.result(reference, "the shared hosts", _ANSWER_S)
         self._placed = {load.name: load.instances for load, _ in self._hosts}
         self._looked_at = time.monotonic()

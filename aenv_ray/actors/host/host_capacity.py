@@ -66,7 +66,10 @@ class HostCapacity:
         return self._present() + sum(reserved)
 
     def hold(self, seconds: float) -> None:
-        """Accept only instances with a reservation, for this long: others have waited longer."""
+        """Accept only instances with a reservation, for this long: others have waited longer.
+
+        0: accept all again.
+        """
         self._held_until = self._clock.now() + seconds
 
     def reserve(self, ids: Collection[InstanceId], seconds: float, places: int = 1) -> bool:

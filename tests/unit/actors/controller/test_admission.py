@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from aenv_ray.actors.controller import admission
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, explain_wait
 from aenv_ray.actors.controller.host_directory import HostDirectory
-from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.clock import SystemClock
@@ -211,6 +212,80 @@ async def test_waiting_creates_become_demand_that_ends_with_them(
     assert queue.reason() == ""
 
 
+def accepts(host: FakeHostActor, name: str) -> bool:
+    try:
+        host.capacity.admit({InstanceId(name): 1})
+    except CapacityExceeded:
+        return False
+    return True
+
+
+async def test_hosts_accept_all_instances_again_once_no_create_waits(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each create that comes meanwhile has to wait, and so the next ones too."""
+    monkeypatch.setattr(admission, "TURN_S", PATIENT_S)  # at once, not before the next turn
+    monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
+    host = FakeHostActor(2)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    await waiting(queue, "a")
+    host.capacity.admit({InstanceId("a"): 1})
+    await until(lambda: accepts(host, "b"))
+
+
+async def test_hosts_accept_all_instances_again_once_the_last_create_gives_up(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
+    host = FakeHostActor(2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    task = waiting(queue, "a")
+    await until(lambda: "1 creates wait" in queue.reason())
+    host.used = 1
+    assert not accepts(host, "b")
+    task.cancel()
+    await until(lambda: accepts(host, "b"))
+
+
+async def test_a_create_that_comes_while_the_demand_is_withdrawn_is_served(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, cluster = FakeHostActor(2), FakeCluster(slots=2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    gone = waiting(queue, "gone")
+    await until(lambda: cluster.demands != [])
+    loop = asyncio.get_running_loop()
+    late: asyncio.Future[asyncio.Task[list[Reservation]]] = loop.create_future()
+
+    def come() -> None:
+        host.used = 0
+        late.set_result(waiting(queue, "late"))
+
+    def withdraw(_: Sequence[SlotDemand]) -> None:
+        if not late.done():
+            loop.call_soon_threadsafe(come)
+            while not queue.queued()[0]:
+                time.sleep(0.001)
+
+    monkeypatch.setattr(cluster, "demand_slots", withdraw)
+    gone.cancel()
+    assert ids_of(await (await late)) == ["late"]
+
+
+async def test_no_worker_is_asked_for_where_only_certain_nodes_will_do() -> None:
+    host, cluster = FakeHostActor(2), FakeCluster(slots=2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    need = Need(node_ids=("node",))
+    task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need))
+    await until(lambda: "wait for" in queue.reason())
+    assert cluster.demands == []
+    host.used = 1
+    assert ids_of(await task) == ["a"]
+
+
 def explained(**facts: Any) -> str:
     queue = AdmissionQueue()
     queue.add(Ticket((InstanceId("a"), InstanceId("b")), "o", None, 0.0))
@@ -259,12 +334,12 @@ def mixed(used: int, joining: Sequence[str] = ()) -> tuple[Admission, Mixed]:
 async def test_an_engine_that_no_node_has_is_refused_with_those_that_they_have() -> None:
     queue, _ = mixed(0, joining=("process", "kubernetes"))
     with pytest.raises(FabricUnavailable, match=r"engine docker; .*1 with kubernetes; 1 with proc"):
-        await queue.shared_hosts(1.0, 1, ("docker",))
-    assert len(await queue.shared_hosts(1.0, 1, ("docker", "process"))) == 2
+        await queue.shared_hosts(1.0, 1, Need(("docker",)))
+    assert len(await queue.shared_hosts(1.0, 1, Need(("docker", "process")))) == 2
     with pytest.raises(FabricUnavailable, match="engine docker"):
-        await queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=("docker",))
+        await queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=Need(("docker",)))
     queue, _ = mixed(0, joining=("docker",))
-    assert len(await queue.shared_hosts(1.0, 1, ("docker",))) == 2, "such a worker may join"
+    assert len(await queue.shared_hosts(1.0, 1, Need(("docker",)))) == 2, "such a worker may join"
 
 
 async def test_a_worker_that_leaves_holds_up_no_create_of_another_engine(
@@ -273,7 +348,7 @@ async def test_a_worker_that_leaves_holds_up_no_create_of_another_engine(
     queue, cluster = mixed(2)
     only = {"process": cluster.alive_nodes()["process"]}
     waits = [
-        asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, engines=(e,)))
+        asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, need=Need((e,))))
         for e in ("kubernetes", "process")
     ]
     await until(lambda: cluster.demands != [])
@@ -286,7 +361,8 @@ async def test_a_worker_that_leaves_holds_up_no_create_of_another_engine(
 
 async def test_a_reservation_is_on_a_host_of_the_engine() -> None:
     queue, _ = mixed(0)
-    reserved = await queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=("kubernetes",))
+    need = Need(("kubernetes",))
+    reserved = await queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need)
     assert [one.host_name for one in reserved] == ["kubernetes"]
 
 
@@ -297,7 +373,8 @@ async def test_demand_selects_an_engine_only_where_not_every_worker_will_do(
     engines: tuple[str, ...], selected: tuple[str, ...]
 ) -> None:
     queue, cluster = mixed(2)
-    task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, engines=engines))
+    need = Need(engines)
+    task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need))
     await until(lambda: cluster.demands != [])
     assert cluster.demands[0] == [SlotDemand(1, selected)]
     task.cancel()
@@ -310,7 +387,7 @@ async def test_an_instance_waits_for_room_for_its_inner_ones_too() -> None:
     host.used = 2
     queue = Admission(FakeHosts(host), dict, cluster)
     ids = [InstanceId("a"), InstanceId("b")]
-    task = asyncio.create_task(queue.wait(ids, "a", None, PATIENT_S, True, places=3))
+    task = asyncio.create_task(queue.wait(ids, "a", None, PATIENT_S, True, Need(places=3)))
     await until(lambda: cluster.demands != [])
     assert cluster.demands == [[SlotDemand(3), SlotDemand(3)]], "each on one node"
     host.used = 0

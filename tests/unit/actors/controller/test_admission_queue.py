@@ -13,12 +13,11 @@ from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
     OVERTAKEN_S,
     AdmissionQueue,
-    Need,
     Ticket,
     bundles,
     missing_room,
 )
-from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.ids import InstanceId
 
 
@@ -158,7 +157,7 @@ def on(engine: str, free: int) -> HostLoad:
 
 
 def needing(owner: str, engines: tuple[str, ...], count: int = 1, since: float = 0.0) -> Ticket:
-    return replace(ticket(owner, count, since), engines=engines)
+    return replace(ticket(owner, count, since), need=Need(engines))
 
 
 def test_instances_go_where_one_of_their_engines_runs() -> None:
@@ -182,6 +181,22 @@ def test_a_group_that_waits_for_one_engine_holds_up_no_other() -> None:
     assert [grant.ticket for grant in given_out] == [small]
 
 
+def test_instances_that_may_be_on_one_node_only_get_slots_there() -> None:
+    tied = replace(ticket("a"), need=Need(node_ids=("node-h1",)))
+    waiting = backlog(tied, ticket("b", 2, since=1.0))
+    (grant,) = waiting.grants([room(2, name="h0"), room(0, name="h1")], 0.0)
+    assert (grant.ticket.owner, set(grant.shares)) == ("b", {"h0"})
+    (grant,) = waiting.grants([room(2, name="h0"), room(1, name="h1")], 0.0)
+    assert (grant.ticket, set(grant.shares)) == (tied, {"h1"})
+
+
+def test_slots_go_first_to_instances_that_may_be_on_one_node_only() -> None:
+    tied = Need(node_ids=("node-x",))
+    hosts = [room(1, name="x"), room(1, name="y")]
+    assert missing_room({Need(("process",)): 1, tied: 1}, hosts) == {}
+    assert missing_room({Need(("process",)): 1, tied: 2}, hosts) == {tied: 1}
+
+
 def test_the_slots_that_are_missing_are_counted_by_engine() -> None:
     hosts = [on("process", 3), on("docker", 2)]
     wanted = {Need(("docker",)): 3, Need(("process", "docker")): 2, Need(()): 4}
@@ -190,17 +205,17 @@ def test_the_slots_that_are_missing_are_counted_by_engine() -> None:
 
 def test_an_instance_gets_all_its_places_on_one_host() -> None:
     """Invariant 14: those for inner instances, which an agent may create later."""
-    group = replace(ticket("a", 2), places=3)
+    group = replace(ticket("a", 2), need=Need(places=3))
     waiting = backlog(group)
     assert waiting.grants([room(3, name="x"), room(2, name="y"), room(2, name="z")], 0.0) == []
     (grant,) = waiting.grants([room(4, name="x"), room(3, name="y")], 0.0)
     assert {name: len(ids) for name, ids in grant.shares.items()} == {"x": 1, "y": 1}
-    waiting.add(replace(ticket("a"), places=17))
+    waiting.add(replace(ticket("a"), need=Need(places=17)))
     assert len(waiting.grants([room(4, capacity=4)], 0.0)) == 1, "all slots of a smaller host"
 
 
 def test_turns_count_the_places_of_instances() -> None:
-    nested = [replace(ticket("nested", since=float(n)), places=3) for n in range(4)]
+    nested = [replace(ticket("nested", since=float(n)), need=Need(places=3)) for n in range(4)]
     plain = [ticket("plain", since=50.0 + n) for n in range(9)]
     given_out = served(backlog(*nested, *plain), room(12))
     assert Counter(one.owner for one in given_out) == {"nested": 2, "plain": 6}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aenv_ray.actors.controller.placement import (
     HostLoad,
+    Need,
     check_capacity,
     emptiest,
     host_capacities,
@@ -110,13 +109,11 @@ class Controller:
         self.engines: tuple[str, ...] = ()
         self.shared_hosts = self
 
-    def remote(
-        self, patience_s: float, wanted: int, engines: Sequence[str], places: int
-    ) -> list[tuple[HostLoad, None]]:
+    def remote(self, patience_s: float, wanted: int, need: Need) -> list[tuple[HostLoad, None]]:
         assert patience_s > 0
         assert wanted > 0
-        assert tuple(engines) == self.engines
-        assert places > 0
+        assert need.engines == self.engines
+        assert need.places > 0
         self.asked += 1
         return [(HostLoad("a", "n", HOST_CAPACITY), None), (HostLoad("b", "m", 0), None)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.fabric import create_protocol
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol
@@ -126,6 +126,7 @@ class FakeController:
         self.dedicated: dict[str, FakeHost] = {}
         self.released: list[str] = []
         self.waited_for_room: list[str] = []
+        self.needs: list[Need] = []
         self._is_async = is_async
         for name in (
             "shared_hosts", "reserve", "create_dedicated", "start_dedicated", "release",
@@ -133,7 +134,7 @@ class FakeController:
         ):  # fmt: skip
             setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
 
-    def _shared_hosts(self, patience_s: float, wanted: int, engines: list[str], places: int) -> Any:
+    def _shared_hosts(self, patience_s: float, wanted: int, need: Need) -> Any:
         return [(HostLoad(n, h.node.name, 0, 100), h) for n, h in self.hosts.items()]
 
     def _reserve(
@@ -143,9 +144,9 @@ class FakeController:
         job_id: str | None,
         wait_s: float,
         is_divisible: bool,
-        engines: list[str],
-        places: int,
+        need: Need,
     ) -> Any:
+        self.needs.append(need)
         self.waited_for_room += ids
         name, host = next(iter(self.hosts.items()))
         return [(name, host, ids[:1] if is_divisible else ids)]
@@ -200,9 +201,10 @@ class Bench:
         density: ActorDensity,
         *,
         queue_s: float = 5.0,
+        node_ids: tuple[str, ...] = (),
         **options: Any,
     ) -> list[Created]:
-        specs = CreateOptions().specs(source, count, job_id=None)
+        specs = CreateOptions(node_ids=node_ids).specs(source, count, job_id=None)
 
         async def work() -> list[Created]:
             waits: Waits = AsyncWaits() if self.is_async else BlockingWaits(blocking_result)
@@ -292,6 +294,17 @@ def test_what_a_full_host_refuses_waits_in_the_queue_if_it_may(
         return
     assert len(bench.create(source, 4, ActorDensity.SHARED, queue_s=queue_s)) == 4
     assert len(bench.controller.waited_for_room) == 1
+
+
+def test_an_instance_that_may_be_on_one_node_only_waits_for_room_there(
+    bench: Bench, source: Project
+) -> None:
+    """Otherwise a service with storage would never start while others wait for room."""
+    bench.hosts["h0"].failures = [CapacityExceeded("its slots are held for others")]
+    bench.hosts["h1"].failures = [CapacityExceeded("its slots are held for others")]
+    bench.create(source, 1, ActorDensity.SHARED, node_ids=("node-a",))
+    (need,) = bench.controller.needs
+    assert need.node_ids == ("node-a",)
 
 
 class _News:
