@@ -43,12 +43,19 @@ from aenv_ray.models import InstanceSpec
 
 logger = logging.getLogger(__name__)
 
+SOON_S: Final = 0.02
+"""Shortest pause between two turns in which slots are handed out to waiting creates."""
 TURN_S: Final = 0.5
-"""Interval at which slots are handed out while creates wait."""
+"""Longest pause between two turns: each one in which no slot was free doubles it. Also the shortest
+time between two demands on Ray's autoscaler."""
+_TURN_SHARE: Final = 0.5
+"""Maximum share of its time that the controller spends on turns."""
 HOLD_S: Final = 5.0
 """While creates wait, hosts accept only those with a reservation; each turn renews that."""
 RESERVED_S: Final = 30.0
 """How long a host keeps a slot for a create that was granted it."""
+SEEN_S: Final = 0.2
+"""How long the list of nodes and hosts is used again: asking Ray takes milliseconds."""
 ASK_S: Final = 5.0
 """A host that does not answer within this is left out of a turn."""
 TRY_AGAIN_S: Final = 5.0
@@ -62,6 +69,12 @@ class Reservation(NamedTuple):
     host: RemoteHost
     """The host actor."""
     instance_ids: list[InstanceId]
+
+
+class _Nodes(NamedTuple):
+    alive: dict[str, NodeFacts]
+    idle: dict[str, NodeFacts]
+    """The elastic ones that take instances and have no shared host."""
 
 
 class Cluster(Protocol):
@@ -106,8 +119,10 @@ class Admission:
         self._serving: asyncio.Task[None] | None = None
         self._demanded: list[SlotDemand] = []
         self._demanded_at = 0.0
+        self._told_at = float("-inf")
         self._slots_per_node: int | None = None
         self._reason = "the cluster has no room"
+        self._seen: tuple[float, _Nodes] | None = None
         self._held: dict[str, tuple[HostLoad, Any]] = {}
         """The hosts that were told to accept only instances with a reservation, by name."""
 
@@ -135,8 +150,7 @@ class Admission:
             FabricUnavailable: No host answers, or no node can run these engines; the message has
                 the causes.
         """
-        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
-        idle = await self._without_hosts(nodes)
+        nodes, idle = await self._nodes()
         present = {n: f for n, f in usable(nodes).items() if n not in idle}
         found: list[tuple[HostLoad, Any]] = []
         if present or not may_grow(nodes.values()):
@@ -154,6 +168,20 @@ class Admission:
             found += self._with_dedicated(more, nodes)
         await self._check_engines(need.engines, nodes)
         return found
+
+    async def open_hosts(
+        self, patience_s: float, wanted: int, need: Need
+    ) -> list[tuple[HostLoad, Any]]:
+        """Return what `shared_hosts` does, but hosts are full while they keep slots for others.
+
+        Raises:
+            FabricUnavailable: As `shared_hosts`.
+        """
+        found = await self.shared_hosts(patience_s, wanted, need)
+        return [
+            (replace(load, instances=load.capacity) if load.name in self._held else load, host)
+            for load, host in found
+        ]
 
     async def _check_engines(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> None:
         """Check that some node can run one of these engines, or that one may join.
@@ -177,16 +205,24 @@ class Admission:
             return not set(engines).isdisjoint(self._joining)
         return await asyncio.to_thread(self._cluster.has_autoscaler)
 
-    async def _without_hosts(self, nodes: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Return the elastic nodes that take instances and have no shared host now."""
+    async def _nodes(self) -> _Nodes:
+        """Return the nodes as they were within the last `SEEN_S`."""
+        now = asyncio.get_running_loop().time()
+        if self._seen is None or now > self._seen[0] + SEEN_S:
+            self._seen = now, await asyncio.to_thread(self._look)
+        return self._seen[1]
+
+    def _look(self) -> _Nodes:
+        nodes = self._cluster.alive_nodes()
         elastic = {n: f for n, f in nodes.items() if f.is_elastic and f.takes_instances}
         if not elastic:
-            return {}
+            return _Nodes(nodes, {})
         self._slots_per_node = max(
             self._slots_per_node or 1, *(facts.slots or 1 for facts in elastic.values())
         )
-        names = set(await asyncio.to_thread(self._cluster.actor_names))
-        return {n: f for n, f in elastic.items() if names.isdisjoint(shared_host_names(n, f))}
+        names = set(self._cluster.actor_names())
+        idle = {n: f for n, f in elastic.items() if names.isdisjoint(shared_host_names(n, f))}
+        return _Nodes(nodes, idle)
 
     def _with_dedicated(
         self, found: Iterable[tuple[HostLoad, Any]], nodes: Mapping[str, NodeFacts]
@@ -224,7 +260,7 @@ class Admission:
         """
         loop = asyncio.get_running_loop()
         if need.engines:
-            nodes = await asyncio.to_thread(self._cluster.alive_nodes)
+            nodes, _ = await self._nodes()
             await self._check_engines(need.engines, nodes)
         ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, need)
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
@@ -253,7 +289,7 @@ class Admission:
         Raises:
             CapacityExceeded: As `wait`.
         """
-        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
+        nodes, _ = await self._nodes()
         if not may_grow(nodes.values()):
             return []
         ids, first = [spec.instance_id for spec in specs], specs[0]
@@ -283,31 +319,38 @@ class Admission:
                 )
 
     async def _serve(self) -> None:
+        """Have turns while creates wait, as often as slots become free."""
+        clock, pause_s = asyncio.get_running_loop().time, SOON_S
         while self._queue or self._held or self._demanded:
+            began, has_granted = clock(), True
             try:
-                if not self._queue:
+                if self._queue:
+                    has_granted = await self._turn()
+                else:
                     await self._let_go()
                     await self._demand([])
-                    continue
-                await self._turn()
             except Exception as exc:  # noqa: BLE001  # a waiting create learns of it at its deadline
                 logger.warning("handing out slots failed: %r", exc)
                 self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
-            await asyncio.sleep(TURN_S)
+                has_granted = False
+            least_s = max(SOON_S, (clock() - began) * (1 / _TURN_SHARE - 1))
+            pause_s = least_s if has_granted else max(least_s, min(TURN_S, 2 * pause_s))
+            await asyncio.sleep(pause_s)
 
-    async def _turn(self) -> None:
-        """Hand out the free slots and tell Ray how many are missing."""
-        nodes = await asyncio.to_thread(self._cluster.alive_nodes)
-        if self._demanded and await self._without_hosts(nodes):
+    async def _turn(self) -> bool:
+        """Hand out the free slots and tell Ray how many are missing; return whether any was."""
+        nodes, idle = await self._nodes()
+        if self._demanded and idle:
             # Withdraw the demand: otherwise it would take the slots that the new node's host needs.
-            await self._demand([])
+            await self._demand([], at_once=True)
         found = await self._hosts_for_queue()
         actors = {load.name: host for load, host in found}
         held = await self._hold(found)
         loads = {load.name: load for load, _ in self._with_dedicated(_pairs(held), nodes)}
         grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
-        for grant in grants:
-            await self._give(grant, actors)
+        async with asyncio.TaskGroup() as group:
+            for grant in grants:
+                group.create_task(self._give(grant, actors))
         wanted = self._queue.wanted()
         for grant in grants:
             for name, ids in grant.shares.items():
@@ -330,6 +373,7 @@ class Admission:
             has_autoscaler=bool(self._demanded)
             and await asyncio.to_thread(self._cluster.has_autoscaler),
         )
+        return bool(grants)
 
     async def _hosts_for_queue(self) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts that can run waiting instances; idle nodes get some as needed.
@@ -434,14 +478,18 @@ class Admission:
             logger.warning("no slots reserved on host %s: %r", name, exc)
             return False
 
-    async def _demand(self, wanted: list[SlotDemand]) -> None:
-        """Tell Ray how many slots are missing, unless it was told the same before."""
-        if wanted == self._demanded:
+    async def _demand(self, wanted: list[SlotDemand], *, at_once: bool = False) -> None:
+        """Tell Ray how many slots are missing, unless it was told the same.
+
+        If it was told less than `TURN_S` ago, a later turn tells it. `at_once` tells it now.
+        """
+        now = asyncio.get_running_loop().time()
+        if wanted == self._demanded or (now < self._told_at + TURN_S and not at_once):
             return
         if not self._demanded:
-            self._demanded_at = asyncio.get_running_loop().time()
+            self._demanded_at = now
         await asyncio.to_thread(self._cluster.demand_slots, wanted)
-        self._demanded = wanted
+        self._demanded, self._told_at = wanted, now
 
 
 def _has_slots(facts: NodeFacts | None) -> bool:

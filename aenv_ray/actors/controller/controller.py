@@ -140,8 +140,8 @@ class Controller:
     async def shared_hosts(
         self, patience_s: float, wanted: int, need: Need
     ) -> list[tuple[HostLoad, Any]]:
-        """See `Admission.shared_hosts`."""
-        return await self._admission.shared_hosts(patience_s, wanted, need)
+        """See `Admission.open_hosts`."""
+        return await self._admission.open_hosts(patience_s, wanted, need)
 
     async def reserve(
         self,

@@ -405,7 +405,7 @@ class CreateProtocol:
         self, each: _Each, specs: list[InstanceSpec], avoid: set[str] | None
     ) -> None:
         """Start as many instances as fit, and queue the others; `avoid` as for `SharedHosts`."""
-        shares = await self.shared_hosts.place_some(specs, avoid=avoid)
+        shares = await self.shared_hosts.place_some(specs, avoid=avoid, may_queue=each.queue_s > 0)
         left = specs[sum(len(share.specs) for share in shares) :]
         async with asyncio.TaskGroup() as group:
             for part in _parts(shares):

@@ -31,6 +31,9 @@ LOOK_AGAIN_S: Final = 5.0
 """The controller is asked again after this long, for example to find the hosts of new nodes."""
 FIRST_PATIENCE_S: Final = 10.0
 """How long the first create waits for slow nodes, so that its group is spread over all nodes."""
+FRESH_S: Final = 0.5
+"""If there was no room at the last look and that is not longer ago, the rest of a group joins the
+queue, which knows first what has become free."""
 LATER_PATIENCE_S: Final = 1.0
 """How long later creates wait; short, so that a host that starts or hangs does not delay them."""
 _ANSWER_S: Final = 300.0
@@ -108,9 +111,18 @@ class SharedHosts:
                 return self._divide(specs, avoid or ())
 
     async def place_some(
-        self, specs: Sequence[InstanceSpec], *, avoid: Collection[str] | None = None
+        self,
+        specs: Sequence[InstanceSpec],
+        *,
+        avoid: Collection[str] | None = None,
+        may_queue: bool,
     ) -> list[Share]:
-        """Divide as many instances among the hosts as fit; the arguments are those of `place`.
+        """Divide as many instances among the hosts as fit.
+
+        Args:
+            specs: As `place`.
+            avoid: As `place`.
+            may_queue: Whether the others can wait for room.
 
         Returns:
             The shares, for the first of `specs`.
@@ -121,10 +133,13 @@ class SharedHosts:
         async with self._lock:
             need = need_of(specs)
             is_first = avoid is not None or not self._hosts
-            if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
+            age_s = time.monotonic() - self._looked_at
+            is_fresh = may_queue and age_s < FRESH_S
+            if is_first or age_s > LOOK_AGAIN_S:
                 patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
                 await self._look(patience_s, len(specs), need)
-            elif len(specs) > self._room(specs):  # releases since the last look are not known here
+            elif len(specs) > self._room(specs) and not is_fresh:
+                # Releases since the last look are not known here.
                 await self._look(LATER_PATIENCE_S, len(specs), need)
             return self._divide(specs[: self._room(specs)], avoid or ())
 

@@ -13,7 +13,7 @@ from aenv_ray.actors.controller import admission
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, explain_wait
 from aenv_ray.actors.controller.host_directory import HostDirectory
-from aenv_ray.actors.controller.placement import HostLoad, Need
+from aenv_ray.actors.controller.placement import ONE_SLOT, HostLoad, Need
 from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.clock import SystemClock
@@ -86,6 +86,7 @@ class FakeHosts(HostDirectory):
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "TURN_S", 0.001)
+    monkeypatch.setattr(admission, "SOON_S", 0.001)
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ async def test_hosts_accept_all_instances_again_once_no_create_waits(
     waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each create that comes meanwhile has to wait, and so the next ones too."""
-    monkeypatch.setattr(admission, "TURN_S", PATIENT_S)  # at once, not before the next turn
+    monkeypatch.setattr(admission, "SOON_S", PATIENT_S)  # at once, not before the next turn
     monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
     host = FakeHostActor(2)
     queue = Admission(FakeHosts(host), dict, FakeCluster())
@@ -246,6 +247,54 @@ async def test_hosts_accept_all_instances_again_once_the_last_create_gives_up(
     assert not accepts(host, "b")
     task.cancel()
     await until(lambda: accepts(host, "b"))
+
+
+async def test_hosts_seem_full_to_others_while_creates_wait(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    """They would refuse: a create that asked them would lose time before it queues."""
+    host = FakeHostActor(4)
+    host.used = 3
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    waiting(queue, "a", "b")
+    await until(lambda: "1 of 4 slots" in queue.reason())
+    ((load, _),) = await queue.open_hosts(1.0, 1, ONE_SLOT)
+    assert load.free == 0
+    host.used = 0
+    async with asyncio.timeout(PATIENT_S / 2):
+        while not load.free:
+            ((load, _),) = await queue.open_hosts(1.0, 1, ONE_SLOT)
+
+
+async def test_slots_that_become_free_one_by_one_are_handed_out_soon(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "TURN_S", PATIENT_S)
+    host = FakeHostActor(2)
+    host.used = 1
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    tasks = [waiting(queue, str(number)) for number in range(20)]
+    async with asyncio.timeout(PATIENT_S / 2):
+        for number, task in enumerate(tasks):
+            await task
+            host.capacity.forget([InstanceId(str(number))])
+
+
+async def test_the_demand_changes_once_in_a_turn_of_the_longest_kind(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray makes a placement group of each; a workload with short creates would flood it."""
+    host, cluster = FakeHostActor(2), FakeCluster(slots=2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    waiting(queue, "a")
+    await until(lambda: cluster.demands != [])
+    monkeypatch.setattr(admission, "TURN_S", PATIENT_S)
+    waiting(queue, "b")
+    await until(lambda: "2 creates wait" in queue.reason())
+    assert cluster.demands == [[SlotDemand(1)]]
+    monkeypatch.setattr(admission, "TURN_S", 0.001)
+    await until(lambda: cluster.demands[-1] == [SlotDemand(2)])
 
 
 async def test_a_create_that_comes_while_the_demand_is_withdrawn_is_served(

@@ -19,6 +19,7 @@ from aenv_ray.actors.controller.placement import (
     spread,
     usable,
 )
+from aenv_ray.actors.fabric import shared_hosts
 from aenv_ray.actors.fabric.shared_hosts import SharedHosts
 from aenv_ray.actors.fabric.waits import BlockingWaits, run_blocking
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
@@ -213,3 +214,26 @@ def test_an_inner_instance_starts_on_the_full_node_of_its_outer_one() -> None:
     assert share.name == "a", "the full one"
     (share,) = run_blocking(hosts.place([spec.model_copy(update={"places": 3})]))
     assert share.name == "b"
+
+
+@pytest.mark.parametrize("may_queue", [True, False])
+def test_what_did_not_fit_a_moment_ago_joins_the_queue_at_once(
+    monkeypatch: pytest.MonkeyPatch, may_queue: bool
+) -> None:
+    """The controller is not asked again for each create of a full cluster."""
+    now = 1000.0
+    monkeypatch.setattr(shared_hosts.time, "monotonic", lambda: now)
+    spec = InstanceSpec(
+        instance_id=new_instance_id("probe"), reference="probe@1.0.0", digest="d", ttl_s=60.0,
+        engine="fake", places=HOST_CAPACITY,
+    )  # fmt: skip
+    controller = Controller()
+    controller.engines = ("fake",)
+    hosts = SharedHosts(controller, BlockingWaits(lambda answer, *_: answer))
+    (share,) = run_blocking(hosts.place_some([spec, spec], may_queue=may_queue))
+    assert (share.name, len(share.specs), controller.asked) == ("b", 1, 1)
+    run_blocking(hosts.place_some([spec], may_queue=may_queue))
+    assert controller.asked == (1 if may_queue else 2)
+    now += shared_hosts.FRESH_S
+    run_blocking(hosts.place_some([spec], may_queue=may_queue))
+    assert controller.asked == (2 if may_queue else 3)
