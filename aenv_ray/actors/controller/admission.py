@@ -8,6 +8,7 @@ demand that Ray's autoscaler sees. Other nodes have hosts from the first use on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from aenv_ray.actors.controller.placement import (
     Need,
     may_grow,
     needed,
+    nodes_are_gone,
     shared_host_names,
     usable,
 )
@@ -48,8 +50,6 @@ SOON_S: Final = 0.02
 TURN_S: Final = 0.5
 """Longest pause between two turns: each one in which no slot was free doubles it. Also the shortest
 time between two demands on Ray's autoscaler."""
-_TURN_SHARE: Final = 0.5
-"""Maximum share of its time that the controller spends on turns."""
 HOLD_S: Final = 5.0
 """While creates wait, hosts accept only those with a reservation; each turn renews that."""
 RESERVED_S: Final = 30.0
@@ -123,6 +123,9 @@ class Admission:
         self._slots_per_node: int | None = None
         self._reason = "the cluster has no room"
         self._seen: tuple[float, _Nodes] | None = None
+        self._looks = 0
+        self._came = asyncio.Event()
+        """Set when a create begins to wait."""
         self._held: dict[str, tuple[HostLoad, Any]] = {}
         """The hosts that were told to accept only instances with a reservation, by name."""
 
@@ -152,6 +155,19 @@ class Admission:
         """
         nodes, idle = await self._nodes()
         present = {n: f for n, f in usable(nodes).items() if n not in idle}
+        found = await self._loads(nodes, idle, present, {need: wanted}, patience_s)
+        await self._check_engines(need.engines)
+        return [(replace(load, is_held=load.name in self._held), host) for load, host in found]
+
+    async def _loads(
+        self,
+        nodes: Mapping[str, NodeFacts],
+        idle: Mapping[str, NodeFacts],
+        present: Mapping[str, NodeFacts],
+        wanted: Mapping[Need, int],
+        patience_s: float,
+    ) -> list[tuple[HostLoad, Any]]:
+        """Return the hosts of the nodes that are present, and of as many idle ones as needed."""
         found: list[tuple[HostLoad, Any]] = []
         if present or not may_grow(nodes.values()):
             try:
@@ -160,42 +176,38 @@ class Admission:
                 if not idle:
                     raise
         found = self._with_dedicated(found, nodes)
-        room = sum(load.room(need.places) for load, _ in found if load.suits(need))
-        able = {n: f for n, f in idle.items() if f.may_run(need.engines) and need.may_be_on(n)}
-        chosen = needed(able, wanted - room, need.places)
+        chosen: dict[str, NodeFacts] = {}
+        for need, missing in missing_room(wanted, [load for load, _ in found]).items():
+            able = {n: f for n, f in idle.items() if _suits(n, f, need) and n not in chosen}
+            chosen |= {n: able[n] for n in needed(able, missing, need.places)}
         if chosen:
-            more = await self._hosts.loads({n: idle[n] for n in chosen}, patience_s=patience_s)
+            more = await self._hosts.loads(chosen, patience_s=patience_s)
             found += self._with_dedicated(more, nodes)
-        await self._check_engines(need.engines, nodes)
         return found
 
-    async def open_hosts(
-        self, patience_s: float, wanted: int, need: Need
-    ) -> list[tuple[HostLoad, Any]]:
-        """Return what `shared_hosts` does, but hosts are full while they keep slots for others.
-
-        Raises:
-            FabricUnavailable: As `shared_hosts`.
-        """
-        found = await self.shared_hosts(patience_s, wanted, need)
-        return [
-            (replace(load, instances=load.capacity) if load.name in self._held else load, host)
-            for load, host in found
-        ]
-
-    async def _check_engines(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> None:
+    async def _check_engines(self, engines: Sequence[str]) -> None:
         """Check that some node can run one of these engines, or that one may join.
 
         Raises:
             FabricUnavailable: None can; the message names the engines that the nodes have.
         """
+        nodes, _ = await self._nodes()
+        if self._refusal(engines, nodes) is None:
+            return
+        self.forget_nodes()  # one may have just joined
+        nodes, _ = await self._nodes()
+        refusal = self._refusal(engines, nodes)
+        if refusal is not None and not await self._may_join(engines, nodes):
+            raise refusal
+
+    def _refusal(
+        self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]
+    ) -> FabricUnavailable | None:
         offered = [
             (facts.engine,) if facts.engine else self._hosts.engines.get(node, ())
             for node, facts in usable(nodes).items()
         ]
-        refusal = engine_refusal(engines, offered)
-        if refusal is not None and not await self._may_join(engines, nodes):
-            raise refusal
+        return engine_refusal(engines, offered)
 
     async def _may_join(self, engines: Sequence[str], nodes: Mapping[str, NodeFacts]) -> bool:
         """Whether a node with one of these engines may join on demand."""
@@ -205,22 +217,27 @@ class Admission:
             return not set(engines).isdisjoint(self._joining)
         return await asyncio.to_thread(self._cluster.has_autoscaler)
 
+    def forget_nodes(self) -> None:
+        """Ask Ray again before the next use of the list of nodes, because they have changed."""
+        self._seen = None
+        self._looks += 1
+
     async def _nodes(self) -> _Nodes:
         """Return the nodes as they were within the last `SEEN_S`."""
-        now = asyncio.get_running_loop().time()
-        if self._seen is None or now > self._seen[0] + SEEN_S:
-            self._seen = now, await asyncio.to_thread(self._look)
-        return self._seen[1]
+        now, look = asyncio.get_running_loop().time(), self._looks
+        if self._seen is not None and now <= self._seen[0] + SEEN_S:
+            return self._seen[1]
+        found = await asyncio.to_thread(self._look)
+        if look == self._looks:
+            self._seen = now, found
+        slots = [facts.slots for facts in found.alive.values() if facts.slots]
+        self._slots_per_node = max([*slots, self._slots_per_node or 0]) or None
+        return found
 
     def _look(self) -> _Nodes:
         nodes = self._cluster.alive_nodes()
         elastic = {n: f for n, f in nodes.items() if f.is_elastic and f.takes_instances}
-        if not elastic:
-            return _Nodes(nodes, {})
-        self._slots_per_node = max(
-            self._slots_per_node or 1, *(facts.slots or 1 for facts in elastic.values())
-        )
-        names = set(self._cluster.actor_names())
+        names = set(self._cluster.actor_names()) if elastic else set()
         idle = {n: f for n, f in elastic.items() if names.isdisjoint(shared_host_names(n, f))}
         return _Nodes(nodes, idle)
 
@@ -256,22 +273,25 @@ class Admission:
 
         Raises:
             CapacityExceeded: There was no room within `wait_s`.
-            FabricUnavailable: No node can run these engines, and none that can may join.
+            FabricUnavailable: No node can run these engines, and none that can may join; or the
+                nodes that it may run on are gone.
         """
         loop = asyncio.get_running_loop()
         if need.engines:
-            nodes, _ = await self._nodes()
-            await self._check_engines(need.engines, nodes)
+            await self._check_engines(need.engines)
         ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, need)
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
         self._waiters[ticket] = granted
         self._queue.add(ticket)
+        self._came.set()
         if self._serving is None or self._serving.done():
             self._serving = loop.create_task(self._serve())
         try:
             async with asyncio.timeout(wait_s):
                 return await granted
         except TimeoutError as exc:
+            if granted.done() and not granted.cancelled():  # at the last moment
+                return granted.result()
             raise CapacityExceeded(
                 f"no room for {len(ids)} instances within {wait_s:g} s: {self._reason}",
                 retry_after_s=TRY_AGAIN_S,
@@ -309,48 +329,67 @@ class Admission:
     def forget_jobs(self, jobs: Collection[str]) -> None:
         """Fail the waiting creates of Ray jobs that ended."""
         for ticket in self._queue.of_jobs(jobs):
-            self._queue.remove(ticket)
-            if not self._waiters[ticket].done():
-                self._waiters[ticket].set_exception(
-                    CapacityExceeded(
-                        "the Ray job that waited for slots has ended",
-                        hint='create it with lifetime="detached" if it must outlive the job',
-                    )
-                )
+            self._fail(
+                ticket,
+                CapacityExceeded(
+                    "the Ray job that waited for slots has ended",
+                    hint='create it with lifetime="detached" if it must outlive the job',
+                ),
+            )
+
+    def forget(self, ids: Collection[InstanceId]) -> None:
+        """Fail the waiting creates of these instances, because their caller has given up."""
+        for ticket in self._queue.of_instances(ids):
+            self._fail(
+                ticket,
+                CapacityExceeded(
+                    "the instances were released while they waited for slots",
+                    hint="create them again if they are needed",
+                ),
+            )
+
+    def _fail(self, ticket: Ticket, error: AenvError) -> None:
+        self._queue.remove(ticket)
+        if not self._waiters[ticket].done():
+            self._waiters[ticket].set_exception(error)
 
     async def _serve(self) -> None:
         """Have turns while creates wait, as often as slots become free."""
         clock, pause_s = asyncio.get_running_loop().time, SOON_S
         while self._queue or self._held or self._demanded:
             began, has_granted = clock(), True
+            self._came.clear()
             try:
                 if self._queue:
                     has_granted = await self._turn()
                 else:
-                    await self._let_go()
+                    await self._let_go(self._held)
                     await self._demand([])
             except Exception as exc:  # noqa: BLE001  # a waiting create learns of it at its deadline
                 logger.warning("handing out slots failed: %r", exc)
                 self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
                 has_granted = False
-            least_s = max(SOON_S, (clock() - began) * (1 / _TURN_SHARE - 1))
+            # As long as the turn, so that turns take half of the controller's time at most.
+            least_s = min(TURN_S, max(SOON_S, clock() - began))
             pause_s = least_s if has_granted else max(least_s, min(TURN_S, 2 * pause_s))
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(least_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s - least_s):
+                    await self._came.wait()
 
     async def _turn(self) -> bool:
         """Hand out the free slots and tell Ray how many are missing; return whether any was."""
         nodes, idle = await self._nodes()
-        if self._demanded and idle:
+        for ticket in self._queue.without_nodes(nodes):
+            self._fail(ticket, nodes_are_gone(ticket.need.node_ids))
+        wanted = self._queue.wanted()
+        if self._demanded and any(self._may_serve(n, f, wanted) for n, f in idle.items()):
             # Withdraw the demand: otherwise it would take the slots that the new node's host needs.
             await self._demand([], at_once=True)
-        found = await self._hosts_for_queue()
+        found = await self._hosts_for_queue(nodes, idle, wanted)
         actors = {load.name: host for load, host in found}
-        held = await self._hold(found)
-        loads = {load.name: load for load, _ in self._with_dedicated(_pairs(held), nodes)}
+        loads = {load.name: load for load, _ in found}
         grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
-        async with asyncio.TaskGroup() as group:
-            for grant in grants:
-                group.create_task(self._give(grant, actors))
         wanted = self._queue.wanted()
         for grant in grants:
             for name, ids in grant.shares.items():
@@ -358,14 +397,16 @@ class Admission:
             if grant.left:  # the create will queue again for these in a moment
                 need = grant.ticket.need
                 wanted[need] = wanted.get(need, 0) + grant.left
-        if not wanted:  # hosts that still refused creates would send all later ones here
-            await self._let_go()
-        free = sum(load.free for load in loads.values())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._give(grant, actors)) for grant in grants]
+        given = [task.result() for task in tasks]
+        # Only now: a create that fits at once does not make the hosts refuse others.
+        await self._hold_for(wanted.keys() | self._queue.wanted().keys(), found)
         if may_grow(nodes.values()):
             await self._demand(self._demands(wanted, list(loads.values()), nodes))
         self._reason = explain_wait(
             self._queue,
-            free=free,
+            free=sum(load.free for load in loads.values()),
             capacity=sum(load.capacity for load in loads.values()),
             hosts=len(loads),
             demanded_slots=sum(demand.slots for demand in self._demanded),
@@ -373,27 +414,43 @@ class Admission:
             has_autoscaler=bool(self._demanded)
             and await asyncio.to_thread(self._cluster.has_autoscaler),
         )
-        return bool(grants)
+        return any(given)
 
-    async def _hosts_for_queue(self) -> list[tuple[HostLoad, Any]]:
+    def _may_serve(self, node: str, facts: NodeFacts, wanted: Iterable[Need]) -> bool:
+        """Whether a node that gets a host can run a waiting instance."""
+        is_refused = self._hosts.refusal(node) is not None
+        return not is_refused and any(_suits(node, facts, need) for need in wanted)
+
+    async def _hosts_for_queue(
+        self,
+        nodes: Mapping[str, NodeFacts],
+        idle: Mapping[str, NodeFacts],
+        wanted: Mapping[Need, int],
+    ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts that can run waiting instances; idle nodes get some as needed.
+
+        Hosts that suit none are not asked, so that they may end.
 
         Raises:
             FabricUnavailable: There is none for any of them; the message has the causes.
         """
-        found: dict[str, tuple[HostLoad, Any]] = {}
         refusals: list[FabricUnavailable] = []
-        wanted = self._queue.wanted()
-        for need, count in wanted.items():
+        for engines in {need.engines for need in wanted}:
             try:
-                pairs = await self.shared_hosts(ASK_S, count, need)
+                await self._check_engines(engines)
             except FabricUnavailable as exc:  # creates for other engines need not wait
                 refusals.append(exc)
-                continue
-            found |= {load.name: (load, host) for load, host in pairs if load.suits(need)}
-        if refusals and len(refusals) == len(wanted):
+        if refusals and len(refusals) == len({need.engines for need in wanted}):
             raise refusals[0]
-        return list(found.values())
+        present = {
+            n: f
+            for n, f in usable(nodes).items()
+            if n not in idle and any(_suits(n, f, need) for need in wanted)
+        }
+        if not present and not idle:
+            return []
+        found = await self._loads(nodes, idle, present, wanted, ASK_S)
+        return [(load, host) for load, host in found if any(map(load.suits, wanted))]
 
     def _demands(
         self,
@@ -416,34 +473,36 @@ class Admission:
             demands += [SlotDemand(slots, selected) for slots in pieces]
         return demands[:MOST_BUNDLES]
 
-    async def _hold(
-        self, hosts: Iterable[tuple[HostLoad, Any]], seconds: float = HOLD_S
-    ) -> list[HostLoad]:
-        """Have hosts accept only reserved instances; return the load of those that answer."""
-        pairs = list(hosts)
-        self._held |= {load.name: (load, host) for load, host in pairs}
+    async def _hold_for(
+        self, wanted: Collection[Need], hosts: Iterable[tuple[HostLoad, Any]]
+    ) -> None:
+        """Have the hosts that suit waiting creates accept only those, and all others anyone."""
+        kept = {load.name: (load, host) for load, host in hosts if any(map(load.suits, wanted))}
+        await self._let_go({name: pair for name, pair in self._held.items() if name not in kept})
+        self._held |= kept
+        await self._hold(kept.values(), HOLD_S)
+
+    async def _let_go(self, hosts: Mapping[str, tuple[HostLoad, Any]]) -> None:
+        """Have hosts accept all instances again; one that does not answer does so by itself."""
+        pairs = list(hosts.values())
+        self._held = {name: pair for name, pair in self._held.items() if name not in hosts}
+        await self._hold(pairs, 0.0)
+
+    async def _hold(self, hosts: Iterable[tuple[HostLoad, Any]], seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._hold_one(load, host, seconds)) for load, host in pairs]
-        return [load for task in tasks if (load := task.result()) is not None]
+            for load, host in hosts:
+                group.create_task(self._hold_one(load.name, host, seconds))
 
-    async def _let_go(self) -> None:
-        """Have the hosts accept all instances again, because no create waits."""
-        held = list(self._held.values())
-        await self._hold(held, 0.0)
-        self._held.clear()
-
-    async def _hold_one(self, load: HostLoad, host: RemoteHost, seconds: float) -> HostLoad | None:
+    async def _hold_one(self, name: str, host: RemoteHost, seconds: float) -> None:
         try:
-            with ray_api.translated(f"hold on host {load.name}"):
+            with ray_api.translated(f"hold on host {name}"):
                 async with asyncio.timeout(ASK_S):
-                    count, capacity = await host.hold.remote(seconds)
-        except (AenvError, TimeoutError) as exc:
-            logger.warning("host %s is left out of this turn: %s", load.name, exc)
-            return None
-        return replace(load, instances=count, capacity=capacity)
+                    await host.hold.remote(seconds)
+        except Exception as exc:  # noqa: BLE001  # the other hosts do not depend on it
+            logger.warning("host %s does not hold slots for waiting creates: %r", name, exc)
 
-    async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> None:
-        """Reserve the slots of one grant and wake its waiter.
+    async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> bool:
+        """Reserve the slots of one grant and wake its waiter; return whether it got them.
 
         The waiter may time out or be cancelled meanwhile. Then, and if a host refuses, what other
         hosts reserved for this grant is released.
@@ -461,11 +520,12 @@ class Admission:
         is_waiting = waiter is not None and not waiter.done()
         if waiter is not None and is_waiting and is_complete:
             waiter.set_result(reserved)
-            return
+            return True
         if is_waiting:
-            self._queue.add(grant.ticket)
+            self._queue.take_back(grant)
         for one in reserved:
             await self._reserve(one.host_name, one.host, one.instance_ids, 0.0, 1)
+        return False
 
     async def _reserve(
         self, name: str, host: RemoteHost, ids: list[InstanceId], seconds: float, places: int
@@ -481,7 +541,8 @@ class Admission:
     async def _demand(self, wanted: list[SlotDemand], *, at_once: bool = False) -> None:
         """Tell Ray how many slots are missing, unless it was told the same.
 
-        If it was told less than `TURN_S` ago, a later turn tells it. `at_once` tells it now.
+        If it was told less than `TURN_S` ago, a later turn tells it. `at_once` tells it now, for a
+        moment: the next demand need not wait.
         """
         now = asyncio.get_running_loop().time()
         if wanted == self._demanded or (now < self._told_at + TURN_S and not at_once):
@@ -489,15 +550,17 @@ class Admission:
         if not self._demanded:
             self._demanded_at = now
         await asyncio.to_thread(self._cluster.demand_slots, wanted)
-        self._demanded, self._told_at = wanted, now
+        self._demanded = wanted
+        if not at_once:
+            self._told_at = now
 
 
 def _has_slots(facts: NodeFacts | None) -> bool:
     return facts is not None and facts.slots is not None
 
 
-def _pairs(loads: Iterable[HostLoad]) -> list[tuple[HostLoad, Any]]:
-    return [(load, None) for load in loads]
+def _suits(node: str, facts: NodeFacts, need: Need) -> bool:
+    return facts.may_run(need.engines) and need.may_be_on(node)
 
 
 def by_node(dedicated: Mapping[str, str | None], places: Mapping[str, int]) -> Counter[str]:

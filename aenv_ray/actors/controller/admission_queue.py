@@ -107,6 +107,21 @@ class AdmissionQueue:
         """Return the creates of these Ray jobs."""
         return [ticket for ticket in self._tickets if ticket.job_id in jobs]
 
+    def of_instances(self, ids: Collection[InstanceId]) -> list[Ticket]:
+        """Return the creates that wait for one of these instances."""
+        gone = set(ids)
+        return [ticket for ticket in self._tickets if not gone.isdisjoint(ticket.ids)]
+
+    def without_nodes(self, alive: Collection[str]) -> list[Ticket]:
+        """Return the creates whose instances may only be on nodes that are gone."""
+        tied = [ticket for ticket in self._tickets if ticket.need.node_ids]
+        return [ticket for ticket in tied if not any(map(ticket.need.may_be_on, alive))]
+
+    def take_back(self, grant: Grant) -> None:
+        """Add a create again that did not get what it was granted."""
+        self.add(grant.ticket)
+        self._granted[grant.ticket.owner] -= grant.granted * grant.ticket.need.places
+
     def grants(self, hosts: Sequence[HostLoad], now: float) -> list[Grant]:
         """Return the slots to hand out now, and remove the creates that get them."""
         loads = {host.name: host for host in hosts}

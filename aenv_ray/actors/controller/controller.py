@@ -140,8 +140,8 @@ class Controller:
     async def shared_hosts(
         self, patience_s: float, wanted: int, need: Need
     ) -> list[tuple[HostLoad, Any]]:
-        """See `Admission.open_hosts`."""
-        return await self._admission.open_hosts(patience_s, wanted, need)
+        """See `Admission.shared_hosts`."""
+        return await self._admission.shared_hosts(patience_s, wanted, need)
 
     async def reserve(
         self,
@@ -536,6 +536,7 @@ class Controller:
         if is_leaving is not None:
             draining[node] = is_leaving or was_leaving
         await asyncio.to_thread(ray_api.set_draining_nodes, draining)
+        self._admission.forget_nodes()
         self._draining = draining
 
     async def nodes(self) -> list[NodeState]:
@@ -593,6 +594,7 @@ class Controller:
 
     async def release(self, instance_ids: Sequence[InstanceId]) -> None:
         """End instances, in any state and on any host; idempotent."""
+        self._admission.forget(instance_ids)
         self._doomed |= self._creating.intersection(instance_ids)
         groups: dict[str, list[InstanceId]] = {}
         for instance_id in instance_ids:

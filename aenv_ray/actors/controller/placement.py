@@ -129,6 +129,8 @@ class HostLoad:
     capacity: int = HOST_CAPACITY
     engines: tuple[str, ...] = ()
     """The engines that it can run; empty if they are not known."""
+    is_held: bool = False
+    """Whether its free slots are kept for creates that wait."""
 
     @property
     def free(self) -> int:
@@ -137,7 +139,9 @@ class HostLoad:
 
     def room(self, places: int) -> int:
         """Return how many more instances fit that have `places` each; inner ones always do."""
-        return self.free // slots_of(places, self.capacity) if places else sys.maxsize
+        if not places:
+            return sys.maxsize
+        return 0 if self.is_held else self.free // slots_of(places, self.capacity)
 
     def holds(self, places: int) -> int:
         """Return how many instances that have `places` each, at least one, fit if it is empty."""
@@ -165,12 +169,17 @@ def on_nodes(hosts: Sequence[HostLoad], nodes: Sequence[str]) -> list[HostLoad]:
     """
     found = [host for host in hosts if not nodes or host.node_id in nodes]
     if hosts and not found:
-        raise FabricUnavailable(
-            f"no host on node {', '.join(node[:8] for node in nodes)} answers, and the instance "
-            "cannot be on another node",
-            hint="its storage is on that machine; bring the machine back",
-        )
+        raise nodes_are_gone(nodes)
     return found
+
+
+def nodes_are_gone(nodes: Iterable[str]) -> FabricUnavailable:
+    """Return the error of an instance that may only be on these nodes."""
+    return FabricUnavailable(
+        f"no host on node {', '.join(node[:8] for node in nodes)} answers, and the instance "
+        "cannot be on another node",
+        hint="its storage is on that machine; bring the machine back",
+    )
 
 
 def near_node(hosts: Sequence[HostLoad], node: str, count: int, places: int = 1) -> list[HostLoad]:
@@ -213,12 +222,15 @@ def spread(count: int, hosts: Sequence[HostLoad], places: int = 1) -> dict[str, 
     room = {host.name: host.room(places) for host in hosts}
     if count > sum(room.values()):
         free, capacity = sum(h.free for h in hosts), sum(h.capacity for h in hosts)
+        held = sum(host.free for host in hosts if host.is_held)
+        kept = f", and {held} of these are kept for creates that have waited longer" if held else ""
         each = f" of {places} slots each, inner instances included," if places > 1 else ""
         raise CapacityExceeded(
             f"{count} instances{each} do not fit: {free} of {capacity} slots on {len(hosts)} hosts "
-            "are free",
+            f"are free{kept}",
             retry_after_s=1.0,
-            hint="release instances, lower the concurrency, or add nodes",
+            hint="release instances, lower the concurrency, add nodes, or join the queue with "
+            "queue_timeout",
         )
     load = {host.name: host.instances for host in hosts}
     slots = {host.name: slots_of(places, host.capacity) for host in hosts}

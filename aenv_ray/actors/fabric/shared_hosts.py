@@ -32,8 +32,8 @@ LOOK_AGAIN_S: Final = 5.0
 FIRST_PATIENCE_S: Final = 10.0
 """How long the first create waits for slow nodes, so that its group is spread over all nodes."""
 FRESH_S: Final = 0.5
-"""If there was no room at the last look and that is not longer ago, the rest of a group joins the
-queue, which knows first what has become free."""
+"""What has no room joins the queue without another look if the last one is not longer ago, because
+the queue knows first what has become free."""
 LATER_PATIENCE_S: Final = 1.0
 """How long later creates wait; short, so that a host that starts or hangs does not delay them."""
 _ANSWER_S: Final = 300.0
@@ -165,6 +165,8 @@ class SharedHosts:
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts that can run one of `engines`, with their present load.
 
+        Slots that are kept for waiting creates count as free.
+
         Nodes without hosts get some if the others have fewer than `wanted` free slots.
 
         Raises:
@@ -172,7 +174,8 @@ class SharedHosts:
         """
         async with self._lock:
             await self._look(FIRST_PATIENCE_S, wanted, Need(tuple(engines)))
-            return [(load, host) for load, host in self._hosts if load.runs(engines)]
+            hosts = [(replace(load, is_held=False), host) for load, host in self._hosts]
+            return [(load, host) for load, host in hosts if load.runs(engines)]
 
     def forget(self) -> None:
         """Ask the controller again before the next placement, because the known load was wrong."""

@@ -315,10 +315,9 @@ class Host:
         is_staying = self._is_node_up() and not self._is_leaving
         return self._capacity.capacity - self._capacity.taken() if is_staying else 0
 
-    def hold(self, seconds: float) -> tuple[int, int]:
-        """Accept only instances with a reservation, for this long; return `load`."""
+    def hold(self, seconds: float) -> None:
+        """Accept only instances with a reservation, for this long; 0: accept all again."""
         self._capacity.hold(seconds)
-        return self.load()
 
     async def drain(self, seconds: float) -> None:
         """Take no new instances for this long, and end the warm sandboxes; 0: take some again."""

@@ -58,8 +58,8 @@ class RemoteHost(Protocol):
         """Return how many slots are taken, and how many there are."""
 
     @property
-    def hold(self) -> HostMethod[[float], tuple[int, int]]:
-        """Keep the host alive for some seconds, and return its load."""
+    def hold(self) -> HostMethod[[float], None]:
+        """Accept only instances with a reservation, for some seconds; 0: accept all again."""
 
     @property
     def reserve(self) -> HostMethod[[Sequence[InstanceId], float, int], bool]:

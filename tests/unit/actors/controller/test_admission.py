@@ -13,7 +13,7 @@ from aenv_ray.actors.controller import admission
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.admission_queue import AdmissionQueue, Ticket, explain_wait
 from aenv_ray.actors.controller.host_directory import HostDirectory
-from aenv_ray.actors.controller.placement import ONE_SLOT, HostLoad, Need
+from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.clock import SystemClock
@@ -58,9 +58,8 @@ class FakeHostActor:
         self.hold = Remote(self._hold)
         self.reserve = Remote(self._reserve)
 
-    async def _hold(self, seconds: float) -> tuple[int, int]:
+    async def _hold(self, seconds: float) -> None:
         self.capacity.hold(seconds)
-        return self.capacity.taken(), self.capacity.capacity
 
     async def _reserve(self, ids: list[InstanceId], seconds: float, places: int) -> bool:
         if seconds and self.before_reserve is not None:
@@ -258,12 +257,12 @@ async def test_hosts_seem_full_to_others_while_creates_wait(
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     waiting(queue, "a", "b")
     await until(lambda: "1 of 4 slots" in queue.reason())
-    ((load, _),) = await queue.open_hosts(1.0, 1, ONE_SLOT)
-    assert load.free == 0
+    ((load, _),) = await queue.shared_hosts(1.0, 1)
+    assert (load.free, load.room(1)) == (1, 0)
     host.used = 0
     async with asyncio.timeout(PATIENT_S / 2):
-        while not load.free:
-            ((load, _),) = await queue.open_hosts(1.0, 1, ONE_SLOT)
+        while not load.room(1):
+            ((load, _),) = await queue.shared_hosts(1.0, 1)
 
 
 async def test_slots_that_become_free_one_by_one_are_handed_out_soon(
@@ -295,6 +294,118 @@ async def test_the_demand_changes_once_in_a_turn_of_the_longest_kind(
     assert cluster.demands == [[SlotDemand(1)]]
     monkeypatch.setattr(admission, "TURN_S", 0.001)
     await until(lambda: cluster.demands[-1] == [SlotDemand(2)])
+
+
+async def test_hosts_that_suit_no_waiting_create_accept_all_instances() -> None:
+    queue, _ = mixed(1)
+    pods, other = (cast("MixedHosts", queue._hosts).hosts[n] for n in ("kubernetes", "process"))
+    pods.used = 2
+    waits = [
+        asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, need=Need((e,))))
+        for e in ("kubernetes", "process")
+    ]
+    await waits[1]
+    assert accepts(other, "process")
+    await until(lambda: "1 creates wait" in queue.reason())
+    assert accepts(other, "another")
+    loads = {load.name: load.is_held for load, _ in await queue.shared_hosts(1.0, 1)}
+    assert loads == {"kubernetes": True, "process": False}
+    waits[0].cancel()
+    await asyncio.wait(waits)
+
+
+async def test_a_create_that_fits_makes_hosts_refuse_no_other(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    host = FakeHostActor(4)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    accepted: list[bool] = []
+
+    async def note(_: list[InstanceId]) -> None:
+        accepted.append(accepts(host, "other"))
+
+    host.before_reserve = note
+    await waiting(queue, "a")
+    assert accepted == [True]
+
+
+async def test_a_create_that_others_overtake_again_and_again_gets_the_slots(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    host = FakeHostActor(1)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+
+    async def overtake(_: list[InstanceId]) -> None:
+        host.used = 1 if accepts(host, "other") else 0
+
+    host.before_reserve = overtake
+    task = waiting(queue, "a")
+    while not task.done():
+        await asyncio.sleep(0)
+        host.used = 0
+    assert ids_of(await task) == ["a"]
+
+
+async def test_a_create_ends_when_its_only_nodes_are_gone() -> None:
+    """A service's machine that returns has another id; the service must learn of it."""
+    host = FakeHostActor(1)
+    host.used = 1
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    need = Need(node_ids=("gone",))
+    with pytest.raises(FabricUnavailable, match="no host on node gone answers"):
+        await queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need)
+
+
+async def test_a_create_whose_instances_are_released_stops_waiting(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    """Its caller has gone; Ray does not cancel the call of an actor for it."""
+    host = FakeHostActor(1)
+    host.used = 1
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    gone, stays = waiting(queue, "gone"), waiting(queue, "stays")
+    await until(lambda: "2 creates wait" in queue.reason())
+    queue.forget([InstanceId("gone"), InstanceId("unknown")])
+    with pytest.raises(CapacityExceeded, match="released while they waited"):
+        await gone
+    host.used = 0
+    assert ids_of(await stays) == ["stays"]
+
+
+async def test_the_nodes_are_looked_up_again_once_they_have_changed() -> None:
+    cluster = FakeCluster()
+    queue = Admission(FakeHosts(FakeHostActor(1)), dict, cluster)
+    looks: list[int] = []
+    nodes = cluster.alive_nodes()
+
+    def look() -> dict[str, NodeFacts]:
+        looks.append(1)
+        return nodes
+
+    cluster.alive_nodes = look  # type: ignore[method-assign]
+    for _ in range(3):
+        await queue.shared_hosts(1.0, 1)
+    assert len(looks) == 1
+    queue.forget_nodes()
+    await queue.shared_hosts(1.0, 1)
+    assert len(looks) == 2
+
+
+async def test_a_demand_outlives_an_idle_node_that_cannot_run_what_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, cluster = mixed(2, joining=("process", "kubernetes"))
+    monkeypatch.setattr(cluster, "actor_names", lambda: ["aenv-host-process-0"])
+    del cast("MixedHosts", queue._hosts).hosts["kubernetes"]
+    need = Need(("process",))
+    task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need))
+    await until(lambda: cluster.demands != [])
+    reasons = queue.reason()
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    assert cluster.demands == [[SlotDemand(1, ("process",))]], reasons
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_a_create_that_comes_while_the_demand_is_withdrawn_is_served(
