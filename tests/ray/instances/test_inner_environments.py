@@ -189,7 +189,8 @@ def test_a_reward_ends_what_tools_have_started_in_an_inner_instance(
 
     handle = make(outer)
     call(handle, "run", command="setsid sleep 777 >/dev/null 2>&1 & echo done > mark")
-    assert ray.get(handle.call_reward.remote(name="watching")) > 0, "setsid may be there beside it for a moment"
+    found = ray.get(handle.call_reward.remote(name="watching"))
+    assert found > 0, "setsid may be there beside it for a moment"
     assert ray.get(handle.call_reward.remote(name="sleeping")) == 0.0
     assert ray.get(handle.call_reward.remote()) == 1.0, "its files stay, and its terminal works"
 
