@@ -169,8 +169,8 @@ class InstanceInfo(_Frozen):
     labels: dict[str, str]
     isolation: Isolation
     start_mode: str
-    """``template``: forked from a process with the code loaded; ``bare``: code loaded after the
-    fork, with the reason; ``fresh``: a new process. Prefixed with ``warm, `` from a pool."""
+    """``template``: forked from a process with the code loaded; ``bare: …``: code loaded after the
+    fork, with the reason; ``container: …`` or ``pod: …``. Prefixed with ``warm, `` from a pool."""
     calls: int
     """Number of calls answered."""
     generation: int

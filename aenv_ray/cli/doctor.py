@@ -26,9 +26,9 @@ def doctor(
 ) -> None:
     """Check what aenv needs on this machine.
 
-    Starts and stops a sandbox with each engine. In a cluster on Kubernetes, a
-    worker also creates a pod. Exits with 1 if no engine works, or if the default
-    engine (AENV_ENGINE) does not.
+    Starts and stops a process sandbox and, if AENV_DOCKER_IMAGE is set, a
+    container. In a cluster on Kubernetes, a worker also creates a pod. Exits with
+    1 if no engine works, or if the default engine (AENV_ENGINE) does not.
 
     With --security, reports how publishers, agents, owners and other users of the
     machine are separated. Exits with 1 if something has to be configured where a

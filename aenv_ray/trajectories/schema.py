@@ -291,7 +291,8 @@ class Episode(BaseModel):
     reward ran), reward. In addition, create: how long the instance took to start, before or during
     queue."""
     start_mode: str | None = None
-    """How the instance was obtained, such as fork, warm, or reset."""
+    """How the instance was obtained: ``template``, ``bare: …``, ``container: …`` or ``pod: …``;
+    from a warm pool ``warm, …``; ``reset`` if an earlier episode used it."""
     node_id: str | None = None
     """The node that the episode ran on."""
     policy: str | None = None

@@ -62,7 +62,7 @@ class Values(_Section):
     system_url: str | None = None
     """Address of the gateway."""
     owner: str | None = None
-    """Default owner of new instances."""
+    """Default owner of new instances, services and tokens."""
     output: Literal["table", "json", "yaml"] = "table"
     """Output format without ``-o``."""
     build_config: BuildSection = Field(default_factory=BuildSection)

@@ -3,6 +3,9 @@
 With MODEL_URL, the address of an OpenAI-compatible server, a model answers; MODEL and MODEL_KEY
 name it and let it in. Without, a few rules do, so that it runs anywhere.
 
+A model needs a network: set `network` in `config.json` to `host`, and start the gateway with
+AENV_ALLOW_NETWORKS=none,internet,allowlist,host, since its default policy refuses `host`.
+
     aenv push examples/chat-agent
     aenv service create chat-agent --service-name helpdesk --replicas 2
 
