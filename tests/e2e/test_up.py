@@ -233,19 +233,47 @@ def test_an_up_that_was_killed_half_way_is_taken_down_whole():
         machine.end()
 
 
-def test_a_ray_that_was_there_before_is_used_and_left_there():
-    machine = Machine()
+def ray_start(machine: Machine) -> str:
+    """Run ``ray start --head``; return the address."""
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=4",
         f"--temp-dir={machine.root}/t/ray", "--include-dashboard=false", "--disable-usage-stats",
     ]  # fmt: skip
+    subprocess.run(
+        command, env=machine.environment, check=True, timeout=200, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return (machine.root / "t" / "ray" / "ray_current_cluster").read_text().strip()
+
+
+def test_a_program_joins_the_ray_of_ray_start_while_that_runs():
+    program = (
+        "import aenv_ray, ray; fabric = aenv_ray.init()\n"
+        "print(ray.get_runtime_context().gcs_address, fabric.owns_ray); aenv_ray.shutdown()"
+    )
+    machine = Machine()
+
+    def joined() -> list[str]:
+        return subprocess.check_output(
+            [sys.executable, "-c", program], env=machine.environment, text=True, timeout=200
+        ).split()
+
+    try:
+        address = ray_start(machine)
+        assert joined() == [address, "False"]
+        signal_all(processes_of(machine.root))
+        eventually_empty(lambda: processes_of(machine.root), 60.0)
+        assert joined()[1] == "True", "its address is still in a file"
+    finally:
+        signal_all(processes_of(machine.root))
+        shutil.rmtree(machine.root, ignore_errors=True)
+
+
+def test_a_ray_that_was_there_before_is_used_and_left_there():
+    machine = Machine()
     machine.environment["RAY_AUTH_MODE"] = "disabled"
     try:
-        subprocess.run(
-            command, env=machine.environment, check=True, timeout=200, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        address = (machine.root / "t" / "ray" / "ray_current_cluster").read_text().strip()
+        address = ray_start(machine)
         machine.environment["RAY_ADDRESS"] = address
         assert machine.run(*UP)["ray_address"] == address
         made = machine.run("instance", "create", "mini-terminal", "--keep-alive", "-o", "json")

@@ -37,7 +37,7 @@ def init(address: str | None = None) -> Fabric:
     """Connect this process to the fabric; start Ray and the fabric if necessary.
 
     Args:
-        address: Ray cluster. None: ``RAY_ADDRESS``, else a running local Ray, else a new one.
+        address: Ray cluster. None: ``RAY_ADDRESS``, else a running local one, else a new one.
 
     Raises:
         ConfigError: The cluster runs an incompatible version of aenv-ray.

@@ -29,6 +29,7 @@ from aenv_ray.actors.ray_shell.ray_start import (
     await_listener,
     children,
     end_since,
+    of_ray_start,
     run_on_main_thread,
     short_directory,
     start_hint,
@@ -85,8 +86,8 @@ def ensure_ray(address: str | None = None) -> bool:
     """Connect to Ray; start a local one if there is none to join.
 
     Args:
-        address: A cluster. None: ``RAY_ADDRESS`` if set, else the Ray of ``aenv up``, else a
-            running local Ray, else a new one.
+        address: A cluster. None: ``RAY_ADDRESS`` if set, else the Ray of ``aenv up``, else that of
+            this user's ``ray start`` on this machine, else a new one.
 
     Returns:
         Whether a local Ray was started; it ends with this process.
@@ -102,6 +103,7 @@ def ensure_ray(address: str | None = None) -> bool:
     if local is not None:
         address = local
         use_token()
+    address = address or of_ray_start()
     if address is None:
         carry_token()
     else:
@@ -130,7 +132,7 @@ def ensure_ray(address: str | None = None) -> bool:
 def _init_ray(address: str | None) -> None:
     with quiet_start(), _patient() if address is not None else contextlib.nullcontext():
         ray.init(
-            address=address,
+            address=address or "local",  # not None: Ray would look for the address of a dead Ray
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.WARNING,

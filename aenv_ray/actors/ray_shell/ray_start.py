@@ -30,6 +30,7 @@ _SOCKET: Final = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 """Longest path that Ray appends to the temporary directory."""
 _LEAST_BYTES: Final = 16 << 20
 """Free space that a local Ray needs to start."""
+_ADDRESS_BYTES: Final = 300
 _RAYS: Final = os.fsencode(Path("ray", "core", "src", "ray"))
 """Part of the command of Ray's own programs."""
 
@@ -79,7 +80,7 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            _connect(host, int(port))
         except OSError as exc:
             if time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
@@ -89,6 +90,30 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
                 hint="check RAY_ADDRESS, or unset it to start a local Ray",
             ) from exc
         return
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host.strip("[]"), port), _CONNECT_S).close()
+
+
+def of_ray_start() -> str | None:
+    """Return the address of the Ray that this user's ``ray start`` left running, else None.
+
+    Ray itself believes the file whoever wrote it, and also if that Ray has ended. But the Ray of
+    another user could run code in this process.
+    """
+    from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]  # re-exported
+
+    try:
+        with open(get_ray_address_file(None), encoding="utf-8") as file:
+            owner, address = os.fstat(file.fileno()).st_uid, file.read(_ADDRESS_BYTES).strip()
+        host, _, port = address.rpartition(":")
+        if owner not in (0, os.getuid()):
+            return None
+        _connect(host, int(port))
+    except (OSError, ValueError, OverflowError):
+        return None
+    return address
 
 
 def children() -> frozenset[int]:

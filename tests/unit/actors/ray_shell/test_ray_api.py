@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,3 +170,25 @@ def test_what_an_actor_asked_of_ray_in_vain_is_typed() -> None:
     with pytest.raises(FabricUnavailable) as raised, ray_api.translated("the shared hosts"):
         raise ray.exceptions.RayTaskError("call", "traceback", dead).as_instanceof_cause()
     assert not ray_api.is_of_a_dead_actor(raised.value), "the called actor lives"
+
+
+def test_only_a_running_ray_of_this_user_is_joined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The Ray of another user could run code in this process."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert ray_start.of_ray_start() is None
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        file.write_text(f"{address}\n")
+        assert ray_start.of_ray_start() == address
+        another = (file.stat().st_uid or 1000) + 1
+        monkeypatch.setattr(os, "fstat", lambda fd: SimpleNamespace(st_uid=another, fd=fd))
+        assert ray_start.of_ray_start() is None
+        monkeypatch.undo()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert ray_start.of_ray_start() is None, "nothing listens there"
+    file.write_text("127.0.0.1:99999999")
+    assert ray_start.of_ray_start() is None
