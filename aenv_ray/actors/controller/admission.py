@@ -39,7 +39,7 @@ from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
-from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
+from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 
@@ -50,8 +50,11 @@ SOON_S: Final = 0.02
 TURN_S: Final = 0.5
 """Longest pause between two turns: each one in which no slot was free doubles it. Also the shortest
 time between two demands on Ray's autoscaler."""
-HOLD_S: Final = 5.0
-"""While creates wait, hosts accept only those with a reservation; each turn renews that."""
+HOLD_S: Final = 20.0
+"""While creates wait, hosts accept only those with a reservation; each turn renews that, or ends
+it."""
+PATIENCE_S: Final = 1.0
+"""How long a turn waits for hosts once one has answered, and for a host that it starts."""
 RESERVED_S: Final = 30.0
 """How long a host keeps a slot for a create that was granted it."""
 SEEN_S: Final = 0.2
@@ -128,10 +131,14 @@ class Admission:
         """Set when a create begins to wait."""
         self._held: dict[str, tuple[HostLoad, Any]] = {}
         """The hosts that were told to accept only instances with a reservation, by name."""
+        self._held_until = float("-inf")
+        """When those accept all instances again if nobody tells them anything."""
 
     async def open(self) -> None:
-        """Withdraw the demand of an earlier controller: nobody waits yet."""
-        await asyncio.to_thread(self._cluster.demand_slots, [])
+        """Withdraw the demand of an earlier controller, unless a waiting create has replaced it."""
+        if not self._demanded:
+            await asyncio.to_thread(self._cluster.demand_slots, [])
+            self._demanded = []  # one that was told meanwhile is told again
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -155,35 +162,49 @@ class Admission:
         """
         nodes, idle = await self._nodes()
         present = {n: f for n, f in usable(nodes).items() if n not in idle}
-        found = await self._loads(nodes, idle, present, {need: wanted}, patience_s)
+        found = await self._present(nodes, idle, present, patience_s)
+        chosen = self._chosen(idle, {need: wanted}, self._with_dedicated(found, nodes))
+        if chosen:
+            try:
+                found += await self._hosts.loads(chosen, patience_s=patience_s)
+            except FabricUnavailable:
+                if not found:
+                    raise
         await self._check_engines(need.engines)
-        return [(replace(load, is_held=load.name in self._held), host) for load, host in found]
+        is_held = asyncio.get_running_loop().time() < self._held_until
+        held = self._held if is_held else {}
+        found = self._with_dedicated(found, nodes)
+        return [(replace(load, is_held=load.name in held), host) for load, host in found]
 
-    async def _loads(
+    async def _present(
         self,
         nodes: Mapping[str, NodeFacts],
         idle: Mapping[str, NodeFacts],
         present: Mapping[str, NodeFacts],
-        wanted: Mapping[Need, int],
         patience_s: float,
     ) -> list[tuple[HostLoad, Any]]:
-        """Return the hosts of the nodes that are present, and of as many idle ones as needed."""
-        found: list[tuple[HostLoad, Any]] = []
-        if present or not may_grow(nodes.values()):
-            try:
-                found = await self._hosts.loads(present, patience_s=patience_s)
-            except FabricUnavailable:
-                if not idle:
-                    raise
-        found = self._with_dedicated(found, nodes)
+        """Return the hosts of nodes that have some."""
+        if not present and may_grow(nodes.values()):
+            return []
+        try:
+            return await self._hosts.loads(present, patience_s=patience_s)
+        except FabricUnavailable:
+            if not idle:
+                raise
+            return []
+
+    def _chosen(
+        self,
+        idle: Mapping[str, NodeFacts],
+        wanted: Mapping[Need, int],
+        found: Iterable[tuple[HostLoad, Any]],
+    ) -> dict[str, NodeFacts]:
+        """Return the idle nodes that get hosts, because the others have too little room."""
         chosen: dict[str, NodeFacts] = {}
         for need, missing in missing_room(wanted, [load for load, _ in found]).items():
             able = {n: f for n, f in idle.items() if _suits(n, f, need) and n not in chosen}
             chosen |= {n: able[n] for n in needed(able, missing, need.places)}
-        if chosen:
-            more = await self._hosts.loads(chosen, patience_s=patience_s)
-            found += self._with_dedicated(more, nodes)
-        return found
+        return chosen
 
     async def _check_engines(self, engines: Sequence[str]) -> None:
         """Check that some node can run one of these engines, or that one may join.
@@ -277,16 +298,17 @@ class Admission:
                 nodes that it may run on are gone.
         """
         loop = asyncio.get_running_loop()
-        if need.engines:
-            await self._check_engines(need.engines)
         ticket = Ticket(tuple(ids), owner, job_id, loop.time(), is_divisible, need)
         granted: asyncio.Future[list[Reservation]] = loop.create_future()
-        self._waiters[ticket] = granted
-        self._queue.add(ticket)
-        self._came.set()
-        if self._serving is None or self._serving.done():
-            self._serving = loop.create_task(self._serve())
+        self._waiters[ticket] = granted  # from now on it can be told that its caller gave up
         try:
+            if need.engines:
+                await self._check_engines(need.engines)
+            if not granted.done():
+                self._queue.add(ticket)
+                self._came.set()
+                if self._serving is None or self._serving.done():
+                    self._serving = loop.create_task(self._serve())
             async with asyncio.timeout(wait_s):
                 return await granted
         except TimeoutError as exc:
@@ -328,30 +350,26 @@ class Admission:
 
     def forget_jobs(self, jobs: Collection[str]) -> None:
         """Fail the waiting creates of Ray jobs that ended."""
-        for ticket in self._queue.of_jobs(jobs):
-            self._fail(
-                ticket,
-                CapacityExceeded(
-                    "the Ray job that waited for slots has ended",
-                    hint='create it with lifetime="detached" if it must outlive the job',
-                ),
-            )
+        error = CapacityExceeded(
+            "the Ray job that waited for slots has ended",
+            hint='create it with lifetime="detached" if it must outlive the job',
+        )
+        self._fail([ticket for ticket in self._waiters if ticket.job_id in jobs], error)
 
     def forget(self, ids: Collection[InstanceId]) -> None:
         """Fail the waiting creates of these instances, because their caller has given up."""
-        for ticket in self._queue.of_instances(ids):
-            self._fail(
-                ticket,
-                CapacityExceeded(
-                    "the instances were released while they waited for slots",
-                    hint="create them again if they are needed",
-                ),
-            )
+        gone = set(ids)
+        error = InstanceReleased(
+            "the instance was released while it waited for slots",
+            hint="create it again if it is needed",
+        )
+        self._fail([t for t in self._waiters if not gone.isdisjoint(t.ids)], error)
 
-    def _fail(self, ticket: Ticket, error: AenvError) -> None:
-        self._queue.remove(ticket)
-        if not self._waiters[ticket].done():
-            self._waiters[ticket].set_exception(error)
+    def _fail(self, tickets: Iterable[Ticket], error: AenvError) -> None:
+        for ticket in tickets:
+            self._queue.remove(ticket)
+            if not self._waiters[ticket].done():
+                self._waiters[ticket].set_exception(error)
 
     async def _serve(self) -> None:
         """Have turns while creates wait, as often as slots become free."""
@@ -369,7 +387,7 @@ class Admission:
                 logger.warning("handing out slots failed: %r", exc)
                 self._reason = exc.message if isinstance(exc, AenvError) else repr(exc)
                 has_granted = False
-            # As long as the turn, so that turns take half of the controller's time at most.
+            # As long as a short turn, so that these take half of the controller's time at most.
             least_s = min(TURN_S, max(SOON_S, clock() - began))
             pause_s = least_s if has_granted else max(least_s, min(TURN_S, 2 * pause_s))
             await asyncio.sleep(least_s)
@@ -379,14 +397,16 @@ class Admission:
 
     async def _turn(self) -> bool:
         """Hand out the free slots and tell Ray how many are missing; return whether any was."""
-        nodes, idle = await self._nodes()
+        nodes, without = await self._nodes()
+        idle = {n: f for n, f in without.items() if self._hosts.refusal(n) is None}
         for ticket in self._queue.without_nodes(nodes):
-            self._fail(ticket, nodes_are_gone(ticket.need.node_ids))
+            self._fail([ticket], nodes_are_gone(ticket.need.node_ids))
         wanted = self._queue.wanted()
-        if self._demanded and any(self._may_serve(n, f, wanted) for n, f in idle.items()):
+        if self._demanded and any(_suits(n, f, need) for n, f in idle.items() for need in wanted):
             # Withdraw the demand: otherwise it would take the slots that the new node's host needs.
             await self._demand([], at_once=True)
-        found = await self._hosts_for_queue(nodes, idle, wanted)
+        present = {n: f for n, f in usable(nodes).items() if n not in without}
+        found = await self._hosts_for_queue(nodes, idle, present, wanted)
         actors = {load.name: host for load, host in found}
         loads = {load.name: load for load, _ in found}
         grants = self._queue.grants(list(loads.values()), asyncio.get_running_loop().time())
@@ -416,15 +436,11 @@ class Admission:
         )
         return any(given)
 
-    def _may_serve(self, node: str, facts: NodeFacts, wanted: Iterable[Need]) -> bool:
-        """Whether a node that gets a host can run a waiting instance."""
-        is_refused = self._hosts.refusal(node) is not None
-        return not is_refused and any(_suits(node, facts, need) for need in wanted)
-
     async def _hosts_for_queue(
         self,
         nodes: Mapping[str, NodeFacts],
         idle: Mapping[str, NodeFacts],
+        present: Mapping[str, NodeFacts],
         wanted: Mapping[Need, int],
     ) -> list[tuple[HostLoad, Any]]:
         """Return the shared hosts that can run waiting instances; idle nodes get some as needed.
@@ -432,7 +448,8 @@ class Admission:
         Hosts that suit none are not asked, so that they may end.
 
         Raises:
-            FabricUnavailable: There is none for any of them; the message has the causes.
+            FabricUnavailable: No host answers, or no node can run any of the engines that are
+                waited for; the message has the causes.
         """
         refusals: list[FabricUnavailable] = []
         for engines in {need.engines for need in wanted}:
@@ -442,14 +459,15 @@ class Admission:
                 refusals.append(exc)
         if refusals and len(refusals) == len({need.engines for need in wanted}):
             raise refusals[0]
-        present = {
-            n: f
-            for n, f in usable(nodes).items()
-            if n not in idle and any(_suits(n, f, need) for need in wanted)
-        }
-        if not present and not idle:
-            return []
-        found = await self._loads(nodes, idle, present, wanted, ASK_S)
+        present = {n: f for n, f in present.items() if any(_suits(n, f, need) for need in wanted)}
+        found = await self._present(nodes, idle, present, PATIENCE_S)
+        chosen = self._chosen(idle, wanted, self._with_dedicated(found, nodes))
+        if chosen:
+            # What starts late takes part in a later turn: nobody waits for a node that is slow.
+            with contextlib.suppress(FabricUnavailable, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    found += await self._hosts.loads(chosen, patience_s=PATIENCE_S)
+        found = self._with_dedicated(found, nodes)
         return [(load, host) for load, host in found if any(map(load.suits, wanted))]
 
     def _demands(
@@ -477,21 +495,22 @@ class Admission:
         self, wanted: Collection[Need], hosts: Iterable[tuple[HostLoad, Any]]
     ) -> None:
         """Have the hosts that suit waiting creates accept only those, and all others anyone."""
-        kept = {load.name: (load, host) for load, host in hosts if any(map(load.suits, wanted))}
+        known = self._held | {load.name: (load, host) for load, host in hosts}
+        kept = {name: pair for name, pair in known.items() if any(map(pair[0].suits, wanted))}
         await self._let_go({name: pair for name, pair in self._held.items() if name not in kept})
-        self._held |= kept
-        await self._hold(kept.values(), HOLD_S)
+        self._held = kept
+        self._held_until = asyncio.get_running_loop().time() + HOLD_S
+        await self._hold(kept, HOLD_S)
 
     async def _let_go(self, hosts: Mapping[str, tuple[HostLoad, Any]]) -> None:
         """Have hosts accept all instances again; one that does not answer does so by itself."""
-        pairs = list(hosts.values())
         self._held = {name: pair for name, pair in self._held.items() if name not in hosts}
-        await self._hold(pairs, 0.0)
+        await self._hold(hosts, 0.0)
 
-    async def _hold(self, hosts: Iterable[tuple[HostLoad, Any]], seconds: float) -> None:
+    async def _hold(self, hosts: Mapping[str, tuple[HostLoad, Any]], seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
-            for load, host in hosts:
-                group.create_task(self._hold_one(load.name, host, seconds))
+            for name, (_, host) in hosts.items():
+                group.create_task(self._hold_one(name, host, seconds))
 
     async def _hold_one(self, name: str, host: RemoteHost, seconds: float) -> None:
         try:
@@ -499,6 +518,7 @@ class Admission:
                 async with asyncio.timeout(ASK_S):
                     await host.hold.remote(seconds)
         except Exception as exc:  # noqa: BLE001  # the other hosts do not depend on it
+            self._held.pop(name, None)
             logger.warning("host %s does not hold slots for waiting creates: %r", name, exc)
 
     async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> bool:

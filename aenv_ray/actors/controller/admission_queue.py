@@ -103,15 +103,6 @@ class AdmissionQueue:
         if not self._tickets:
             self._granted.clear()
 
-    def of_jobs(self, jobs: Collection[str]) -> list[Ticket]:
-        """Return the creates of these Ray jobs."""
-        return [ticket for ticket in self._tickets if ticket.job_id in jobs]
-
-    def of_instances(self, ids: Collection[InstanceId]) -> list[Ticket]:
-        """Return the creates that wait for one of these instances."""
-        gone = set(ids)
-        return [ticket for ticket in self._tickets if not gone.isdisjoint(ticket.ids)]
-
     def without_nodes(self, alive: Collection[str]) -> list[Ticket]:
         """Return the creates whose instances may only be on nodes that are gone."""
         tied = [ticket for ticket in self._tickets if ticket.need.node_ids]
@@ -119,8 +110,9 @@ class AdmissionQueue:
 
     def take_back(self, grant: Grant) -> None:
         """Add a create again that did not get what it was granted."""
+        owner, slots = grant.ticket.owner, grant.granted * grant.ticket.need.places
+        self._granted[owner] = max(0, self._granted[owner] - slots)
         self.add(grant.ticket)
-        self._granted[grant.ticket.owner] -= grant.granted * grant.ticket.need.places
 
     def grants(self, hosts: Sequence[HostLoad], now: float) -> list[Grant]:
         """Return the slots to hand out now, and remove the creates that get them."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aenv_ray import ids
 from aenv_ray.actors.host.projects import collect_projects
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import ray_api, ray_start
 from aenv_ray.actors.ray_shell.remote_tasks import on_the_head
 from aenv_ray.config import Settings, settings
 from aenv_ray.engines.node import caches
@@ -51,7 +51,8 @@ def _hub(given: Settings, connect: Callable[[], Any]) -> HubClient | None:
     if may_know:
         connect()
         return hub_actor.ensure_hub()
-    if given.ray_address is None and not ray_api.is_connected():
+    has_ray = given.ray_address is not None or ray_api.is_connected()
+    if not has_ray and ray_start.of_ray_start() is None:
         return None
     connect()
     return hub_actor.find_hub()

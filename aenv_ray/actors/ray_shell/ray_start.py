@@ -80,7 +80,7 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            _connect(host, int(port))
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         except OSError as exc:
             if time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
@@ -92,28 +92,30 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
         return
 
 
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host.strip("[]"), port), _CONNECT_S).close()
-
-
 def of_ray_start() -> str | None:
     """Return the address of the Ray that this user's ``ray start`` left running, else None.
 
-    Ray itself believes the file whoever wrote it, and also if that Ray has ended. But the Ray of
-    another user could run code in this process.
+    Ray itself believes the file with the address, whoever wrote it and whoever listens there. But
+    the Ray of another user could run code in this process.
     """
+    import psutil
     from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]  # re-exported
 
     try:
-        with open(get_ray_address_file(None), encoding="utf-8") as file:
-            owner, address = os.fstat(file.fileno()).st_uid, file.read(_ADDRESS_BYTES).strip()
-        host, _, port = address.rpartition(":")
-        if owner not in (0, os.getuid()):
-            return None
-        _connect(host, int(port))
-    except (OSError, ValueError, OverflowError):
+        # Others may write to the directory: a link or a pipe there is not followed or waited for.
+        file = os.open(get_ray_address_file(None), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(file, encoding="utf-8") as opened:
+            address = opened.read(_ADDRESS_BYTES).strip()
+    except (OSError, ValueError):
         return None
-    return address
+    processes: Any = psutil.process_iter
+    for process in processes():
+        with contextlib.suppress(psutil.Error):
+            command, owner = process.cmdline(), process.uids().real
+            is_raylet = bool(command) and os.path.basename(command[0]).startswith("raylet")
+            if is_raylet and f"--gcs-address={address}" in command and owner in (0, os.getuid()):
+                return address
+    return None
 
 
 def children() -> frozenset[int]:

@@ -17,7 +17,7 @@ from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.host.host_capacity import HostCapacity
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.clock import SystemClock
-from aenv_ray.errors import CapacityExceeded, FabricUnavailable
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable, InstanceReleased
 from aenv_ray.ids import HostId, InstanceId
 
 PATIENT_S = 60.0
@@ -141,7 +141,7 @@ async def test_a_waiter_that_is_gone_in_the_middle_of_a_turn_costs_nobody_else_i
     host = FakeHostActor(2)
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     turnstile = host.before_reserve = Turnstile(fails=is_refused)
-    first = waiting(queue, "first", wait_s=0.05 if ending == "timeout" else PATIENT_S)
+    first = waiting(queue, "first", wait_s=0.5 if ending == "timeout" else PATIENT_S)
     second = waiting(queue, "second")
     assert await turnstile.reached == ["first"]
     if ending == "cancelled":
@@ -224,7 +224,6 @@ async def test_hosts_accept_all_instances_again_once_no_create_waits(
     waiting: Callable[..., asyncio.Task[list[Reservation]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each create that comes meanwhile has to wait, and so the next ones too."""
-    monkeypatch.setattr(admission, "SOON_S", PATIENT_S)  # at once, not before the next turn
     monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
     host = FakeHostActor(2)
     queue = Admission(FakeHosts(host), dict, FakeCluster())
@@ -356,6 +355,24 @@ async def test_a_create_ends_when_its_only_nodes_are_gone() -> None:
         await queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need)
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_create_that_is_released_while_it_gets_its_slots_does_not_wait_again(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]], is_refused: bool
+) -> None:
+    host = FakeHostActor(2)
+    queue = Admission(FakeHosts(host), dict, FakeCluster())
+    turnstile = host.before_reserve = Turnstile(fails=is_refused)
+    gone = waiting(queue, "gone")
+    assert await turnstile.reached == ["gone"]
+    queue.forget([InstanceId("gone")])
+    with pytest.raises(InstanceReleased):
+        await gone
+    turnstile.go_on.set()
+    stays = waiting(queue, "stays")
+    assert ids_of(await stays) == ["stays"]
+    assert (host.capacity.taken(), queue.reason()) == (1, "")
+
+
 async def test_a_create_whose_instances_are_released_stops_waiting(
     waiting: Callable[..., asyncio.Task[list[Reservation]]],
 ) -> None:
@@ -366,13 +383,16 @@ async def test_a_create_whose_instances_are_released_stops_waiting(
     gone, stays = waiting(queue, "gone"), waiting(queue, "stays")
     await until(lambda: "2 creates wait" in queue.reason())
     queue.forget([InstanceId("gone"), InstanceId("unknown")])
-    with pytest.raises(CapacityExceeded, match="released while they waited"):
+    with pytest.raises(InstanceReleased, match="released while it waited"):
         await gone
     host.used = 0
     assert ids_of(await stays) == ["stays"]
 
 
-async def test_the_nodes_are_looked_up_again_once_they_have_changed() -> None:
+async def test_the_nodes_are_looked_up_again_once_they_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "SEEN_S", PATIENT_S)
     cluster = FakeCluster()
     queue = Admission(FakeHosts(FakeHostActor(1)), dict, cluster)
     looks: list[int] = []
@@ -426,7 +446,7 @@ async def test_a_create_that_comes_while_the_demand_is_withdrawn_is_served(
     def withdraw(_: Sequence[SlotDemand]) -> None:
         if not late.done():
             loop.call_soon_threadsafe(come)
-            while not queue.queued()[0]:
+            while not len(queue._queue):
                 time.sleep(0.001)
 
     monkeypatch.setattr(cluster, "demand_slots", withdraw)
@@ -558,3 +578,50 @@ async def test_an_instance_waits_for_room_for_its_inner_ones_too() -> None:
 def test_dedicated_instances_count_with_their_inner_ones() -> None:
     nodes = {"one": "n", "two": "n", "three": "m", "unknown": None}
     assert by_node(nodes, {"one": 3, "unknown": 4}) == {"n": 4, "m": 1}
+
+
+class Slow(MixedHosts):
+    """One node's host does not start, or not soon."""
+
+    def __init__(self, error: FabricUnavailable | None) -> None:
+        super().__init__()
+        self.error = error
+        self.asked = 0
+
+    async def loads(
+        self, nodes: Mapping[str, NodeFacts], *, patience_s: float
+    ) -> list[tuple[HostLoad, Any]]:
+        if "slow" not in nodes:
+            return await super().loads(nodes, patience_s=patience_s)
+        self.asked += 1
+        if self.error is None:
+            await asyncio.sleep(PATIENT_S)
+        self._refused["slow"] = (asyncio.get_running_loop().time() + PATIENT_S, self.error)
+        raise self.error or FabricUnavailable("too late")
+
+
+@pytest.mark.parametrize("error", [None, FabricUnavailable("its host does not start")])
+async def test_a_node_whose_host_does_not_start_holds_up_no_create(
+    monkeypatch: pytest.MonkeyPatch, error: FabricUnavailable | None
+) -> None:
+    """The demand remains, too: the node may never come up."""
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.01)
+    hosts, cluster = Slow(error), Mixed(slots=2)
+    hosts.hosts = {"process": FakeHostActor(2)}
+    hosts.hosts["process"].used = 2
+    nodes = {name: NodeFacts(cores=4, slots=2, engine="process") for name in ("process", "slow")}
+    monkeypatch.setattr(cluster, "alive_nodes", lambda: nodes)
+    monkeypatch.setattr(cluster, "actor_names", lambda: ["aenv-host-process-0"])
+    queue = Admission(hosts, dict, cluster)
+    need = Need(("process",))
+    waits = [
+        asyncio.create_task(queue.wait([InstanceId(i)], "o", None, PATIENT_S, need=need))
+        for i in ("first", "second")
+    ]
+    await until(lambda: hosts.asked > 0 and "2 creates wait" in queue.reason())
+    hosts.hosts["process"].used = 1
+    assert ids_of(await waits[0]) == ["first"]
+    if error is not None:
+        await until(lambda: cluster.demands[-1:] == [[SlotDemand(1)]])
+    waits[1].cancel()
+    await asyncio.wait(waits)

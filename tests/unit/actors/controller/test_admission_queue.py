@@ -103,7 +103,6 @@ def test_nobody_is_kept_waiting_for_a_group_that_needs_nodes_that_are_not_there(
 def test_who_waits_no_longer_is_given_nothing() -> None:
     gone, stays = ticket("a", job="01"), ticket("a", since=1.0, job="02")
     waiting = backlog(gone, stays)
-    assert waiting.of_jobs({"01"}) == [gone]
     waiting.remove(gone)
     waiting.remove(gone)
     assert waiting.instances == 1
@@ -188,6 +187,19 @@ def test_instances_that_may_be_on_one_node_only_get_slots_there() -> None:
     assert (grant.ticket.owner, set(grant.shares)) == ("b", {"h0"})
     (grant,) = waiting.grants([room(2, name="h0"), room(1, name="h1")], 0.0)
     assert (grant.ticket, set(grant.shares)) == (tied, {"h1"})
+
+
+def test_an_owner_whose_grant_failed_is_not_served_before_all_others() -> None:
+    waiting = backlog(ticket("a", 50))
+    (grant,) = waiting.grants([room(50)], 0.0)
+    waiting.take_back(grant)
+    waiting.add(ticket("b", since=1.0))
+    waiting.grants([room(50)], 2.0)
+    for since in (3.0, 4.0):
+        waiting.add(ticket("a", since=since))
+    waiting.add(ticket("b", since=5.0))
+    (grant,) = waiting.grants([room(1)], 6.0)
+    assert grant.ticket.owner == "b"
 
 
 def test_slots_go_first_to_instances_that_may_be_on_one_node_only() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -26,13 +27,14 @@ from aenv_ray.errors import FabricUnavailable
     [(None, "a local Ray cannot be started", "short of"), ("auto", "Ray at auto", "RAY_ADDRESS")],
 )
 def test_a_ray_that_does_not_come_up_is_typed(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, words: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, words: str, hint: str
 ) -> None:
     """Ray raises a bare `Exception` when its processes take too long."""
 
     def init(**_: Any) -> None:
         raise Exception("The current node timed out during startup")
 
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -178,17 +180,27 @@ def test_only_a_running_ray_of_this_user_is_joined(
     """The Ray of another user could run code in this process."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert ray_start.of_ray_start() is None
-    file = tmp_path / "ray" / "ray_current_cluster"
+    file, address = tmp_path / "ray" / "ray_current_cluster", "127.0.0.1:6379"
     file.parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        file.write_text(f"{address}\n")
-        assert ray_start.of_ray_start() == address
-        another = (file.stat().st_uid or 1000) + 1
-        monkeypatch.setattr(os, "fstat", lambda fd: SimpleNamespace(st_uid=another, fd=fd))
-        assert ray_start.of_ray_start() is None
-        monkeypatch.undo()
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert ray_start.of_ray_start() is None, "nothing listens there"
-    file.write_text("127.0.0.1:99999999")
+    file.write_text(f"{address}\n")
+
+    def run(command: list[str], uid: int) -> None:
+        process = SimpleNamespace(
+            cmdline=lambda: command, uids=lambda: SimpleNamespace(real=uid, effective=uid)
+        )
+        monkeypatch.setattr(psutil, "process_iter", lambda: [process])
+
+    raylet = ["/opt/ray/raylet", "--node_id=1", f"--gcs-address={address}"]
+    run(raylet, os.getuid())
+    assert ray_start.of_ray_start() == address
+    run(raylet, os.getuid() + 1)
+    assert ray_start.of_ray_start() is None
+    run(["/opt/ray/raylet", f"--gcs-address={address}1"], os.getuid())
+    assert ray_start.of_ray_start() is None, "it has ended, and there is another one"
+    run(raylet, os.getuid())
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert ray_start.of_ray_start() is None, "another user may have placed the link"
+    file.unlink()
+    os.mkfifo(file)
     assert ray_start.of_ray_start() is None
