@@ -409,28 +409,32 @@ class CreateProtocol:
         left = specs[sum(len(share.specs) for share in shares) :]
         async with asyncio.TaskGroup() as group:
             for part in _parts(shares):
-                work = self._start_each(each, part, may_retry=avoid is None)
+                work = self._start_each(each, part, may_queue=True, may_move=avoid is None)
                 group.create_task(each.guarded(part.specs, work))
             if left:
-                group.create_task(each.guarded(left, self._queue_each(each, left)))
+                waits = self._queue_each(each, left, may_move=avoid is None)
+                group.create_task(each.guarded(left, waits))
 
-    async def _start_each(self, each: _Each, share: Share, *, may_retry: bool) -> None:
-        """Start instances on one host; if it refuses, they wait in the queue or move to another."""
+    async def _start_each(
+        self, each: _Each, share: Share, *, may_queue: bool, may_move: bool
+    ) -> None:
+        """Start instances on one host; if it refuses, they wait in the queue or move, once each."""
         async with self._starting.setdefault(share.name, asyncio.Semaphore(STARTS_PER_HOST)):
             started, refusals = await self._start(each.source, [share])
         each.tell(started)
         for refusal in refusals.values():
             self.shared_hosts.forget()
-            if not may_retry:
+            is_full = isinstance(refusal, CapacityExceeded)
+            if not (may_queue if is_full else may_move):
                 raise refusal
-            if isinstance(refusal, CapacityExceeded):
-                await self._queue_each(each, share.specs)
+            if is_full:
+                await self._queue_each(each, share.specs, may_move=may_move)
                 continue
             again = self._renamed(share.specs, each.source.config.name)
             each.replace(share.specs, again)
             await each.guarded(again, self._place_each(each, again, {share.name}))
 
-    async def _queue_each(self, each: _Each, specs: list[InstanceSpec]) -> None:
+    async def _queue_each(self, each: _Each, specs: list[InstanceSpec], *, may_move: bool) -> None:
         """Start instances as the queue grants them slots."""
         if not each.queue_s:
             self.shared_hosts.forget()
@@ -451,7 +455,7 @@ class CreateProtocol:
                     each.fail(specs, exc)
                     return
                 for part in _parts(shares):
-                    work = self._start_each(each, part, may_retry=False)
+                    work = self._start_each(each, part, may_queue=False, may_move=may_move)
                     group.create_task(each.guarded(part.specs, work))
                 placed = {spec.instance_id for share in shares for spec in share.specs}
                 specs = [spec for spec in specs if spec.instance_id not in placed]

@@ -354,6 +354,32 @@ async def test_independent_instances_move_from_a_failed_host_under_new_ids(sourc
     assert bench.hosts["h1"] not in [one.host for one in news.created]
 
 
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [FabricUnavailable("its node is drained"), CapacityExceeded("its slots are held")],
+        [CapacityExceeded("its slots are held"), FabricUnavailable("its node is drained")],
+    ],
+)
+async def test_an_instance_that_one_host_refuses_and_another_is_too_full_for_starts_all_the_same(
+    source: Project, failures: list[AenvError]
+) -> None:
+    """Episodes would count it as a lost instance."""
+    bench = Bench(is_async=True)
+    left = list(failures)
+    for host in bench.hosts.values():
+        answer = host.answer
+
+        def refuse(specs: list[InstanceSpec], answer: Any = answer) -> Any:
+            if left:
+                raise left.pop(0)
+            return answer(specs)
+
+        host.answer = refuse  # type: ignore[method-assign]
+    news = await _create_each(bench, source, 1)
+    assert (len(news.created), news.failed, left) == (1, [], [])
+
+
 async def test_independent_instances_take_slots_as_they_become_free(source: Project) -> None:
     """The queue gives one place at a time; the others are asked for again."""
     bench = Bench(is_async=True)
