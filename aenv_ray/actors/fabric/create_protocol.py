@@ -13,6 +13,7 @@ Drivers run it blocking, and the gateway runs it in its event loop, see
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
@@ -282,10 +283,13 @@ class CreateProtocol:
             more, refusals = await self._place_and_start(source, again, failed)
             started += more
             specs = [one.spec for one in started] + _without(again, more)
-        is_full = all(isinstance(error, CapacityExceeded) for error in refusals.values())
-        if refusals and is_full and queue_s:
+        ends = time.monotonic() + queue_s
+        while refusals and all(isinstance(error, CapacityExceeded) for error in refusals.values()):
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                break
             on_queue(True)
-            shares = await self._queue(source, _without(specs, started), queue_s)
+            shares = await self._queue(source, _without(specs, started), left_s)
             on_queue(False)
             more, refusals = await self._start(source, shares)
             started += more
@@ -409,32 +413,38 @@ class CreateProtocol:
         left = specs[sum(len(share.specs) for share in shares) :]
         async with asyncio.TaskGroup() as group:
             for part in _parts(shares):
-                work = self._start_each(each, part, may_queue=True, may_move=avoid is None)
+                work = self._start_each(each, part, may_move=avoid is None)
                 group.create_task(each.guarded(part.specs, work))
             if left:
                 waits = self._queue_each(each, left, may_move=avoid is None)
                 group.create_task(each.guarded(left, waits))
 
     async def _start_each(
-        self, each: _Each, share: Share, *, may_queue: bool, may_move: bool
+        self, each: _Each, share: Share, *, may_move: bool, ends: float | None = None
     ) -> None:
-        """Start instances on one host; if it refuses, they wait in the queue or move, once each."""
+        """Start instances on one host; if it refuses, they wait in the queue, or move to another.
+
+        Even a host that reserved their slots may be full: a sandbox that ends can take one longer.
+        """
         async with self._starting.setdefault(share.name, asyncio.Semaphore(STARTS_PER_HOST)):
             started, refusals = await self._start(each.source, [share])
         each.tell(started)
         for refusal in refusals.values():
             self.shared_hosts.forget()
-            is_full = isinstance(refusal, CapacityExceeded)
-            if not (may_queue if is_full else may_move):
-                raise refusal
-            if is_full:
-                await self._queue_each(each, share.specs, may_move=may_move)
+            if isinstance(refusal, CapacityExceeded):
+                if ends is not None and time.monotonic() > ends:
+                    raise refusal
+                await self._queue_each(each, share.specs, may_move=may_move, ends=ends)
                 continue
+            if not may_move:
+                raise refusal
             again = self._renamed(share.specs, each.source.config.name)
             each.replace(share.specs, again)
             await each.guarded(again, self._place_each(each, again, {share.name}))
 
-    async def _queue_each(self, each: _Each, specs: list[InstanceSpec], *, may_move: bool) -> None:
+    async def _queue_each(
+        self, each: _Each, specs: list[InstanceSpec], *, may_move: bool, ends: float | None = None
+    ) -> None:
         """Start instances as the queue grants them slots."""
         if not each.queue_s:
             self.shared_hosts.forget()
@@ -444,18 +454,17 @@ class CreateProtocol:
                 hint="release instances, lower the concurrency, or give a queue_timeout",
             )
         each.news.on_queued(len(specs))
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + each.queue_s
+        ends = ends or time.monotonic() + each.queue_s
         async with asyncio.TaskGroup() as group:
             while specs:
-                left_s = max(_LEAST_QUEUE_S, ends - loop.time())
+                left_s = max(_LEAST_QUEUE_S, ends - time.monotonic())
                 try:
                     shares = await self._queue(each.source, specs, left_s, is_divisible=True)
                 except AenvError as exc:
                     each.fail(specs, exc)
                     return
                 for part in _parts(shares):
-                    work = self._start_each(each, part, may_queue=False, may_move=may_move)
+                    work = self._start_each(each, part, may_move=may_move, ends=ends)
                     group.create_task(each.guarded(part.specs, work))
                 placed = {spec.instance_id for share in shares for spec in share.specs}
                 specs = [spec for spec in specs if spec.instance_id not in placed]

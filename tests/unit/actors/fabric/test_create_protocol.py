@@ -296,6 +296,19 @@ def test_what_a_full_host_refuses_waits_in_the_queue_if_it_may(
     assert len(bench.controller.waited_for_room) == 1
 
 
+def test_a_group_that_a_host_refuses_although_it_had_reserved_slots_waits_again(
+    bench: Bench, source: Project
+) -> None:
+    bench.create(source, 8, ActorDensity.SHARED)
+    bench.hosts["h2"].failures = [CapacityExceeded("h2 is full")]
+    bench.hosts["h0"].failures = [CapacityExceeded("h0 is full, after all")]
+    assert len(bench.create(source, 1, ActorDensity.SHARED)) == 1
+    for host in bench.hosts.values():
+        host.failures = [CapacityExceeded("full"), CapacityExceeded("full")]
+    assert len(bench.create(source, 1, ActorDensity.SHARED)) == 1
+    assert len(bench.controller.waited_for_room) >= 2
+
+
 def test_an_instance_that_may_be_on_one_node_only_waits_for_room_there(
     bench: Bench, source: Project
 ) -> None:
@@ -359,6 +372,7 @@ async def test_independent_instances_move_from_a_failed_host_under_new_ids(sourc
     [
         [FabricUnavailable("its node is drained"), CapacityExceeded("its slots are held")],
         [CapacityExceeded("its slots are held"), FabricUnavailable("its node is drained")],
+        [CapacityExceeded("full"), CapacityExceeded("full although they were reserved")],
     ],
 )
 async def test_an_instance_that_one_host_refuses_and_another_is_too_full_for_starts_all_the_same(
