@@ -95,8 +95,8 @@ def await_listener(address: str, patience_s: float = _PATIENCE_S) -> None:
 def of_ray_start() -> str | None:
     """Return the address of the Ray that this user's ``ray start`` left running, else None.
 
-    Ray itself believes the file with the address, whoever wrote it and whoever listens there. But
-    the Ray of another user could run code in this process.
+    Ray itself trusts the file with the address, even if another user wrote it or now listens there.
+    But the Ray of another user could run code in this process.
     """
     import psutil
     from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]  # re-exported

@@ -227,9 +227,15 @@ async def test_hosts_accept_all_instances_again_once_no_create_waits(
     monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
     host = FakeHostActor(2)
     queue = Admission(FakeHosts(host), dict, FakeCluster())
-    await waiting(queue, "a")
-    host.capacity.admit({InstanceId("a"): 1})
-    await until(lambda: accepts(host, "b"))
+    host.used = 2
+    task = waiting(queue, "a")
+    await until(lambda: "1 creates wait" in queue.reason())
+    host.used = 0
+    assert not accepts(host, "b")
+    await task
+    assert accepts(host, "a")
+    async with asyncio.timeout(PATIENT_S / 6):
+        await until(lambda: accepts(host, "b"))
 
 
 async def test_hosts_accept_all_instances_again_once_the_last_create_gives_up(
@@ -295,18 +301,24 @@ async def test_the_demand_changes_once_in_a_turn_of_the_longest_kind(
     await until(lambda: cluster.demands[-1] == [SlotDemand(2)])
 
 
-async def test_hosts_that_suit_no_waiting_create_accept_all_instances() -> None:
+async def test_hosts_that_suit_no_waiting_create_accept_all_instances(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "HOLD_S", PATIENT_S)
     queue, _ = mixed(1)
     pods, other = (cast("MixedHosts", queue._hosts).hosts[n] for n in ("kubernetes", "process"))
-    pods.used = 2
+    pods.used = other.used = 2
     waits = [
         asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, need=Need((e,))))
         for e in ("kubernetes", "process")
     ]
+    await until(lambda: "2 creates wait" in queue.reason())
+    other.used = 1
     await waits[1]
     assert accepts(other, "process")
-    await until(lambda: "1 creates wait" in queue.reason())
-    assert accepts(other, "another")
+    other.used = 0
+    async with asyncio.timeout(PATIENT_S / 6):
+        await until(lambda: accepts(other, "another"))
     loads = {load.name: load.is_held for load, _ in await queue.shared_hosts(1.0, 1)}
     assert loads == {"kubernetes": True, "process": False}
     waits[0].cancel()
