@@ -466,6 +466,19 @@ async def test_a_create_that_comes_while_the_demand_is_withdrawn_is_served(
     assert ids_of(await (await late)) == ["late"]
 
 
+async def test_a_restarted_controller_keeps_the_demand_of_creates_that_wait_already(
+    waiting: Callable[..., asyncio.Task[list[Reservation]]],
+) -> None:
+    """Ray repeats their calls before the controller has taken over."""
+    host, cluster = FakeHostActor(2), FakeCluster(slots=2)
+    host.used = 2
+    queue = Admission(FakeHosts(host), dict, cluster)
+    waiting(queue, "a")
+    await until(lambda: "env_slot" in queue.reason())
+    await queue.open()
+    assert cluster.demands == [[SlotDemand(1)]]
+
+
 async def test_no_worker_is_asked_for_where_only_certain_nodes_will_do() -> None:
     host, cluster = FakeHostActor(2), FakeCluster(slots=2)
     host.used = 2
@@ -635,5 +648,9 @@ async def test_a_node_whose_host_does_not_start_holds_up_no_create(
     assert ids_of(await waits[0]) == ["first"]
     if error is not None:
         await until(lambda: cluster.demands[-1:] == [[SlotDemand(1)]])
+        told, asked = len(cluster.demands), hosts.asked
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert (len(cluster.demands), hosts.asked) == (told, asked), "it is refused for a while"
     waits[1].cancel()
     await asyncio.wait(waits)
