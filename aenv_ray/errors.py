@@ -224,7 +224,7 @@ class InsideCause(StrEnum):
     MEMORY = "memory"
     """It reached its own memory limit; not that the node had no memory left."""
     PROCESSES = "processes"
-    """It reached its limit of processes, threads or open files."""
+    """It reached its limit of processes, threads or open files, or of watches of open files."""
     DISK = "disk"
     """It reached its limit of disk space."""
     CONNECTION = "connection"

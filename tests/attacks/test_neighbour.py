@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.base import EndCause
-from aenv_ray.errors import CallOutcomeUnknown, InsideCause, SandboxLost
+from aenv_ray.errors import CallOutcomeUnknown, InsideCause, SandboxDiedInside, SandboxLost
 from aenv_ray.runtime.fork import jail, jail_spec
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, execute, value_of
 from tests.contract.process.node import Node
@@ -407,15 +407,49 @@ signal.pause()
 MAX_WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 
 
+@pytest.mark.ordinary_user
 @pytest.mark.namespaces
-@pytest.mark.xfail(strict=True, reason="the kernel counts epoll watches for each user only")
-async def test_watches_of_epoll_are_limited(walled: Bench) -> None:
-    """Invariant 7. docs/security.md says what is not defended."""
+async def test_a_sandbox_that_takes_the_watches_of_epoll_ends(walled: Bench) -> None:
+    """Invariant 7: the kernel limits them for each user only, and all sandboxes are one."""
     if int(MAX_WATCHES.read_text()) > 8_000_000:
         pytest.skip("on a node with this much memory the attack takes several GiB")
     attacker, neighbour = await walled.start(), await walled.start()
     hoarding = f"python3 -c '{HOARD_OF_WATCHES}' > out & "
     wait = "while ! test -s out; do sleep 0.1; done; cat out"
-    await execute(attacker, ["bash", "-c", hoarding + wait], timeout_s=100.0)
+    with pytest.raises(SandboxDiedInside, match="watches of epoll") as raised:
+        await execute(attacker, ["bash", "-c", f"{hoarding}{wait}; sleep 60"], timeout_s=100.0)
+    assert raised.value.died_of is InsideCause.PROCESSES
     script = "import os, select; select.epoll().register(os.eventfd(0)); print('fine')"
     assert (await execute(neighbour, ["python3", "-c", script])).text() == "fine\n"
+
+
+HOARD_IN_TRANSIT = """
+import os, socket
+ours, theirs = socket.socketpair()
+null = os.open(os.devnull, os.O_RDONLY)
+sent = 0
+pairs = []
+try:
+    while sent < 20_000:
+        pair = socket.socketpair()
+        pairs.append(pair)
+        for _ in range(50):
+            socket.send_fds(pair[0], [b"x"], [null] * 250)
+            sent += 250
+except OSError as exc:
+    print(exc.errno, sent)
+import builtins
+builtins.pairs = pairs
+result = sent
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_descriptors_in_transit_take_nothing_from_a_neighbour(walled: Bench) -> None:
+    """Invariant 7: the kernel counts descriptors in transit for each user."""
+    attacker = await walled.start()
+    assert await evaluate(attacker, HOARD_IN_TRANSIT) >= 4000
+    neighbours = [await walled.start() for _ in range(10)]
+    for one in neighbours:
+        assert (await execute(one, "echo fine")).text() == "fine\n"

@@ -29,6 +29,9 @@ class HostEngines:
         self._make = make
         self._engines: dict[str, Engine] = {}
         self._owed: dict[InstanceId, str] = {}
+        """Engines by sandboxes that are to end and are not gone."""
+        self._stopping: set[InstanceId] = set()
+        """Those of them that an engine is ending now."""
 
     def get(self, name: str) -> Engine:
         """Return an engine.
@@ -80,16 +83,17 @@ class HostEngines:
         return found
 
     async def stop(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
-        """End sandboxes; on failure they are noted for `stop_owed`.
+        """End sandboxes; on failure they stay noted for `stop_owed`.
 
         Raises:
             AenvError: The engine could not confirm that they are gone.
         """
+        self.owe(name, instance_ids)
+        self._stopping.update(instance_ids)
         try:
             await self.get(name).stop(instance_ids)
-        except BaseException:
-            self.owe(name, instance_ids)
-            raise
+        finally:
+            self._stopping.difference_update(instance_ids)
         for instance_id in instance_ids:
             self._owed.pop(instance_id, None)
 
@@ -98,17 +102,18 @@ class HostEngines:
         return {n for n, each in self._engines.items() if each.capabilities.starts_elsewhere}
 
     def ending(self) -> int:
-        """Return how many stopped sandboxes are not gone yet."""
-        return sum(engine.ending() for engine in self._engines.values())
+        """Return how many sandboxes are to end and not gone yet."""
+        return len(self._owed) + sum(engine.ending() for engine in self._engines.values())
 
     def owe(self, name: str, instance_ids: Sequence[InstanceId]) -> None:
-        """Note sandboxes for `stop_owed`."""
+        """Note sandboxes that are to end, for `stop_owed` if nothing else stops them."""
         self._owed |= dict.fromkeys(instance_ids, name)
 
     async def stop_owed(self) -> None:
         """Retry to end the sandboxes that could not be ended before."""
-        for name in set(self._owed.values()):
-            ids = [i for i, engine in self._owed.items() if engine == name]
+        owed = {i: name for i, name in self._owed.items() if i not in self._stopping}
+        for name in set(owed.values()):
+            ids = [i for i, engine in owed.items() if engine == name]
             try:
                 await self.stop(name, ids)
             except FabricUnavailable as exc:

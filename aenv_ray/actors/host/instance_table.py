@@ -173,15 +173,26 @@ class InstanceTable:
             self.empty_since = self._clock.now()
 
     async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
-        """End instances and wait until their sandboxes are gone; ended ones are ignored."""
+        """End instances and wait until their sandboxes are gone; ended ones are ignored.
+
+        Raises:
+            AenvError: An engine could not end its sandboxes. Those of other engines are gone.
+        """
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
             life = self.lives.get(instance_id)
             if life is not None and life.record.id in self.sandboxes:
                 by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
                 self._note_end(life.record.id, reason, cause)
+                self._engines.owe(life.record.spec.engine, [life.record.id])  # it takes a slot
+        failure: AenvError | None = None
         for name, group in by_engine.items():
-            await self._engines.stop(name, group)
+            try:
+                await self._engines.stop(name, group)
+            except AenvError as exc:
+                failure = exc
+        if failure is not None:
+            raise failure
 
     async def end_due(self) -> None:
         """End the instances that are due, and retry to end earlier ones."""

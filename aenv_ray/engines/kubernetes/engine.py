@@ -357,13 +357,21 @@ class KubernetesEngine(Engine):
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
         if not instance_ids:
             return
-        await self._open()
-        async with asyncio.TaskGroup() as group:
-            for instance_id in instance_ids:
-                group.create_task(self._stop_one(instance_id))
-
-    async def _stop_one(self, instance_id: InstanceId) -> None:
         pods = await self._open()
+        deleted: list[tuple[str, str]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for instance_id in instance_ids:
+                    group.create_task(self._stop_one(pods, instance_id, deleted))
+        finally:  # not before, since the caller counts all of them until this returns
+            for name, uid in deleted:
+                self._ending.add(uid)
+                self._in_background(self._await_end(pods, name, uid))
+
+    async def _stop_one(
+        self, pods: Pods, instance_id: InstanceId, deleted: list[tuple[str, str]]
+    ) -> None:
+        """End a pod; if it was only deleted, and is not gone, add its name and uid to `deleted`."""
         instance = self._instances.get(instance_id)
         if instance is not None:
             self._finish(instance, EndCause(RELEASED))
@@ -373,8 +381,7 @@ class KubernetesEngine(Engine):
             if instance is None or not instance.uid or instance.has_storage:
                 await pods.delete(name, "" if instance is None else instance.uid)
             elif await pods.request_end(name, instance.uid):
-                self._ending.add(instance.uid)
-                self._in_background(self._await_end(pods, name, instance.uid))
+                deleted.append((name, instance.uid))
         if instance is not None:
             await instance.release_control()
 

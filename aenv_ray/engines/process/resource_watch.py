@@ -1,4 +1,4 @@
-"""Ends sandboxes that take too much of their node: too much memory, or too many process ids.
+"""Ends sandboxes that take too much of their node: memory, process ids, or watches of epoll.
 
 The problem: the kernel's resource limits (`aenv_ray.runtime.fork.jail.set_limits`) apply to one
 process at a time. A sandbox can exceed its memory limit with many processes, or with memory that
@@ -19,6 +19,11 @@ step before it gives a reason:
 3. Measure exactly (`measure`) the sandboxes that could be too large: those whose resident memory,
    plus all memory of the node that belongs to no process, exceeds their limit or what the node has
    left. A sandbox whose processes have not run since its last measurement keeps the result.
+
+Watches of epoll are counted only while the kernel's memory is so large that they could take the
+user's share of them (`count_watches`). The kernel limits them for each user, and all sandboxes of a
+node run as the same user: one of them could take them all, and programs of the others could no
+longer wait for sockets.
 
 `offences` then decides which sandboxes must end.
 
@@ -66,6 +71,13 @@ MAX_ID_SHARE: Final = 0.75
 """End the sandbox with the most processes when this share of the node's process ids is in use."""
 FAIR_PROCESSES: Final = 256
 """A sandbox with fewer processes and threads than this is not ended when process ids run short."""
+MAX_WATCH_SHARE: Final = 0.25
+"""End the sandbox with the most watches of epoll when all sandboxes have this share of them."""
+_WATCH_BYTES: Final = 128
+"""Kernel memory of a watch; most take more."""
+_EPOLL_WATCHES: Final = 16
+"""What an instance of epoll counts for itself, which also bounds how many are looked at."""
+_MAX_WATCHES: Final = Path("/proc/sys/fs/epoll/max_user_watches")
 _MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)")
 """How /proc names memory files: shared memory that is not a file in the sandbox's tmpfs."""
 _CLOSE_S: Final = 0.05
@@ -108,6 +120,8 @@ class SandboxUsage:
     bytes: int
     limit_bytes: int
     processes: int
+    watches: int = 0
+    """Watches of epoll; 0 also while there is no reason to count them."""
 
 
 class Node(NamedTuple):
@@ -122,6 +136,8 @@ class Node(NamedTuple):
     max_process_ids: int
     kernel_bytes: int = 0
     """Memory of the kernel that belongs to no process and no file, such as buffers of pipes."""
+    max_watches: int = sys.maxsize
+    """How many watches of epoll a user may have."""
 
     @property
     def is_short_of_ids(self) -> bool:
@@ -142,18 +158,26 @@ def offences(usages: Sequence[SandboxUsage], node: Node) -> list[Offence]:
     was enough.
     """
     found = [_memory_offence(usage) for usage in usages if usage.bytes > usage.limit_bytes]
-    if found:
+    if found or not usages:
         return found
-    largest = max(usages, key=lambda usage: usage.bytes, default=None)
-    busiest = max(usages, key=lambda usage: usage.processes, default=None)
-    if node.is_short_of_ids and busiest is not None and busiest.processes >= FAIR_PROCESSES:
+    largest = max(usages, key=lambda usage: usage.bytes)
+    busiest = max(usages, key=lambda usage: usage.processes)
+    watcher = max(usages, key=lambda usage: usage.watches)
+    watches = sum(usage.watches for usage in usages)
+    if watches > MAX_WATCH_SHARE * node.max_watches:
+        cause = (
+            f"it had {watcher.watches} watches of epoll, the most of all sandboxes, which had "
+            f"{watches} of the user's {node.max_watches} (fs.epoll.max_user_watches)"
+        )
+        return [Offence(watcher.id, cause, InsideCause.PROCESSES)]
+    if node.is_short_of_ids and busiest.processes >= FAIR_PROCESSES:
         cause = (
             f"it had {busiest.processes} processes and threads, the most of all sandboxes, when "
             f"{node.process_ids} of the node's {node.max_process_ids} process ids were in use "
             "(kernel.pid_max, kernel.threads-max, or the container's pids.max)"
         )
         return [Offence(busiest.id, cause, InsideCause.PROCESSES)]
-    if node.is_short_of_memory and largest is not None and largest.bytes >= node.available_bytes:
+    if node.is_short_of_memory and largest.bytes >= node.available_bytes:
         cause = (
             f"the node had only {node.available_bytes >> 20} MiB of memory left, and it used the "
             f"most of all sandboxes: {largest.bytes >> 20} MiB"
@@ -224,21 +248,25 @@ class ResourceWatch:
         self._least_kernel_bytes = least
         # Any one sandbox could own all of it, until it is measured.
         unattributed = node.shared_bytes + node.kernel_bytes - least
+        most_watches = int(MAX_WATCH_SHARE * node.max_watches)
+        are_counted = node.kernel_bytes - least > most_watches * _WATCH_BYTES
         measured: dict[str, tuple[int, int]] = {}
         usages = []
         for one in watched:
             processes = table.tree(one.pid)
+            pids = [process.pid for process in processes]
             limit = one.limit_bytes or int(DEFAULT_LIMIT_SHARE * node.total_bytes)
             used = sum(process.resident_bytes for process in processes)
             if used + unattributed > min(limit, node.available_bytes):
                 ticks = sum(process.ticks for process in processes)
                 latest = self._measured.get(one.id)
                 if latest is None or latest[0] != ticks:  # a process has run since
-                    latest = ticks, measure([process.pid for process in processes], one)
+                    latest = ticks, measure(pids, one)
                 measured[one.id] = latest
                 used = latest[1]
             threads = sum(process.threads for process in processes)
-            usages.append(SandboxUsage(one.id, used, limit, threads))
+            watches = count_watches(pids, most_watches) if are_counted else 0
+            usages.append(SandboxUsage(one.id, used, limit, threads, watches))
         self._measured = measured
         return usages
 
@@ -264,7 +292,8 @@ def read_node() -> Node | None:
         return None
     total = memory[b"MemTotal"]
     kernel = total - sum(memory[name] for name in _NOT_KERNEL)
-    node = Node(total, memory[b"MemAvailable"], memory[b"Shmem"], ids, most, kernel)
+    watches = _number(_MAX_WATCHES) or sys.maxsize
+    node = Node(total, memory[b"MemAvailable"], memory[b"Shmem"], ids, most, kernel, watches)
     return _of_container(node)
 
 
@@ -367,6 +396,25 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
                     memory_files[key] = memory_files.get(key, 0) + size
     total += sum(memory_files.values()) + buffers.bytes
     return total + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
+
+
+def count_watches(pids: Sequence[int], most: int) -> int:
+    """Return how many watches of epoll a sandbox has; counting stops above `most`.
+
+    A watch counts once for each process that has its instance of epoll open. Those of processes
+    that this user may not inspect are missing, as in `measure`.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") == "anon_inode:[eventpoll]":
+                        details = Path(f"/proc/{pid}/fdinfo/{fd}").read_bytes()
+                        total += _EPOLL_WATCHES + details.count(b"tfd:")
+                if total > most:
+                    return total
+    return total
 
 
 def _raise_oom_score(pid: int) -> None:

@@ -26,6 +26,8 @@ class SpyEngine(FakeEngine):
         self.gate = asyncio.Event()
         self.gate.set()
         self.at_gate = asyncio.Event()
+        self.stop_gate = asyncio.Event()
+        self.stop_gate.set()
         self.away_for = 0
         """How many more stops, attaches and listings meet nobody."""
 
@@ -43,6 +45,7 @@ class SpyEngine(FakeEngine):
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
         self._reach()
+        await self.stop_gate.wait()
         await super().stop(instance_ids)
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:

@@ -375,3 +375,46 @@ async def test_a_host_with_inner_instances_only_does_not_end(
     clock.advance(host_module.LINGER_S + 1)
     await host.sweep()
     assert ended == [True]
+
+
+async def test_an_instance_takes_its_slot_until_its_sandbox_is_gone(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Otherwise a slot is reserved for another instance, and used when that comes."""
+    await host.start([spec])
+    assert host.load()[0] == 1
+    engine.stop_gate.clear()
+    releasing = asyncio.create_task(host.release([spec.instance_id]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+        assert host.load()[0] == 1
+    engine.stop_gate.set()
+    await releasing
+    assert host.load()[0] == 0
+    engine.away_for = 1
+    other = spec.model_copy(update={"instance_id": new_instance_id("probe")})
+    await host.start([other])
+    with pytest.raises(FabricUnavailable):
+        await host.release([other.instance_id])
+    assert host.load()[0] == 1, "it may still run"
+    await host.sweep()
+    assert host.load()[0] == 0
+
+
+async def test_an_engine_that_does_not_answer_keeps_no_sandbox_of_another_one_alive(
+    open_host: Callable[..., Host], engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    away = SpyEngine()
+    engines = {"fake": engine, "away": away}
+    host = open_host(MemoryInstanceStore())
+    host._engines._make = engines.__getitem__
+    await host.open()
+    other = {"engine": "away", "instance_id": new_instance_id("probe")}
+    specs = [spec.model_copy(update=other), spec]
+    await host.start(specs)
+    away.away_for = 1
+    with pytest.raises(FabricUnavailable):
+        await host.release([each.instance_id for each in specs])
+    assert await engine.ids() == {other["instance_id"]}  # all fake engines of a host share them
+    await host.sweep()
+    assert await engine.ids() == set()

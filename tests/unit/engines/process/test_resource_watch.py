@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from aenv_ray.engines.process.resource_watch import (
     SandboxUsage,
     Watched,
     _KernelBuffers,
+    count_watches,
     measure,
     offences,
     read_node,
@@ -52,6 +55,47 @@ def test_a_node_without_process_ids_ends_the_sandbox_with_most() -> None:
     assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
     assert "kernel.pid_max" in offence.cause
     assert offences([usage("a", 1, processes=200)], short) == []
+
+
+def test_the_sandbox_with_most_watches_of_epoll_ends_when_all_have_their_share() -> None:
+    node = CALM._replace(max_watches=1_000)
+    few = [SandboxUsage(name, 1, GIB, 1, watches) for name, watches in (("a", 100), ("b", 150))]
+    assert offences(few, node) == []
+    (offence,) = offences([*few, SandboxUsage("c", 1, GIB, 1, 1)], node)
+    assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
+    assert "150 watches" in offence.cause
+    assert "251 of the user's 1000 (fs.epoll.max_user_watches)" in offence.cause
+
+
+def test_watches_of_epoll_are_counted_up_to_a_limit() -> None:
+    before = count_watches([os.getpid()], sys.maxsize)
+    with select.epoll() as first, select.epoll() as second, socket.socket() as one:
+        for instance in (first, second):
+            instance.register(one)
+        grown = count_watches([os.getpid()], sys.maxsize) - before
+        assert grown == 2 * (resource_watch._EPOLL_WATCHES + 1)
+        assert before < count_watches([os.getpid()], before) <= before + grown
+
+
+def test_watches_of_epoll_are_counted_once_the_kernel_could_hold_that_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = CALM._replace(kernel_bytes=GIB, max_watches=1 << 20)
+    counted: list[list[int]] = []
+    monkeypatch.setattr(resource_watch, "read_node", lambda: node)
+    monkeypatch.setattr(
+        resource_watch, "count_watches", lambda pids, most: counted.append([most, *pids]) or most
+    )
+    watch = ResourceWatch(lambda: [Watched("a", os.getpid(), None, is_isolated=False)])
+    monkeypatch.setattr(watch, "_is_due", lambda *_: True)
+    monkeypatch.setattr(watch, "_is_urgent", lambda *_: True)
+    watch.check()
+    node = node._replace(kernel_bytes=GIB + (32 << 20))
+    watch.check()
+    assert counted == []
+    node = node._replace(kernel_bytes=GIB + (32 << 20) + 1)
+    watch.check()
+    assert [most for most, *_ in counted] == [1 << 18]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="needs /proc")
