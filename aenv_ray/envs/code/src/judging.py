@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import marshal
 import os
@@ -11,11 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from programs import communicate
 from pydantic import BaseModel, ConfigDict, Field
 
 _MODULES: Final = (
@@ -41,8 +42,6 @@ _TEMPORARY: Final = os.environ.get("TMPDIR") or "/tmp"
 writable, and an agent can make them unusable."""
 _MARGIN_S: Final = 3.0
 """How long before the end of its call a judge is ended."""
-_LOOK_S: Final = 1.0
-"""A judge that a solution has stopped is noticed within this time."""
 _HEADER_BYTES: Final = 8
 
 
@@ -168,7 +167,11 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
         start_new_session=True,
     )
     try:
-        report, error = _answer(process, _CODE + _framed(job), total_s)
+        look = functools.partial(_refuse_stopped, process.pid)
+        given = _CODE + _framed(job)
+        (report, error), has_ended = communicate(process, given, total_s, sys.maxsize, look)
+        if not has_ended:
+            raise JudgeEnded("the solution took all the time of its tests")
     finally:
         _end(process)
         for path in Path(_TEMPORARY).glob(f"{name}-*"):
@@ -181,20 +184,9 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
     raise JudgeEnded(f"the solution ended its judge: signal {-process.returncode}")
 
 
-def _answer(process: subprocess.Popen[bytes], job: bytes, total_s: float) -> tuple[bytes, bytes]:
-    """Send the judge its job, and return its report and its standard error."""
-    ends = time.monotonic() + total_s
-    given: bytes | None = job
-    while True:
-        left_s = ends - time.monotonic()
-        try:
-            return process.communicate(given, timeout=max(min(_LOOK_S, left_s), 0.1))
-        except subprocess.TimeoutExpired:
-            given = None  # it is being sent
-            if left_s <= _LOOK_S:
-                raise JudgeEnded("the solution took all the time of its tests") from None
-            if _is_stopped(process.pid):
-                raise JudgeEnded("the solution stopped its judge") from None
+def _refuse_stopped(pid: int) -> None:
+    if _is_stopped(pid):
+        raise JudgeEnded("the solution stopped its judge")
 
 
 def _is_stopped(pid: int) -> bool:

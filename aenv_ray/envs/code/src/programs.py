@@ -10,11 +10,13 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 _OUTPUT_BYTES: Final = 64 * 1024
 """Limit of each of stdout and stderr; what follows is read and dropped."""
+_LOOK_S: Final = 1.0
 
 
 def run(code: str, stdin: str, timeout_s: float) -> dict[str, Any]:
@@ -27,7 +29,8 @@ def run(code: str, stdin: str, timeout_s: float) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        outputs, has_ended = _communicate(process, stdin.encode("utf-8", "replace"), timeout_s)
+        given = stdin.encode("utf-8", "replace")
+        outputs, has_ended = communicate(process, given, timeout_s, _OUTPUT_BYTES + 1)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -45,10 +48,25 @@ def run(code: str, stdin: str, timeout_s: float) -> dict[str, Any]:
     }
 
 
-def _communicate(
-    process: subprocess.Popen[bytes], stdin: bytes, timeout_s: float
+def communicate(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    timeout_s: float,
+    most_bytes: int,
+    look: Callable[[], None] = lambda: None,
 ) -> tuple[list[bytearray], bool]:
-    """Return both outputs, each one byte over the limit at most, and whether the process ended."""
+    """Return both outputs of a process and whether it ended in time.
+
+    `Popen.communicate` cannot do this: if its timeout passes before all input is sent, the next
+    call sends no more of it.
+
+    Args:
+        process: Its three streams are pipes.
+        stdin: Its input.
+        timeout_s: How long it may take.
+        most_bytes: Of each output; the rest is read and dropped.
+        look: Called about every second in which the process neither reads nor writes.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -63,9 +81,11 @@ def _communicate(
         selector.register(process.stdin, selectors.EVENT_WRITE)
         left = set(outputs)
         while left:
-            ready = selector.select(deadline - time.monotonic())
+            ready = selector.select(min(_LOOK_S, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 return list(outputs.values()), False
+            if not ready:
+                look()
             for key, _ in ready:
                 if key.fileobj is process.stdin:
                     with contextlib.suppress(BlockingIOError):
@@ -82,8 +102,7 @@ def _communicate(
                 if not data:
                     selector.unregister(stream)
                     left.discard(stream)
-                room = _OUTPUT_BYTES + 1 - len(outputs[stream])
-                outputs[stream] += data[:room]
+                outputs[stream] += data[: most_bytes - len(outputs[stream])]
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     return list(outputs.values()), process.returncode is not None

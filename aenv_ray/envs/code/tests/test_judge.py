@@ -6,6 +6,7 @@ import os
 import threading
 import time
 
+import judging
 import pytest
 from judge import main
 from judging import CaseOutcome, JudgeEnded, Limits, Test, judge, with_preamble
@@ -85,6 +86,13 @@ os.kill({whom}, 19)
 """
     with pytest.raises(JudgeEnded, match="stopped its judge"):
         judge(stops, [SCRIPT], LIMITS, 600.0)
+
+
+def test_a_judge_that_starts_late_gets_its_whole_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipes of a busy node are small: its job does not fit in before the judge reads it."""
+    monkeypatch.setattr(judging, "_START", f"import time; time.sleep(2.5)\n{judging._START}")
+    source = f"def f(x): return 42424242\n# {'x' * 300_000}"
+    assert [one.verdict for one in verdicts(source, SCRIPT)] == ["passed"]
 
 
 def test_expected_values_are_not_in_the_memory_of_a_solution() -> None:
