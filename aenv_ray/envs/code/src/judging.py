@@ -42,6 +42,7 @@ _TEMPORARY: Final = os.environ.get("TMPDIR") or "/tmp"
 writable, and an agent can make them unusable."""
 _MARGIN_S: Final = 3.0
 """How long before the end of its call a judge is ended."""
+_LEAST_S: Final = 2.0
 _HEADER_BYTES: Final = 8
 
 
@@ -143,9 +144,14 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
 
     Raises:
         JudgeEnded: There are no verdicts.
-        RuntimeError: The judge could not start.
+        RuntimeError: The judge could not start, or the node could not run the tests.
+        TimeoutError: Too little time is left for any test.
     """
     total_s = available_s - _MARGIN_S
+    if total_s < _LEAST_S:
+        raise TimeoutError(
+            f"{available_s:.1f} s are left, too few to run a test: give it more time"
+        )
     name = f"test-{secrets.token_hex(8)}"
     job = {
         "source": source,
@@ -170,7 +176,7 @@ def judge(source: str, tests: list[Test], limits: Limits, available_s: float) ->
         look = functools.partial(_refuse_stopped, process.pid)
         given = _CODE + _framed(job)
         (report, error), has_ended = communicate(process, given, total_s, sys.maxsize, look)
-        if not has_ended:
+        if not (has_ended or _is_complete(report)):
             raise JudgeEnded("the solution took all the time of its tests")
     finally:
         _end(process)
@@ -205,6 +211,10 @@ def _is_stopped(pid: int) -> bool:
 def _framed(job: dict[str, Any]) -> bytes:
     data = marshal.dumps(job)
     return len(data).to_bytes(_HEADER_BYTES, "big") + data
+
+
+def _is_complete(report: bytes) -> bool:
+    return len(report) == _HEADER_BYTES + int.from_bytes(report[:_HEADER_BYTES], "big")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

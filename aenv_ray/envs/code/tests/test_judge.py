@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
 
 import judging
 import pytest
-from judge import main
+from judge import main, program
 from judging import CaseOutcome, JudgeEnded, Limits, Test, judge, with_preamble
 
 EXPECTED = 42424242
@@ -93,6 +94,46 @@ def test_a_judge_that_starts_late_gets_its_whole_job(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(judging, "_START", f"import time; time.sleep(2.5)\n{judging._START}")
     source = f"def f(x): return 42424242\n# {'x' * 300_000}"
     assert [one.verdict for one in verdicts(source, SCRIPT)] == ["passed"]
+
+
+def test_a_node_without_processes_is_no_fault_of_the_solution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = judging._START.replace(
+        'sys.modules["judge.main"].main()',
+        "import os\nforks, fork = [], os.fork\n"
+        "def limited():\n"
+        "    forks.append(1)\n"
+        "    if len(forks) > 1: raise OSError(11, 'no process is left')\n"
+        "    return fork()\n"
+        'os.fork = limited\nsys.modules["judge.main"].main()',
+    )
+    monkeypatch.setattr(judging, "_START", start)
+    with pytest.raises(RuntimeError, match="no process is left"):
+        verdicts("def f(x): return 42424242", SCRIPT)
+
+
+def test_no_test_is_run_if_no_time_is_left_for_it() -> None:
+    with pytest.raises(TimeoutError, match=r"4\.0 s are left"):
+        judge("def f(x): return 42424242", [SCRIPT], LIMITS, 4.0)
+
+
+def test_the_last_words_of_a_process_are_read_after_it_has_ended() -> None:
+    """`select` may see the end, and not what was written just before it."""
+    replies, writer = os.pipe()
+    os.write(writer, b"42")
+    ended, closed = os.pipe()
+    os.close(closed)
+
+    def late(*lists: Any) -> Any:
+        return select(*lists) if len(lists) > 3 else ([ended], [], [])
+
+    select = program.select.select
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program.select, "select", late)
+        assert program.output(replies, ended) == "42"
+    for fd in (replies, writer, ended):
+        os.close(fd)
 
 
 def test_expected_values_are_not_in_the_memory_of_a_solution() -> None:

@@ -97,7 +97,8 @@ class Link:
         parts = []
         while size:
             ready, _, _ = select.select([self._replies, self._process], [], [])
-            if self._replies not in ready:
+            # It may have replied and ended after `select` had looked at the replies.
+            if self._replies not in ready and not select.select([self._replies], [], [], 0)[0]:
                 raise self._failed("the solution's process has ended")
             part = os.read(self._replies, min(size, 1 << 20))
             parts.append(part)

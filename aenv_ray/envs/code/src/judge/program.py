@@ -25,7 +25,8 @@ def output(replies: int, process: int) -> str:
     parts, size = [], 0
     while True:
         ready, _, _ = select.select([replies, process], [], [])
-        if replies not in ready:
+        # It may have printed and ended after `select` had looked at the output.
+        if replies not in ready and not select.select([replies], [], [], 0)[0]:
             return b"".join(parts).decode("utf-8", "replace")
         part = os.read(replies, 1 << 20)
         parts.append(part)

@@ -52,9 +52,13 @@ class Starter:
 
         Raises:
             EOFError: The starter has ended: a solution has killed it.
+            OSError: The node has no process left for it.
         """
         self._send(job)
-        return int(self._receive())
+        pid = self._receive()
+        if isinstance(pid, str):
+            raise OSError(pid)
+        return int(pid)
 
     def end(self) -> End:
         """End the process and all its descendants.
@@ -112,7 +116,11 @@ def _serve(orders: int, answers: int, pipes: dict[str, int]) -> None:
             if job is None:
                 write(answers, tuple(_end(pid)))
             else:
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as exc:
+                    write(answers, f"the process of a test cannot be started: {exc}")
+                    continue
                 if pid == 0:
                     solution.run(job, pipes)
                 write(answers, pid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasks.base import Failed, Task, expect, expect_lines, put, read_text
 
-SETTLE_S = 0.5
+SETTLE_S = 3.0
 
 WORKER = """\
 #!/bin/bash
@@ -28,7 +28,7 @@ def _expect_worker(root: Path, name: str, is_alive: bool) -> None:
     while True:
         try:
             data = Path(f"/proc/{int(text)}/cmdline").read_bytes()
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             data = b""
         arguments = data.decode("utf-8", "replace").split("\0")[:-1]
         is_worker = any(Path(argument).name == "worker.sh" for argument in arguments[:2])
