@@ -114,6 +114,7 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
         process.stdout.fileno(): bytearray(),
         process.stderr.fileno(): bytearray(),
     }
+    unfinished = set(collected)  # a program may close its outputs before it has read its input
     cut = False
     view = memoryview(stdin)
     exited = _open_process(process.pid)
@@ -127,9 +128,9 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
             if process.stdin is not None:
                 os.set_blocking(process.stdin.fileno(), False)
                 selector.register(process.stdin, selectors.EVENT_WRITE)
-            open_outputs = set(collected)
+                unfinished.add(process.stdin.fileno())
             ended = False
-            while open_outputs and not (ended and not selector.select(0)):
+            while unfinished and not (ended and not selector.select(0)):
                 ready = selector.select(None if exited >= 0 else _POLL_S)
                 ended = ended or (exited < 0 and process.poll() is not None)
                 for key, _ in ready:
@@ -138,11 +139,13 @@ def _communicate(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes,
                         selector.unregister(exited)
                     elif process.stdin is not None and key.fileobj is process.stdin:
                         view = _feed(selector, process.stdin, view)
+                        if not view:
+                            unfinished.discard(key.fd)
                     else:
                         data = _read(key.fd)
                         if data == b"":
                             selector.unregister(key.fd)
-                            open_outputs.discard(key.fd)
+                            unfinished.discard(key.fd)
                         elif data is not None:
                             room = OUTPUT_LIMIT_BYTES - len(collected[key.fd])
                             cut = cut or len(data) > room

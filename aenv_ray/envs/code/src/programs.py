@@ -79,8 +79,7 @@ def communicate(
         for stream in outputs:
             selector.register(stream, selectors.EVENT_READ)
         selector.register(process.stdin, selectors.EVENT_WRITE)
-        left = set(outputs)
-        while left:
+        while selector.get_map():  # a program may close its outputs before it has read its input
             ready = selector.select(min(_LOOK_S, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 return list(outputs.values()), False
@@ -97,11 +96,10 @@ def communicate(
                         selector.unregister(process.stdin)
                         process.stdin.close()
                     continue
-                stream = next(one for one in left if one is key.fileobj)
+                stream = next(one for one in outputs if one is key.fileobj)
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(stream)
-                    left.discard(stream)
                 outputs[stream] += data[: most_bytes - len(outputs[stream])]
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))

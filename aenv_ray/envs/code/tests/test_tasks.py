@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import code_environment
@@ -60,6 +61,17 @@ def test_agent_writes_runs_and_submits_a_file(play: Play) -> None:
         code_environment.submit_solution(path="/etc/hostname")
     with pytest.raises(ValueError, match="either code or path"):
         code_environment.submit_solution()
+
+
+def test_a_program_that_has_closed_its_outputs_gets_all_of_its_input(play: Play) -> None:
+    play(TASKS[0], None)
+    code = (
+        "import os, sys\nfor fd in (1, 2): os.close(fd)\n"
+        "open('size', 'w').write(str(len(sys.stdin.read())))"
+    )
+    ran = code_environment.run_code(code, stdin="x" * 300_000, timeout=20)
+    assert not ran["timed_out"]
+    assert Path("size").read_text("utf-8") == "300000"
 
 
 def test_run_code_ends_in_time_and_cuts_output(play: Play) -> None:
