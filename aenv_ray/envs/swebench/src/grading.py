@@ -55,6 +55,7 @@ R2E_SCRIPT: Final = "run_tests.sh"
 them."""
 SUMMARY: Final = "short test summary info"
 ANSI: Final = re.compile(r"\x1b\[[0-9;]*m|\r")
+_NOT_RUN: Final = 126
 PLACES: Final = ("cd ", "source ", ". ", "conda ", "export ", "if [ -f /opt/miniconda3")
 
 
@@ -63,6 +64,7 @@ class Result(Protocol):
 
     exit_code: int
     stdout: bytes
+    stderr: bytes
     truncated: bool
 
 
@@ -442,8 +444,16 @@ def run_git(command: str, directory: str, box: Box, what: str) -> str:
 
 def _shell(command: str, directory: str, box: Box) -> tuple[int, str]:
     text = f"cd {shlex.quote(directory)} && {{ {command}\n}} 2>&1"
-    result = box.exec(["bash", "-c", text], timeout_s=STEP_S)
+    result = _exec(text, box, STEP_S)
     return result.exit_code, result.stdout.decode(errors="replace")
+
+
+def _exec(text: str, box: Box, timeout_s: float) -> Result:
+    result = box.exec(["bash", "-c", text], timeout_s=timeout_s)
+    # The texts redirect their errors: this one is of the container, which could not start bash.
+    if result.exit_code == _NOT_RUN and result.stderr:
+        raise GradingError(result.stderr.decode(errors="replace").strip())
+    return result
 
 
 def _apply(patch: str, directory: str, box: Box) -> tuple[bool, str]:
@@ -480,7 +490,7 @@ def _run(lines: list[str], box: Box, timeout_s: float) -> str:
     """Return what a script writes; through a pipe, so that nothing can change it afterwards."""
     path = f"/tmp/{secrets.token_hex(8)}.sh"
     box.write_file(path, "\n".join(lines) + "\n")
-    result = box.exec(["bash", "-c", f"exec bash {path} 2>&1 </dev/null"], timeout_s=timeout_s)
+    result = _exec(f"exec bash {path} 2>&1 </dev/null", box, timeout_s)
     if result.truncated:
         raise GradingError("the tests wrote more than 10 MiB; have them write less")
     return result.stdout.decode(errors="replace")

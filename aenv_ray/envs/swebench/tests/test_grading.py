@@ -41,6 +41,7 @@ LOG = f"+ : '{grading.START}'\n+ : '{grading.END}'\n"
 class Done:
     exit_code: int = 0
     stdout: bytes = LOG.encode()
+    stderr: bytes = b""
     truncated: bool = False
 
 
@@ -135,6 +136,15 @@ def test_tests_that_take_too_long_resolve_nothing() -> None:
             return super().exec(command, timeout_s=timeout_s)
 
     assert "longer than 60 s" in verdict(FakePackage(box=Slow())).reason
+
+
+def test_a_container_that_starts_no_program_is_no_fault_of_the_patch() -> None:
+    class Full(FakeBox):
+        def exec(self, command: list[str], *, timeout_s: float) -> Done:
+            return Done(126, b"", b"bash: Resource temporarily unavailable\n")
+
+    with pytest.raises(grading.GradingError, match="temporarily unavailable"):
+        verdict(FakePackage(box=Full()))
 
 
 def test_a_script_restores_the_tests_and_runs_them_between_the_marks() -> None:
