@@ -113,6 +113,18 @@ def test_a_node_without_processes_is_no_fault_of_the_solution(
         verdicts("def f(x): return 42424242", SCRIPT)
 
 
+def test_a_node_whose_cpus_are_taken_is_no_fault_of_the_solution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = 'sys.modules["judge.main"].main()'
+    busy = 'sys.modules["judge.main"]._starved_s = lambda pid: 100.0\n'
+    waits = "import time\ndef f(x): time.sleep(99)"
+    assert [one.verdict for one in judge(waits, [SCRIPT], LIMITS, 6.0)] == ["timeout"]
+    monkeypatch.setattr(judging, "_START", judging._START.replace(end, busy + end))
+    with pytest.raises(RuntimeError, match="the node is too busy"):
+        judge(waits, [SCRIPT], LIMITS, 6.0)
+
+
 def test_no_test_is_run_if_no_time_is_left_for_it() -> None:
     with pytest.raises(TimeoutError, match=r"4\.0 s are left"):
         judge("def f(x): return 42424242", [SCRIPT], LIMITS, 4.0)

@@ -91,12 +91,17 @@ class Judge:
         self._job = job
         self._starter = starter
         self._pipes = pipes
-        self._deadline = time.monotonic() + job["total_s"]
+        self._started = time.monotonic()
+        self._deadline = self._started + job["total_s"]
+        self._starved_s = 0.0
 
     def report(self) -> list[dict[str, Any]]:
         """Return ``verdict``, ``detail``, ``expected``, ``got`` and ``cpu_s`` of each test.
 
         After a test that has reached its limit of time, no further test runs.
+
+        Raises:
+            OSError: Other processes had the CPUs for most of the time of all tests.
         """
         found: list[dict[str, Any]] = []
         for number, test in enumerate(self._job["tests"]):
@@ -127,7 +132,14 @@ class Judge:
                 found = self._program(test, pidfd) if is_program else _judged(test, link)
         except TimeIsUp:
             found = {"verdict": "timeout", "detail": "it did not end in time"}
+            passed_s = time.monotonic() - self._started
+            starved_s = self._starved_s + _starved_s(pid)
+            if time.monotonic() >= self._deadline and starved_s > passed_s / 2:
+                raise OSError(
+                    f"the node is too busy: tests waited {starved_s:.0f} of {passed_s:.0f} s for it"
+                ) from None
         finally:
+            self._starved_s += _starved_s(pid)
             os.close(pidfd)
             end = self._starter.end()
         return self._with_end(found, end, link, is_program) | {"cpu_s": round(end.cpu_s, 3)}
