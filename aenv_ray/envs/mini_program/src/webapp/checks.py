@@ -33,7 +33,9 @@ from webapp.browser import KEYS, Browser, Page, PageFailed
 MAX_ACTIONS: Final = 200
 """Steps of one check, repetitions included."""
 WITHIN_S: Final = 5.0
-"""How long an expectation may take to come true."""
+"""How long an expectation may take to come true, at least."""
+MIN_LOOKS: Final = 20
+"""How often it is looked at, at least: on a busy node a page needs longer, as does each look."""
 _PAUSE_S: Final = 0.1
 _VARIABLE: Final = re.compile(r"\{(\w+)\}")
 
@@ -456,19 +458,32 @@ def _do(page: Page, step: Step, values: Values) -> None:
 def _aim(page: Page, selector: str, index: int | str, values: Values) -> tuple[float, float]:
     """Return where to click on an element, which must be visible and not covered."""
     where = int(_number(index, values))
-    deadline = time.monotonic() + WITHIN_S
+    patience = _Patience()
     while True:
         told = page.run(_AIM, _text(selector, values), where)
         if "problem" not in told:
             return told["x"], told["y"]
-        if time.monotonic() >= deadline:
+        if patience.is_over():
             raise Failed(told["problem"])
         page.wait(_PAUSE_S)
 
 
+class _Patience:
+    """How long to look at a page again."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + WITHIN_S
+        self._looks = 0
+
+    def is_over(self) -> bool:
+        """Count a look; whether it was the last one."""
+        self._looks += 1
+        return self._looks >= MIN_LOOKS and time.monotonic() >= self._deadline
+
+
 def _await(page: Page, step: Expect | ExpectPage, values: Values) -> None:
     """Wait until an expectation is met."""
-    deadline = time.monotonic() + WITHIN_S
+    patience = _Patience()
     while True:
         try:
             if isinstance(step, Expect):
@@ -476,7 +491,7 @@ def _await(page: Page, step: Expect | ExpectPage, values: Values) -> None:
             else:
                 _expect_page(page, step, values)
         except Failed:
-            if time.monotonic() >= deadline:
+            if patience.is_over():
                 raise
             page.wait(_PAUSE_S)
         else:
