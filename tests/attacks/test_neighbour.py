@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import platform
 import subprocess
@@ -421,6 +422,25 @@ async def test_a_sandbox_that_takes_the_watches_of_epoll_ends(walled: Bench) -> 
     assert raised.value.died_of is InsideCause.PROCESSES
     script = "import os, select; select.epoll().register(os.eventfd(0)); print('fine')"
     assert (await execute(neighbour, ["python3", "-c", script])).text() == "fine\n"
+
+
+TAKE_REQUESTS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 206, "aarch64": 0}[os.uname().machine]
+context = ctypes.c_ulong(0)
+libc.syscall(number, 60_000, ctypes.byref(context))
+result = ctypes.get_errno()
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_asynchronous_requests_of_the_node_cannot_be_taken(walled: Bench) -> None:
+    """Invariant 7: the kernel has one limit of them for the whole node, `fs.aio-max-nr`."""
+    before = Path("/proc/sys/fs/aio-nr").read_text()
+    assert await evaluate(await walled.start(), TAKE_REQUESTS) == errno.ENOSYS
+    assert Path("/proc/sys/fs/aio-nr").read_text() == before
 
 
 HOARD_IN_TRANSIT = """

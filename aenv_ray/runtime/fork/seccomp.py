@@ -1,9 +1,11 @@
 """Seccomp filters: the system calls that environments need are allowed, all others are refused.
 
 The list is what Docker's default profile allows a process without capabilities, except calls that
-no environment needs (setting clocks, file handles, io_uring). A refused call returns EPERM. Two
-kinds return ENOSYS, so that libc uses an older call instead: ``clone3``, because the filter can see
-the flags of ``clone`` only, and calls that are newer than the list.
+no environment needs (setting clocks, file handles, io_uring). A refused call returns EPERM. Three
+kinds return ENOSYS, so that programs use another call instead: ``clone3``, because the filter can
+see the flags of ``clone`` only; ``io_setup``, because the node has one number of asynchronous
+requests for all (``fs.aio-max-nr``), which one sandbox could take; and calls that are newer than
+the list.
 
 Allowed sockets are Unix, IPv4, IPv6, and netlink for routes, with which libc lists the network
 interfaces. All others bypass network namespaces (vsock) or reach kernel code that no environment
@@ -55,7 +57,7 @@ getpriority 140 141, getrandom 318 278, getresgid 120 150, getresuid 118 148, ge
 getrusage 98 165, getsid 124 156, getsockname 51 204, getsockopt 55 209, gettid 186 178,
 gettimeofday 96 169, getuid 102 174, getxattr 191 8, getxattrat 464 464, inotify_add_watch 254 27,
 inotify_init 253 -, inotify_init1 294 26, inotify_rm_watch 255 28, io_cancel 210 3,
-io_destroy 207 1, io_getevents 208 4, io_pgetevents 333 292, io_setup 206 0, io_submit 209 2,
+io_destroy 207 1, io_getevents 208 4, io_pgetevents 333 292, io_submit 209 2,
 ioctl 16 29, ioprio_get 252 31, ioprio_set 251 30, kill 62 129, landlock_add_rule 445 445,
 landlock_create_ruleset 444 444, landlock_restrict_self 446 446, lchown 94 -, lgetxattr 192 9,
 link 86 -, linkat 265 37, listen 50 201, listxattr 194 11, listxattrat 465 465, llistxattr 195 12,
@@ -98,6 +100,7 @@ wait4 61 260, waitid 247 95, write 1 64, writev 20 66
 _CHECKED: Final = {
     "clone": (56, 220),
     "clone3": (435, 435),
+    "io_setup": (206, 0),
     "mount": (165, 40),
     "personality": (135, 92),
     "prlimit64": (302, 261),
@@ -184,7 +187,8 @@ def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     machine = machine or os.uname().machine
     numbers = {name: both[_column(machine)] for name, both in _CHECKED.items()}
     code = _header(machine)
-    code += _equals(numbers["clone3"], [_refuse(errno.ENOSYS)])
+    for name in ("clone3", "io_setup"):
+        code += _equals(numbers[name], [_refuse(errno.ENOSYS)])
     code += _equals(numbers["clone"], _without_bits(0, _NAMESPACE_FLAGS))
     code += _equals(numbers["socket"], _socket_families())
     code += _equals(numbers["socketpair"], _one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
