@@ -30,7 +30,6 @@ cluster.command("undrain")(nodes.undrain)
 
 _UP_S: Final = 900.0
 _DOWN_S: Final = 600.0
-_UPGRADE_S: Final = 14_400.0
 
 Source = Annotated[
     str,
@@ -150,7 +149,15 @@ def upgrade(
     everything: Annotated[
         bool, typer.Option("--all", help="Replace every pod, not only those with another image.")
     ] = False,
-    timeout: Timeout = _UPGRADE_S,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Maximum seconds to wait. Default: workers.drainSeconds and 5 minutes for each "
+            "batch of workers, and an hour.",
+        ),
+    ] = None,
     output: Output = None,
 ) -> None:
     """Apply a new version, and replace the pods of the old one.
@@ -373,4 +380,11 @@ def _token(api: ClusterApi, namespace: str) -> str:
             f"namespace {namespace} has no Secret {ADMIN}",
             hint="create it with: aenv cluster apply",
         )
-    return base64.b64decode(secret["data"]["token"]).decode()
+    token = (secret.get("data") or {}).get("token")
+    if not token:
+        raise ConfigError(
+            f"Secret {ADMIN} in namespace {namespace} has no key `token`",
+            hint="set the key, or delete the Secret and have `aenv cluster apply` create it: "
+            f"kubectl --namespace {namespace} delete secret {ADMIN}; then restart the head",
+        )
+    return base64.b64decode(token).decode()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.fabric.fabric import Fabric
 
+T = TypeVar("T")
 _POLL_S: Final = 2.0
 _DRAIN_S: Final = 1800.0
 
@@ -63,7 +65,10 @@ def drain(
         bool, typer.Option("--wait/--no-wait", help="Wait until the node has no instances.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0, help="Maximum seconds to wait.")
+        float,
+        typer.Option(
+            "--timeout", min=0, help="Maximum seconds to wait, also for a head that is away."
+        ),
     ] = _DRAIN_S,
     output: Output = None,
 ) -> None:
@@ -82,11 +87,14 @@ def drain(
       aenv cluster drain worker-3
       aenv cluster drain --move-services && python clusters/local/node.py stop
     """
-    fabric = _fabric()
-    state = fabric.drain(node or fabric.ray.node_id(), is_leaving=move_services)
+    ends = time.monotonic() + timeout
+    fabric = _with_head(_fabric, ends)
+    state = _with_head(
+        lambda: fabric.drain(node or fabric.ray.node_id(), is_leaving=move_services), ends
+    )
     if wait:
         try:
-            state = _await_drained(fabric, state, timeout)
+            state = _await_drained(fabric, state, ends, timeout)
         except KeyboardInterrupt:
             console.say(f"node {state.node_id[:12]} stays draining; see aenv cluster undrain")
             raise
@@ -103,11 +111,32 @@ def undrain(node: Node = None, output: Output = None) -> None:
     show(_shown(fabric.undrain(node or fabric.ray.node_id())), output)
 
 
-def _await_drained(fabric: Fabric, state: NodeState, timeout_s: float) -> NodeState:
+def _with_head(act: Callable[[], T], ends: float) -> T:
+    """Return what `act` returns; while the head is away, try again until `ends`.
+
+    The `preStop` hook of a worker drains it: if the hook failed because the head is restarting, the
+    kubelet would end the worker at once, with all its instances.
+
+    Raises:
+        FabricUnavailable: The head is still away at `ends`.
+    """
+    is_said = False
+    while True:
+        try:
+            return act()
+        except FabricUnavailable as exc:
+            if time.monotonic() >= ends:
+                raise
+            if not is_said:
+                console.say(f"waiting until the cluster answers: {exc.message}")
+                is_said = True
+        time.sleep(_POLL_S)
+
+
+def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: float) -> NodeState:
     """Wait until a node is drained; one that has left the cluster is, too."""
     from aenv_ray.actors.controller.draining import NodeStatus
 
-    ends = time.monotonic() + timeout_s
     said = ""
     while state.status is not NodeStatus.DRAINED:
         line = f"waiting for {_rest(state)}"
@@ -121,11 +150,7 @@ def _await_drained(fabric: Fabric, state: NodeState, timeout_s: float) -> NodeSt
                 "--move-services, or use aenv cluster undrain",
             )
         time.sleep(_POLL_S)
-        try:
-            found = {one.node_id: one for one in fabric.nodes()}
-        except FabricUnavailable as exc:  # the head may be restarting
-            console.say(f"still waiting: {exc.message}")
-            continue
+        found = {one.node_id: one for one in _with_head(fabric.nodes, ends)}
         if state.node_id not in found:
             console.say("the node has left the cluster")
             return dataclasses.replace(

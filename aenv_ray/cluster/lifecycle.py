@@ -12,8 +12,8 @@ from aenv_ray.cluster import objects
 from aenv_ray.cluster.api import ClusterApi
 from aenv_ray.cluster.objects import KINDS, NAME, PART_OF, RAY_PODS, Document, title
 from aenv_ray.cluster.readiness import Snapshot, label
-from aenv_ray.cluster.upgrade import UpgradePlan
-from aenv_ray.errors import ConfigError, DeadlineExceeded, Forbidden
+from aenv_ray.cluster.upgrade import UpgradePlan, UpgradeStep
+from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 
 POLL_S: Final = 2.0
 """Between two polls while waiting."""
@@ -176,6 +176,7 @@ class Lifecycle:
 
         Raises:
             DeadlineExceeded: Something is not ready in time; the message says what and why.
+            FabricUnavailable: The API still does not answer at the deadline.
             AenvError: As `ClusterApi.request`.
         """
         return self._await(
@@ -185,7 +186,7 @@ class Lifecycle:
     def upgrade(
         self,
         documents: Sequence[Document],
-        timeout_s: float,
+        timeout_s: float | None = None,
         *,
         at_once: int = 1,
         everything: bool = False,
@@ -197,7 +198,7 @@ class Lifecycle:
 
         Args:
             documents: As for `apply`.
-            timeout_s: Timeout of the whole upgrade.
+            timeout_s: Timeout of the replacement. None: `UpgradePlan.default_timeout_s`.
             at_once: Maximum number of workers that may be missing at a time.
             everything: Replace all pods. False: those with another image than the wanted one.
             force: As for `apply`.
@@ -206,28 +207,42 @@ class Lifecycle:
             The state of the upgraded cluster.
 
         Raises:
-            ConfigError: There is no cluster; or as `apply`.
+            ConfigError: There is no cluster, or no RayCluster in `documents`; or as `apply`.
             DeadlineExceeded: It is not finished in time; the message says what is left.
+            FabricUnavailable: The API still does not answer at the deadline.
             AenvError: As `ClusterApi.request`.
         """
-        before = self.snapshot()
-        if before.ray is None:
+        ray = next((one for one in documents if one["kind"] == "RayCluster"), None)
+        if ray is None:
+            raise ConfigError(
+                "there is no RayCluster among the objects, so there is nothing to upgrade",
+                hint="pass all manifests of the cluster, or use: aenv cluster apply",
+            )
+        if self._api.get(KINDS["RayCluster"], self._namespace, NAME) is None:
             raise ConfigError(
                 f"there is no cluster in namespace {self._namespace}",
                 hint="create it with: aenv cluster apply",
             )
-        ray = next(one for one in documents if one["kind"] == "RayCluster")
-        plan = UpgradePlan(ray, before, at_once=at_once, everything=everything)
         self.apply(documents, force=force)
+        plan = UpgradePlan(ray, self.snapshot(), at_once=at_once, everything=everything)
+        if timeout_s is None:
+            timeout_s = plan.default_timeout_s
+        self._say(f"waiting at most {timeout_s:.0f} s")
 
-        def turn() -> tuple[Snapshot, list[str]]:
+        def turn() -> tuple[Snapshot, UpgradeStep]:
             found = self.snapshot()
             step = plan.next(found)
             for pod in step.delete:
                 self._delete(KINDS["Pod"], pod)
-            return found, step.waits
+            return found, step
 
-        return self._await(turn, lambda done: done[1], timeout_s, "was not upgraded")[0]
+        return self._await(
+            turn,
+            lambda done: done[1].waits,
+            timeout_s,
+            "was not upgraded",
+            lambda done: done[1].way_out,
+        )[0]
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -288,20 +303,28 @@ class Lifecycle:
 
         Raises:
             DeadlineExceeded: Something was not deleted in time; the message says what.
+            FabricUnavailable: The API still does not answer at the deadline.
             AenvError: As `ClusterApi.request`.
         """
         end = time.monotonic() + timeout_s
-        for kind in (KINDS["RayJob"], KINDS["RayCluster"]):
-            self._delete_all(kind)
+        self._delete_all(KINDS["RayJob"])  # if the API does not answer at all, this fails at once
+        self._retry(lambda: self._delete_all(KINDS["RayCluster"]), end)
+        self._retry(self._end_workers, end)
+        self._await(self._rays, lambda rays: rays, end - time.monotonic(), "was not deleted")
+        self._retry(lambda: self._delete_all(KINDS["Pod"], objects.SANDBOXES), end)
+        self._retry(lambda: self._delete_all(KINDS["StatefulSet"]), end)
+        left_s = end - time.monotonic()
+        self._await(self._ends, lambda pods: pods, left_s, "still had pods")
+        return self._retry(lambda: self._delete_rest(storage), end)
+
+    def _end_workers(self) -> None:
         for pod in self.snapshot().pods:
             if label(pod, "ray.io/node-type") == "worker":  # nobody waits for its instances
                 name = pod["metadata"]["name"]
                 self._api.delete(KINDS["Pod"], self._namespace, name, grace_s=_WORKER_END_S)
-        self._await(self._rays, lambda rays: rays, end - time.monotonic(), "was not deleted")
-        self._delete_all(KINDS["Pod"], objects.SANDBOXES)
-        self._delete_all(KINDS["StatefulSet"])
-        left_s = end - time.monotonic()
-        self._await(self._ends, lambda pods: pods, left_s, "still had pods")
+
+    def _delete_rest(self, storage: bool) -> list[str]:
+        """Delete what has no pods; return the titles of the objects that remain."""
         for name in _DELETED_LAST:
             self._delete_all(KINDS[name])
         self._delete_classes()
@@ -351,14 +374,38 @@ class Lifecycle:
         for document in self._api.find(kind, None, PART_OF):
             self._delete(kind, document)
 
+    def _retry(self, act: Callable[[], T], end: float) -> T:
+        """Return what `act` returns; while the API does not answer, try again until `end`.
+
+        Raises:
+            FabricUnavailable: The API still does not answer at `end`.
+            AenvError: What `act` raises otherwise.
+        """
+        is_told = False
+        while True:
+            try:
+                return act()
+            except FabricUnavailable as exc:
+                if time.monotonic() >= end:
+                    raise
+                if not is_told:
+                    self._say(f"waiting: {exc.message}")
+                    is_told = True
+            self._pause(POLL_S)
+
     def _await(
-        self, poll: Callable[[], T], problems: Callable[[T], list[str]], timeout_s: float, what: str
+        self,
+        poll: Callable[[], T],
+        problems: Callable[[T], list[str]],
+        timeout_s: float,
+        what: str,
+        way_out: Callable[[T], str] = lambda _: "find the cause with: aenv cluster doctor",
     ) -> T:
         """Poll until no problem is left, reporting each new one."""
         end = time.monotonic() + timeout_s
         reported: list[str] = []
         while True:
-            found = poll()
+            found = self._retry(poll, end)
             remaining = problems(found)
             if not remaining:
                 return found
@@ -370,7 +417,7 @@ class Lifecycle:
                 raise DeadlineExceeded(
                     f"the cluster in namespace {self._namespace} {what} in time: "
                     + "; ".join(remaining),
-                    hint="find the cause with: aenv cluster doctor",
+                    hint=way_out(found),
                 )
             self._pause(POLL_S)
 

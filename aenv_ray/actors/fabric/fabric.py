@@ -49,7 +49,8 @@ class Fabric:
         self.ray = ray_api
         self.gate = ShutdownGate()
         self.owns_ray = ray_api.ensure_ray(address)
-        self.controller = controller.ensure_controller(connect_inner)
+        with ray_api.translated("finding the controller"):  # the head may have been lost since
+            self.controller = controller.ensure_controller(connect_inner)
         self._notice_after_s = NOTICE_AFTER_S
         notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)

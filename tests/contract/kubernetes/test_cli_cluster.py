@@ -11,7 +11,7 @@ import yaml
 
 from aenv_ray.cli.main import main
 from aenv_ray.cluster import lifecycle
-from tests.contract.kubernetes.kubernetes_objects import all_of, one
+from tests.contract.kubernetes.kubernetes_objects import all_of, edited, one
 from tests.emulators.kubernetes.api import EmulatedCluster
 
 
@@ -53,6 +53,18 @@ def test_the_commands_bring_up_look_at_and_take_down(emulated, capsys):
     assert main(["cluster", "delete", "--yes"]) == 0
     assert "--delete-storage" in capsys.readouterr().err
     assert not all_of(emulated, "Pod")
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_a_secret_without_a_token_is_named(emulated, capsys):
+    assert main(["cluster", "apply", "dev"]) == 0
+    with edited(emulated, "Secret", "aenv-admin") as secret:
+        del secret["data"]
+    capsys.readouterr()
+    assert main(["cluster", "status", "--token"]) == 3
+    said = capsys.readouterr().err
+    assert "Secret aenv-admin in namespace aenv has no key `token`" in said
+    assert "hint: set the key" in said
 
 
 def test_render_writes_manifests_that_apply_reads_back(tmp_path, capsys):

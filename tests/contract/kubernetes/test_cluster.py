@@ -384,6 +384,104 @@ def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(e
 def test_there_must_be_something_to_upgrade(life):
     with pytest.raises(ConfigError, match="no cluster"):
         life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    others = [one for one in upgraded("aenv-ray:2") if one["kind"] != "RayCluster"]
+    with pytest.raises(ConfigError, match="no RayCluster among the objects"):
+        life.upgrade(others, LONG_S)
+
+
+def deleted(said: list[str]) -> list[str]:
+    return [line.split()[1].rstrip(":") for line in said if line.endswith("deleted")]
+
+
+def during(api: cluster_api.ClusterApi, said: list[str], *steps: Any) -> lifecycle.Lifecycle:
+    """Return a life cycle in which each wait takes one of the steps, as long as there are some."""
+    left = list(steps)
+    return lifecycle.Lifecycle(api, "aenv", said.append, lambda _: left and left.pop(0)())
+
+
+def test_no_worker_is_deleted_while_the_head_is_not_ready(emulated, life, api, said):
+    """A worker that cannot reach the head cannot drain."""
+    life.apply(upgraded("aenv-ray:1"))
+
+    def set_ready(word: str) -> None:
+        with edited(emulated, "Pod", "headgroup-0") as pod:
+            pod["status"]["conditions"] = [{"type": "Ready", "status": word}]
+
+    set_ready("False")
+    with pytest.raises(DeadlineExceeded, match="no worker is deleted") as caught:
+        life.upgrade(upgraded("aenv-ray:2"), 0.0)
+    assert "delete its pod" in (caught.value.hint or "")
+    assert deleted(said) == []
+    during(api, said, lambda: set_ready("True")).upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+
+
+def test_a_head_that_does_not_start_is_replaced_first(emulated, life, said):
+    """All would wait for it otherwise, and nothing uses it yet."""
+    emulated.controllers.missing_images.add("aenv-ray:1")
+    life.apply(upgraded("aenv-ray:1"))
+    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert deleted(said)[0] == "headgroup-0"
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+
+
+def test_each_pod_is_replaced_once_even_if_admission_rewrites_images(emulated, life, said):
+    emulated.controllers.mirror = "mirror.example/"
+    life.apply(upgraded("aenv-ray:1"))
+    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert deleted(said) == ["kubernetes-0", "kubernetes-1", "kubernetes-2", "headgroup-0"]
+    assert set(images_of(emulated).values()) == {"mirror.example/aenv-ray:2"}
+
+
+@pytest.mark.parametrize(("at_once", "words"), [(1, "26100 s"), (2, "18600 s")])
+def test_the_default_timeout_suffices_for_the_drain_of_each_batch(at_once, words, life, said):
+    values = {"workers.minReplicas": "3", "workers.drainSeconds": "7200"}
+    life.apply(manifests.load("dev", None, {**values, "image": "aenv-ray:1"}))
+    life.upgrade(manifests.load("dev", None, {**values, "image": "aenv-ray:2"}), at_once=at_once)
+    assert f"waiting at most {words}" in said
+
+
+def test_an_upgrade_that_ends_while_a_worker_drains_says_how_to_go_on(emulated, life):
+    life.apply(upgraded("aenv-ray:1"))
+    with edited(emulated, "Pod", "kubernetes-0") as pod:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(DeadlineExceeded, match="worker kubernetes-0 drains") as caught:
+        life.upgrade(upgraded("aenv-ray:2"), 0.0)
+    for words in ("aenv cluster nodes", "--timeout", "run the command again"):
+        assert words in (caught.value.hint or "")
+
+
+def test_an_upgrade_outlasts_requests_that_fail(emulated, life, api, said):
+    """It takes hours, in which an API server may restart."""
+    life.apply(upgraded("aenv-ray:1"))
+    waits = during(api, said, lambda: emulated.fail(500, None, None, 500))
+    waits.upgrade(upgraded("aenv-ray:2"), LONG_S)
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+    outages = [line for line in said if "the Kubernetes API" in line]
+    assert len(outages) == 1, "told once"
+
+
+def test_a_delete_outlasts_requests_that_fail(emulated, life, api, said):
+    life.apply(manifests.load("dev"))
+    remove = api.delete
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        remove(*arguments, **options)
+        emulated.fail(None, 500)  # whatever comes next
+
+    api.delete = interrupted  # type: ignore[method-assign]
+    life.delete(LONG_S, storage=True)
+    assert all_of(emulated, "Pod") == all_of(emulated, "Secret") == []
+    emulated.fail(None)
+    with pytest.raises(FabricUnavailable, match="unreachable"):
+        life.delete(LONG_S)
+
+
+def test_an_api_that_stays_away_ends_a_wait_at_its_deadline(emulated, life):
+    life.apply(manifests.load("dev"))
+    emulated.fail(500)
+    with pytest.raises(FabricUnavailable, match="an internal error occurred"):
+        life.await_ready(0.0)
 
 
 def test_a_worker_that_ends_drains_and_has_time_for_it(emulated, life):

@@ -70,6 +70,7 @@ class EmulatedCluster:
         self.controllers = Controllers(self._store, self._remove)
         self._node: EmulatedNode | None = None
         self._throttled = 0
+        self._failing: list[int | None] = []
         self._races = 0
         self._limit: float | None = None
         self._answered: list[float] = []
@@ -174,6 +175,10 @@ class EmulatedCluster:
         """Answer the next requests with 429 and ``Retry-After: 1``."""
         self._throttled = requests
 
+    def fail(self, *answers: int | None) -> None:
+        """Answer the next requests with these statuses; None: the connection breaks."""
+        self._failing = list(answers)
+
     def limit_rate(self, requests_per_s: float | None) -> None:
         """Answer further requests within a second with 429 and ``Retry-After: 1``; None: none."""
         self._limit, self._answered = requests_per_s, []
@@ -234,6 +239,12 @@ class EmulatedCluster:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
+            if self._failing:
+                status = self._failing.pop(0)
+                if status is None:
+                    assert request.transport is not None
+                    request.transport.abort()
+                raise Refused(status or 500, "InternalError", "an internal error occurred")
             if self._throttled or self._is_over_limit():
                 self._throttled -= bool(self._throttled)
                 self.refused += 1

@@ -34,6 +34,7 @@ class Controllers:
         has_kuberay: KubeRay is installed; without it the API does not know its kinds.
         is_operator_running: It acts on its objects, and removes its finalizer.
         missing_images: Pods with these never start.
+        mirror: Admission puts this before the image of each container of a pod.
         redis_outlived_ray: Ray's records were still there to be removed when a RayCluster ended.
     """
 
@@ -43,6 +44,7 @@ class Controllers:
         self.has_kuberay = True
         self.is_operator_running = True
         self.missing_images: set[str] = set()
+        self.mirror = ""
         self.redis_outlived_ray = False
 
     def resources(self) -> Object | None:
@@ -151,6 +153,10 @@ class Controllers:
             "labels": {**template["metadata"].get("labels", {}), **(labels or {})},
         }  # fmt: skip
         spec = {**template["spec"], "nodeName": NODE}
+        spec["containers"] = [
+            {**container, "image": self.mirror + container["image"]}
+            for container in spec["containers"]
+        ]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         try:
             rules.admit_pod(self._store, kind, pod)
