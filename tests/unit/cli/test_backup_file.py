@@ -1,4 +1,4 @@
-"""The file of `aenv hub backup` appears once it is complete, or not at all; a pipe can be restored."""
+"""The file of `aenv hub backup` appears complete or not at all; a pipe can be restored."""
 
 from __future__ import annotations
 
