@@ -47,6 +47,8 @@ def test_the_dashboard_and_the_alerts_use_exported_metrics() -> None:
     assert shown <= exported()
     assert set(GAUGES) | set(COUNTERS) | {LATENCY} <= shown
     assert used((MONITORING / "pod-monitor.yaml").read_text()) <= exported()
+    shown_metrics = re.findall(r"ray_aenv_\w+(.{25})", json.dumps(dashboard["panels"]))
+    assert all(rest.startswith("{namespace=~") for rest in shown_metrics)
 
 
 def rules() -> list[dict[str, Any]]:
