@@ -273,17 +273,19 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _read(file: Path) -> Iterator[IO[bytes]]:
-    if str(file) == "-":
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.seek(0)
-            yield copy
-        return
+    """Open a file; a pipe is copied first, because a backup is read twice."""
+    is_stdin = str(file) == "-"
     try:
-        source = file.open("rb")
+        source = sys.stdin.buffer if is_stdin else file.open("rb")
     except OSError as exc:
         raise ConfigError(
             f"{file} cannot be read: {exc.strerror}", hint="pass the path of a backup"
         ) from exc
-    with source:
-        yield source
+    with contextlib.nullcontext(source) if is_stdin else source:
+        if source.seekable():
+            yield source
+            return
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(source, copy)
+            copy.seek(0)
+            yield copy

@@ -1,12 +1,13 @@
-"""The file of `aenv hub backup` appears once it is complete, or not at all."""
+"""The file of `aenv hub backup` appears complete or not at all; a pipe can be restored."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from aenv_ray.cli.status import _written
+from aenv_ray.cli.status import _read, _written
 from aenv_ray.errors import ConfigError
 
 
@@ -32,3 +33,16 @@ def test_a_directory_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: Is a directory"), _written(file):
         pass
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_pipe_such_as_the_output_of_a_decryption_can_be_read_twice() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as target:
+        target.write(b"decrypted")
+    try:
+        with _read(Path(f"/dev/fd/{reader}")) as source:
+            assert source.read() == b"decrypted"
+            source.seek(0)
+            assert source.read() == b"decrypted"
+    finally:
+        os.close(reader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import yaml
 
 from aenv_ray.actors.controller.metrics import COUNTERS, GAUGES, NODE, PHASES, slots
 from aenv_ray.actors.controller.placement import HostLoad
+from aenv_ray.actors.fabric.async_fabric import QUEUE_S as GATEWAY_QUEUE_S
+from aenv_ray.actors.fabric.create_options import QUEUE_S
 from aenv_ray.actors.host.tally import OUTSIDE
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.cluster import manifests
 from aenv_ray.cluster.manifests import alerts
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, CapacityExceeded
 from aenv_ray.hub.hub_actor import LATENCY
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.serve.gateway.metrics import Metrics
@@ -44,6 +47,8 @@ def test_the_dashboard_and_the_alerts_use_exported_metrics() -> None:
     assert shown <= exported()
     assert set(GAUGES) | set(COUNTERS) | {LATENCY} <= shown
     assert used((MONITORING / "pod-monitor.yaml").read_text()) <= exported()
+    shown_metrics = re.findall(r"ray_aenv_\w+(.{25})", json.dumps(dashboard["panels"]))
+    assert all(rest.startswith("{namespace=~") for rest in shown_metrics)
 
 
 def rules() -> list[dict[str, Any]]:
@@ -68,6 +73,58 @@ def test_commands_for_alerts_are_for_the_namespace_of_the_cluster() -> None:
         assert "-n aenv" not in alert.first_step
         assert alert.summary.endswith(".")
     assert found["AenvControllerAbsent"].first_step == "aenv cluster status -n elsewhere"
+
+
+def test_the_rules_can_be_rewritten_for_another_namespace() -> None:
+    text = (MONITORING / "pod-monitor.yaml").read_text()
+    (command,) = re.findall(r"(?m)^#   (sed .*)", text)
+    made = subprocess.run(
+        ["sed", re.findall("'(.*)'", command)[0].replace("NAME", "elsewhere")],
+        input=text, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    documents = list(yaml.safe_load_all(made))
+    assert {one["metadata"]["namespace"] for one in documents} == {"elsewhere"}
+    found = [rule for d in documents for g in d["spec"].get("groups", ()) for rule in g["rules"]]
+    assert [one["annotations"]["first_step"] for one in found] == [
+        alert.first_step for alert in alerts("elsewhere")
+    ]
+    assert set(re.findall(r'namespace="(\w+)"', made.partition("kind")[2])) == {"elsewhere"}
+
+
+def labels_of(metric: str) -> set[str]:
+    """Return the labels of a metric of the controller, the hub or the gateway."""
+    cluster = {**GAUGES, **COUNTERS, LATENCY: ("", ("outcome",))}
+    gateway = {name: ("", one._labelnames) for name, one in vars(Metrics())["_metrics"].items()}
+    return set((cluster | gateway)[_SUFFIX.sub("", metric)][1])
+
+
+def test_alerts_use_labels_that_their_metrics_have() -> None:
+    """A matcher or grouping on a label that does not exist never fires, or hides a cluster."""
+    for rule in rules():
+        known = {"namespace"}
+        for metric, matchers in re.findall(r"ray_(aenv_\w+)(?:\{([^}]*)\})?", rule["expr"]):
+            own = labels_of(metric)
+            assert set(re.findall(r"(\w+)=", matchers)) <= own | {"namespace"}
+            known |= own | ({"le"} if metric.endswith("_bucket") else set())
+        for names in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]):
+            assert set(names.split(", ")) <= known
+        assert not re.findall(r"\b(?:sum|max|and)\b(?! (?:by|on) \(namespace)", rule["expr"])
+        assert "absent(" not in rule["expr"] or 'namespace="aenv"' in rule["expr"]
+
+
+def test_a_full_cluster_fires_an_alert_before_creates_give_up() -> None:
+    """The age of the queue never exceeds what creates wait, and each create begins anew."""
+    (expr,) = (rule["expr"] for rule in rules() if rule["alert"] == "AenvQueueOld")
+    (limit,) = re.findall(r"ray_aenv_queue_age_seconds\[5m\]\)\) > (\d+)", expr)
+    assert int(limit) < min(QUEUE_S, GATEWAY_QUEUE_S)
+    assert f'ray_aenv_creates_total{{outcome="{CapacityExceeded.code}"}}' in expr
+
+
+def test_counters_that_begin_with_a_burst_are_seen() -> None:
+    """increase() misses the first value of a series, and a counter has none before it counts."""
+    for rule in rules():
+        for name in set(re.findall(r"increase\(ray_(\w+)_total", rule["expr"])):
+            assert f"unless count_over_time(ray_{name}_total[1h] offset " in rule["expr"]
 
 
 def test_the_values_of_labels_in_alerts_are_exported() -> None:
