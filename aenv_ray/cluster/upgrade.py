@@ -131,7 +131,7 @@ def _missing_workers(found: Snapshot) -> int:
 
 def _never_ran(pod: Document) -> bool:
     """Return whether a pod's containers have not all started, for example for want of an image."""
-    return pod.get("status", {}).get("phase") == "Pending"
+    return bool(pod.get("status", {}).get("phase") == "Pending")
 
 
 def _way_out(old: list[Document]) -> str:
