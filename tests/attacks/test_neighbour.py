@@ -141,6 +141,39 @@ async def test_what_the_kernel_counts_for_each_user_is_limited(walled: Bench) ->
     assert json.loads(done.text()) == [4, 4]
 
 
+HOARD_OF_NODE = """
+import ctypes, json, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+terminals = []
+try:
+    while len(terminals) < 500:
+        terminals.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError as exc:
+    refusal = exc.errno
+with open("/proc/sys/user/max_inotify_watches") as file:
+    watches = int(file.read())
+queue = libc.syscall({"x86_64": 240, "aarch64": 180}[os.uname().machine], b"q", 0o102, 0o600, None)
+print(json.dumps([len(terminals), refusal, watches, queue, ctypes.get_errno()]), flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.ordinary_user
+@pytest.mark.namespaces
+async def test_terminals_watches_and_queues_of_a_sandbox_are_limited(walled: Bench) -> None:
+    """Invariant 7: the kernel counts them for the node, or for the user who is all sandboxes."""
+    attacker, neighbour = await walled.start(), await walled.start()
+    hoarding = f"python3 -c '{HOARD_OF_NODE}' > out 2>&1 & "
+    wait = "while ! test -s out; do sleep 0.1; done; cat out"
+    done = await execute(attacker, ["bash", "-c", hoarding + wait], timeout_s=60.0)
+    terminals, refusal, watches, queue, why = json.loads(done.text())
+    assert (terminals, refusal) == (jail_spec.MAX_TERMINALS, errno.ENOSPC)
+    assert watches == jail_spec.MAX_INOTIFY_WATCHES
+    assert (queue, why) == (-1, errno.EMFILE)
+    script = "import os; print(len(os.openpty()))"
+    assert (await execute(neighbour, ["python3", "-c", script])).text() == "2\n"
+
+
 FORK = """
 import errno, os, signal
 count = 0

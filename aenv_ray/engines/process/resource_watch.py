@@ -87,6 +87,8 @@ _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
 """SO_MEMINFO of a socket, in bytes: received, receive limit, in transit, send limit, reserved,
 queued for sending."""
+_OBJECT_BYTES: Final = 2048
+"""What an empty pipe or socket takes of the kernel's memory: buffers for it, its inode and file."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -448,7 +450,7 @@ def _private_bytes(pid: int) -> int:
 
 @dataclass
 class _KernelBuffers:
-    """Data that the kernel holds in the pipes and sockets of a sandbox."""
+    """The pipes and sockets of a sandbox, with the data that the kernel holds in them."""
 
     pipes: int = 0
     received: int = 0
@@ -461,7 +463,8 @@ class _KernelBuffers:
     @property
     def bytes(self) -> int:
         """The total. Up to half of the data that closed Unix sockets have sent may be missing."""
-        return self.pipes + self.received + max(self.sent, self.unread)
+        data = self.pipes + self.received + max(self.sent, self.unread)
+        return data + len(self._seen) * _OBJECT_BYTES
 
     def add(self, pid: int, fd: int, name: str) -> None:
         """Add a descriptor's pipe or socket, unless it was added before.

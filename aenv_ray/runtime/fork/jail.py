@@ -37,9 +37,11 @@ from aenv_ray.runtime.fork.jail_spec import (
     DEFAULT_STORAGE_BYTES,
     MAX_FILES,
     MAX_INOTIFY,
+    MAX_INOTIFY_WATCHES,
     MAX_LOCKED_BYTES,
     MAX_PROCESSES,
     MAX_SIGNALS,
+    MAX_TERMINALS,
     NOBODY,
     PROJECT,
     SANDBOX_ID,
@@ -197,18 +199,19 @@ def enter(spec: JailSpec) -> None:
 
 
 def _limit_inotify() -> None:
-    """Limit the inotify instances of this sandbox.
+    """Limit the inotify instances and watches of this sandbox.
 
-    The kernel counts inotify instances per user, and all sandboxes of a node run as the same user:
-    one sandbox could take them all. The limit applies to the user namespace of this process, see
+    The kernel counts them per user, and all sandboxes of a node run as the same user: one sandbox
+    could take them all. The limits apply to the user namespace of this process, see
     user_namespaces(7).
     """
-    with contextlib.suppress(OSError):  # the kernel has no inotify, or /proc/sys is read-only
-        fd = os.open("/proc/sys/user/max_inotify_instances", os.O_WRONLY)
-        try:
-            os.write(fd, str(MAX_INOTIFY).encode())
-        finally:
-            os.close(fd)
+    for name, most in (("instances", MAX_INOTIFY), ("watches", MAX_INOTIFY_WATCHES)):
+        with contextlib.suppress(OSError):  # the kernel has no inotify, or /proc/sys is read-only
+            fd = os.open(f"/proc/sys/user/max_inotify_{name}", os.O_WRONLY)
+            try:
+                os.write(fd, str(most).encode())
+            finally:
+                os.close(fd)
 
 
 class SourceCover:
@@ -255,7 +258,8 @@ def _hide_when_told(channel: socket.socket) -> NoReturn:
 
 _LAST_FD: Final = 1 << 20
 _BOX_VIEWS: Final = (("work", WORK), ("tmp", "/tmp"), ("tmp", "/var/tmp"), ("shm", "/dev/shm"))
-_DEVPTS: Final = "newinstance,ptmxmode=0666,mode=620"
+# The node has one number of terminals for all, which one sandbox could take.
+_DEVPTS: Final = f"newinstance,ptmxmode=0666,mode=620,max={MAX_TERMINALS}"
 
 
 def lock(spec: JailSpec, *, jailed: bool, is_fork: bool = False) -> None:
@@ -345,6 +349,7 @@ def set_limits(spec: JailSpec, *, jailed: bool) -> None:
         _limit(resource.RLIMIT_SIGPENDING, MAX_SIGNALS)
         _limit(resource.RLIMIT_MEMLOCK, MAX_LOCKED_BYTES)
     _limit(resource.RLIMIT_NOFILE, MAX_FILES)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)  # counted for the node's user, too
     _limit(resource.RLIMIT_CORE, 0)
 
 

@@ -34,6 +34,10 @@ MAX_LOCKED_BYTES: Final = 64 << 10
 """Memory of one sandbox that cannot be swapped out."""
 MAX_INOTIFY: Final = 8
 """Inotify instances of one sandbox."""
+MAX_INOTIFY_WATCHES: Final = 16_384
+"""Files and directories that they watch together."""
+MAX_TERMINALS: Final = 64
+"""Pseudo-terminals of one sandbox."""
 BYTES_PER_INODE: Final = 16_384
 """Bytes per inode of a tmpfs: the usual ratio of file systems on disks."""
 LEAST_INODES: Final = 1024

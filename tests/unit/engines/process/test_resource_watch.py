@@ -170,6 +170,20 @@ def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
     assert read_node() is not None
 
 
+def test_idle_sockets_and_pipes_count_with_what_the_kernel_keeps_for_them() -> None:
+    """Invariant 7: a sandbox with a million of them takes gigabytes, and a neighbour would end."""
+    own = Watched("a", os.getpid(), None, is_isolated=False)
+    before = measure([os.getpid()], own)
+    pairs = [socket.socketpair() for _ in range(1000)]
+    try:
+        grown = measure([os.getpid()], own) - before
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+    assert grown >= 2000 * resource_watch._OBJECT_BYTES
+
+
 def test_unread_data_counts_once_whether_its_sender_is_open_or_not() -> None:
     """Invariant 7: the kernel keeps it, and it appears in no process."""
     own = Watched("a", os.getpid(), None, is_isolated=False)
