@@ -59,6 +59,7 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
                     f"{where}: not a valid {convert.__name__.strip('_')} problem: {exc}",
                     hint="correct this row, or convert it before",
                 ) from None
+    for fields, convert in _FORMATS.items():
         missing = [field for field in fields if field not in row]
         if len(missing) == 1 and len(fields) > 2:
             raise ConfigError(

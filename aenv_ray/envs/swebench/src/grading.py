@@ -82,6 +82,10 @@ class GradingError(Exception):
     """An instance cannot be graded: it, its image or this image is at fault, not the patch."""
 
 
+class OutputTooLong(GradingError):
+    """The tests write more than can be read."""
+
+
 @dataclass(frozen=True)
 class Grade:
     """The grade of a patch."""
@@ -364,6 +368,8 @@ def grade(
     except TimeoutError:
         reason = f"the tests took longer than {timeout_s:g} s"
         return Grade(False, reason, submission.left_out)
+    except OutputTooLong as exc:  # the patch can cause it
+        return Grade(False, str(exc), submission.left_out)
     report = ask({"do": "grade", "instance": instance, "patch": submission.patch, "log": log})
     statuses = report.pop("statuses")
     if is_r2e:
@@ -492,7 +498,7 @@ def _run(lines: list[str], box: Box, timeout_s: float) -> str:
     box.write_file(path, "\n".join(lines) + "\n")
     result = _exec(f"exec bash {path} 2>&1 </dev/null", box, timeout_s)
     if result.truncated:
-        raise GradingError("the tests wrote more than 10 MiB; have them write less")
+        raise OutputTooLong("the tests wrote more than 10 MiB; have them write less")
     return result.stdout.decode(errors="replace")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grading
@@ -136,6 +136,18 @@ def test_tests_that_take_too_long_resolve_nothing() -> None:
             return super().exec(command, timeout_s=timeout_s)
 
     assert "longer than 60 s" in verdict(FakePackage(box=Slow())).reason
+
+
+def test_a_patch_whose_tests_write_too_much_resolves_nothing() -> None:
+    """An error would leave the episode out of means, and a patch can cause it."""
+
+    class Chatty(FakeBox):
+        def exec(self, command: list[str], *, timeout_s: float) -> Done:
+            done = super().exec(command, timeout_s=timeout_s)
+            return replace(done, truncated=timeout_s == 60)
+
+    found = verdict(FakePackage(box=Chatty()))
+    assert (found.resolved, "10 MiB" in found.reason) == (False, True)
 
 
 def test_a_container_that_starts_no_program_is_no_fault_of_the_patch() -> None:

@@ -80,6 +80,12 @@ def test_mbpp_has_a_test_for_each_assertion() -> None:
     assert {tuple(one["names"]) for one in hidden_tests(without_code)} == {("total",)}
 
 
+def test_a_row_of_mbpp_may_have_most_fields_of_another_format() -> None:
+    """Those of MBPP+ have a prompt and a test, too."""
+    row = {**MBPP, "prompt": "Write a function.", "test": "assertion(total([]), 0)"}
+    assert len(hidden_tests(row)) == len(MBPP["test_list"])
+
+
 @pytest.mark.parametrize("private", [json.dumps(CASES), packed(json.dumps(CASES)), CASES])
 def test_livecodebench_tests_may_be_text_compressed_or_a_list(private: Any) -> None:
     tests = hidden_tests(LIVE | {"private_test_cases": private})
