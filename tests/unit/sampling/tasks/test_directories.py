@@ -225,3 +225,25 @@ def test_an_image_is_named_by_what_it_is_built_from(tmp_path: Path) -> None:
     assert content_digest(plan) == first
     (path / "data.txt").write_text("1")
     assert content_digest(plan) != first
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, command: 'a \"'}}"},
+         "ValueError: No closing quotation"),
+        (TERMINAL_BENCH, {"task.yaml": "instruction: x\nsince: 2024-02-31\n"}, "ValueError: day"),
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, deploy: [x]}}"},
+         "AttributeError: "),
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, volumes: 3}}"},
+         "TypeError: "),
+        (HARBOR, {"task.toml": "[environment]\nmemory = 'infG'\n"}, "OverflowError: "),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_be_read_at_all_is_refused_by_its_directory(
+    base: dict[str, str], changes: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    """One directory does not end the run, however it is malformed."""
+    path = write_task(tmp_path / "sum", base, changes)
+    refusal = str(load(path).unsupported)
+    assert refusal.startswith(f"the task is malformed: {path}: {reason}")
