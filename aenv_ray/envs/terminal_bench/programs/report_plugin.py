@@ -32,6 +32,7 @@ def _connect():
     directory = os.path.dirname(os.path.abspath(__file__))
     os.environ.pop("PYTEST_ADDOPTS", None)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths += os.environ.pop("AENV_PYTHONPATH", "").split(os.pathsep)  # the task's
     paths = [path for path in paths if path and os.path.abspath(path) != directory]
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
