@@ -50,8 +50,8 @@ dynamic = os.path.join(library, "lib-dynload")
 at = sys.path.index(dynamic) + 1 if dynamic in sys.path else at
 sys.path[at:at] = paths
 """
-"""Run by each Python of the tests if the task has a ``PYTHONPATH``: nothing that the agent left there
-comes before Python's own modules."""
+"""Run by each Python of the tests if the task has a ``PYTHONPATH``: nothing that the agent left
+there comes before Python's own modules."""
 _SHELLS = ("sh", "bash", "dash")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
