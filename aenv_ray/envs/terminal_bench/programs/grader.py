@@ -166,7 +166,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     outcome["set_aside"] = [*compared.added, *restored]
     outcome["replaced_tests"] = replaced_tests(outcome["sessions"], request["tests"])
     outcome["runs_pytest"] = runs_pytest(_texts(request["tests"], (request["script"],)))
-    outcome["rewards_written"] = rewards_written(_texts(request["tests"], (".sh", ".py")))
+    outcome["rewards_written"] = rewards_written_by(request["tests"])
     return outcome
 
 
@@ -189,6 +189,22 @@ def runs_pytest(scripts: list[str]) -> bool:
     """Return whether a script runs pytest as a user and with variables that let it report."""
     lines = [line for script in scripts for line in _code(script)]
     return any(re.search(r"\bpytest\b", line) and not _NO_RUN.search(line) for line in lines)
+
+
+def rewards_written_by(archive: str) -> list[float] | None:
+    """Return the numbers that an archive of tests writes; None if that cannot be told.
+
+    Only shell and Python are understood: nothing is known if another file mentions a reward.
+    """
+    understood = (".sh", ".py")
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is None or member.name.endswith(understood):
+                continue
+            if b"reward" in file.read():
+                return None
+    return rewards_written(_texts(archive, understood))
 
 
 def rewards_written(texts: list[str]) -> list[float] | None:

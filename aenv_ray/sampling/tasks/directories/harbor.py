@@ -150,11 +150,9 @@ def _lacks_of_sections(found: _Description) -> Iterator[str]:
             yield f"the user {section.user} for its {name}"
     if wanted.healthcheck:
         yield "a health check"
-    for name, section in (("environment", wanted), ("agent", found.agent),
-                          ("verifier", found.verifier)):  # fmt: skip
-        for key in _NETWORK:
-            if (section.model_extra or {}).get(key) is not None:
-                yield f"{name}.{key}"
+    for name in ("environment", "agent", "verifier"):
+        extra = getattr(found, name).model_extra or {}
+        yield from (f"{name}.{key}" for key in _NETWORK if extra.get(key) is not None)
     for env in (wanted.env, found.verifier.env, found.solution.env):
         for match in filter(None, map(_TEMPLATE.fullmatch, env.values())):
             if match[2] is None:
@@ -162,7 +160,7 @@ def _lacks_of_sections(found: _Description) -> Iterator[str]:
 
 
 def _resolved(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with the defaults of templates; `_lacks_of_sections` has those without one."""
+    """Return variables with the defaults of templates; those without one are lacks."""
     return {
         name: _TEMPLATE.sub(r"\2", value) if _TEMPLATE.fullmatch(value) else value
         for name, value in env.items()
