@@ -345,7 +345,7 @@ class Comparison:
             if os.path.lexists(path):
                 self.added.append(path)
         for directory in dict.fromkeys(directories):
-            for name in sorted({*RUNNERS, *HOOKS, "pytest.py", "_pytest.py", "pluggy.py"}):
+            for name in sorted({*RUNNERS, *HOOKS, *(f"{one}.py" for one in RUNNERS)}):
                 path = os.path.join(directory, name)
                 if os.path.lexists(path):
                     self.added.append(path)

@@ -13,6 +13,10 @@ import grader
 from conftest import PROJECT
 
 SHOW = "import json, os, sys, mine; print(json.dumps([json.__file__, mine.__file__]))"
+ORDER = (
+    "import json, sys, aenv_report as one; late = sys.path[-1]; "
+    "one.pytest_load_initial_conftests(); print(json.dumps([late, sys.path]))"
+)
 CHILD = "import aenv_report, os; print(os.environ['PYTHONPATH'], 'AENV_PYTHONPATH' in os.environ)"
 
 
@@ -49,8 +53,21 @@ def test_pytest_loads_nothing_of_the_agent_from_the_path_of_the_task(tmp_path: P
     for directory in (plugin.parent, other):
         directory.mkdir()
     plugin.write_text("[pytest11]\ne = e\n")
-    (tmp_path / "mine.py").write_text("")
+    single = tmp_path / "iniconfig.py"
+    for path in (tmp_path / "mine.py", single):
+        path.write_text("")
     found = fingerprints.Comparison({}, "", set(), "/none", "/none", f"{tmp_path}:")
     assert {path for path in found.added if path.startswith(str(tmp_path))} == {
-        str(plugin), str(other),
+        str(plugin), str(other), str(single),
     }  # fmt: skip
+
+
+def test_an_installed_plugin_is_not_taken_from_the_path_of_the_task(tmp_path: Path) -> None:
+    """D19: the path comes last until the plugins are loaded, and then before installed packages."""
+    task, aside = tmp_path / "task", tmp_path / "aside"
+    for directory in (task, aside):
+        directory.mkdir()
+    (aside / "aenv_report.py").write_text((PROJECT / "programs/report_plugin.py").read_text())
+    late, path = json.loads(run(ORDER, grader.python_variables(str(aside), str(task))))
+    assert (late, path.count(str(task))) == (str(task), 1)
+    assert path.index(str(task)) < next(n for n, one in enumerate(path) if "-packages" in one)
