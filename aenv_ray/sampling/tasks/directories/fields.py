@@ -24,6 +24,9 @@ _HIDES_PLUGIN: Final = re.compile(  # a new PYTHONPATH for pytest, or options th
     r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*\s(.*\W)?pytest\b"
     r"|\bpython[\d.]*\s(-\w+\s+)*-[A-LN-Za-ln-z]*[IE][A-Za-z]*\s(.*\W)?pytest\b"
 )
+_REPLACES_PATH: Final = re.compile(
+    r"^(export\s+)?PYTHONPATH=(?!\S*\$\{?PYTHONPATH)[^\s;&|]*\s*($|;|&&)|\bunset\s.*\bPYTHONPATH\b"
+)
 GRACE_S: Final = 60.0
 """How much longer than the tests the call of the reward may take."""
 
@@ -131,5 +134,7 @@ def lacks_of_script(path: Path) -> Iterator[str]:
     """
     script = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
     lines = [line for line in map(str.strip, script.splitlines()) if not line.startswith("#")]
-    if any(map(_HIDES_PLUGIN.search, lines)):
+    replaces = next((n for n, line in enumerate(lines) if _REPLACES_PATH.search(line)), len(lines))
+    is_late = any("pytest" in line for line in lines[replaces:])
+    if is_late or any(map(_HIDES_PLUGIN.search, lines)):
         yield f"a pytest in {path.name} without the variable PYTHONPATH that the grader sets"

@@ -100,6 +100,7 @@ def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
         "[verifier.env]\nTEXT = 'a ${b}'\n"
     )
     script = "# PYTHONPATH=/app pytest\nPYTHONPATH=/app:$PYTHONPATH pytest\npython3 -m pytest -E\n"
+    script += "export PYTHONPATH=/app:$PYTHONPATH\npytest\nexport PYTHONPATH=\n"
     changes = {"task.toml": text, "tests/test.sh": script}
     task = load(write_task(tmp_path / "sum", HARBOR, changes))
     assert task.unsupported is None
@@ -139,6 +140,8 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (HARBOR, {"task.toml": "[agent]\nallowed_hosts = ['a.org']\n"}, "agent.allowed_hosts"),
         (HARBOR, {"task.toml": "[verifier.env]\nKEY = '${API_KEY}'\n"}, "the variable API_KEY"),
         (HARBOR, {"tests/test.sh": "PYTHONPATH=/app \\\n  pytest /tests\n"}, "PYTHONPATH"),
+        (HARBOR, {"tests/test.sh": "export PYTHONPATH=/app\nuv run pytest\n"}, "PYTHONPATH"),
+        (TERMINAL_BENCH, {"run-tests.sh": "unset PYTHONPATH; pytest\n"}, "PYTHONPATH"),
         (TERMINAL_BENCH, {"run-tests.sh": "python3 -I -m pytest\n"}, "PYTHONPATH"),
         (TERMINAL_BENCH, {"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"},
          "the shell of the agent"),
