@@ -251,6 +251,7 @@ class Comparison:
         words: set[str],
         directory: str,
         home: str,
+        python_path: str = "",
     ) -> None:
         self._before = before
         self.changed: list[str] = []
@@ -259,7 +260,9 @@ class Comparison:
         self._compare_installers(search_path)
         self._compare_home(home, words | set(ALWAYS))
         self._compare_python(search_path)
-        self._compare_settings(directory)
+        place = directory or "/"
+        paths = [os.path.join(place, one) for one in python_path.split(os.pathsep) if one]
+        self._compare_settings([place, *paths])
 
     def _compare_programs(self, search_path: str, names: set[str]) -> None:
         before: dict[str, str] = {}
@@ -335,16 +338,20 @@ class Comparison:
                 continue
             self.added.append(path)
 
-    def _compare_settings(self, directory: str) -> None:
-        """Find what pytest, or Python with ``-m``, would read of the agent's directory."""
+    def _compare_settings(self, directories: list[str]) -> None:
+        """Find what pytest, or Python with ``-m``, would read of the agent's directories."""
         for name in SETTINGS:
             path = os.path.join("/", name)
             if os.path.lexists(path):
                 self.added.append(path)
-        for name in sorted({*RUNNERS, *HOOKS, "pytest.py", "_pytest.py", "pluggy.py"}):
-            path = os.path.join(directory or "/", name)
-            if os.path.lexists(path):
-                self.added.append(path)
+        for directory in dict.fromkeys(directories):
+            for name in sorted({*RUNNERS, *HOOKS, *(f"{one}.py" for one in RUNNERS)}):
+                path = os.path.join(directory, name)
+                if os.path.lexists(path):
+                    self.added.append(path)
+        for directory in dict.fromkeys(directories[1:]):
+            found = glob.glob(os.path.join(glob.escape(directory), "*-info", "entry_points.txt"))
+            self.added += [path for path in sorted(found) if not is_harmless(path)]
 
 
 def is_harmless(path: str) -> bool:

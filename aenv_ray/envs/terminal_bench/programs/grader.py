@@ -40,6 +40,18 @@ _NO_RUN = re.compile(r"\b(sudo|su|env -i|install|add|echo|printf|which|command)\
 _REWARD = re.compile(
     r"""\b(?:echo|printf) ["']?(\d+(?:\.\d+)?)["']? ?>{1,2} ?["']?/logs/verifier/reward\.txt\b"""
 )
+_SITE = """
+import os, sys
+paths = map(os.path.abspath, os.environ.get("AENV_PYTHONPATH", "").split(os.pathsep))
+paths = [path for path in paths if os.path.isdir(path) and path not in sys.path]
+library = os.path.dirname(os.__file__)
+at = sys.path.index(library) + 1 if library in sys.path else len(sys.path)
+dynamic = os.path.join(library, "lib-dynload")
+at = sys.path.index(dynamic) + 1 if dynamic in sys.path else at
+sys.path[at:at] = paths
+"""
+"""Run by each Python of the tests if the task has a ``PYTHONPATH``: nothing that the agent left
+there comes before Python's own modules."""
 _SHELLS = ("sh", "bash", "dash")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -55,7 +67,13 @@ def main() -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take fingerprints, save settings, and start the container's own command."""
+    """Take fingerprints, save settings, and start the container's own command.
+
+    Returns:
+        Only ``not_root``, the user, if that is not root: nothing could be graded.
+    """
+    if os.getuid() != 0:
+        return {"not_root": os.getuid()}
     found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
     if request["command"]:
         subprocess.Popen(
@@ -132,6 +150,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
         fingerprints.words_of(_texts(request["tests"], (".sh",))),
         request["directory"],
         os.path.expanduser("~"),
+        _python_path(request),
     )
     if compared.changed:
         names = ", ".join(compared.changed[:20])
@@ -153,7 +172,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     outcome["set_aside"] = [*compared.added, *restored]
     outcome["replaced_tests"] = replaced_tests(outcome["sessions"], request["tests"])
     outcome["runs_pytest"] = runs_pytest(_texts(request["tests"], (request["script"],)))
-    outcome["rewards_written"] = rewards_written(_texts(request["tests"], (".sh", ".py")))
+    outcome["rewards_written"] = rewards_written_by(request["tests"])
     return outcome
 
 
@@ -176,6 +195,22 @@ def runs_pytest(scripts: list[str]) -> bool:
     """Return whether a script runs pytest as a user and with variables that let it report."""
     lines = [line for script in scripts for line in _code(script)]
     return any(re.search(r"\bpytest\b", line) and not _NO_RUN.search(line) for line in lines)
+
+
+def rewards_written_by(archive: str) -> list[float] | None:
+    """Return the numbers that an archive of tests writes; None if that cannot be told.
+
+    Only shell and Python are understood: nothing is known if another file mentions a reward.
+    """
+    understood = (".sh", ".py")
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is None or member.name.endswith(understood):
+                continue
+            if b"reward" in file.read():
+                return None
+    return rewards_written(_texts(archive, understood))
 
 
 def rewards_written(texts: list[str]) -> list[float] | None:
@@ -219,6 +254,20 @@ def _texts(archive: str, ends: tuple[str, ...]) -> list[str]:
         return [file.read().decode(errors="replace") for file in files if file is not None]
 
 
+def _python_path(request: dict[str, Any]) -> str:
+    """Return the ``PYTHONPATH`` of the task's variables, or of its image."""
+    return str({**os.environ, **request["variables"]}.get("PYTHONPATH", ""))
+
+
+def python_variables(directory: str, path: str) -> dict[str, str]:
+    """Return the variables by which Python finds the plugin in a directory, and then a path."""
+    if not path:
+        return {"PYTHONPATH": directory}
+    with open(f"{directory}/sitecustomize.py", "w", encoding="utf-8") as file:
+        file.write(_SITE)
+    return {"PYTHONPATH": directory, "AENV_PYTHONPATH": path}
+
+
 def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
     script = os.path.join(TESTS, request["script"])
     os.chmod(script, 0o755)
@@ -231,7 +280,7 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
         **os.environ,
         **request["variables"],
         "PYTEST_ADDOPTS": f"-p {module}",
-        "PYTHONPATH": directory,
+        **python_variables(directory, _python_path(request)),
         "AENV_REPORT": name,
         # Nothing that the agent left is read as a setting or a cache.
         "PYTHONPYCACHEPREFIX": f"{directory}/cache",

@@ -24,6 +24,7 @@ def test_failing():
 """
 _connection = None
 _files = set()
+_order = []
 
 
 def _connect():
@@ -32,6 +33,9 @@ def _connect():
     directory = os.path.dirname(os.path.abspath(__file__))
     os.environ.pop("PYTEST_ADDOPTS", None)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    of_task = os.environ.pop("AENV_PYTHONPATH", "").split(os.pathsep)
+    _defer(set(map(os.path.abspath, filter(None, of_task))))
+    paths += of_task
     paths = [path for path in paths if path and os.path.abspath(path) != directory]
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -47,6 +51,18 @@ def _connect():
         sys.stderr.write("pytest's process is not protected: no ctypes\n")
     _connection = socket.socket(socket.AF_UNIX)
     _connection.connect("\0" + name)
+
+
+def _defer(directories):
+    """Put directories of the task last, so that no installed plugin is taken from them."""
+    _order[:] = sys.path
+    later = [path for path in sys.path if path in directories]
+    sys.path[:] = [path for path in sys.path if path not in directories] + later
+
+
+def pytest_load_initial_conftests():
+    """Restore the order of the path: the plugins are loaded, and the task's files are not."""
+    sys.path[:] = [*(path for path in sys.path if path not in _order), *_order]
 
 
 def _say(message):

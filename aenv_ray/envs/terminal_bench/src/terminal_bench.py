@@ -60,6 +60,10 @@ def start_task(
         command: Runs in the background of the container.
         variables: The variables of the task's container.
         directory: Working directory; "": that of the image.
+
+    Raises:
+        RuntimeError: The image has a user other than root, who could neither unpack the tests nor
+            end the agent's processes.
     """
     global _task
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
@@ -68,6 +72,12 @@ def start_task(
         "directory": place,
     }  # fmt: skip
     answer = container.run(*container.GRADER, request=request, timeout_s=START_S)
+    if "not_root" in answer:
+        raise RuntimeError(
+            f"the task's image has a USER other than root (user id {answer['not_root']}), and this "
+            "environment plays tasks only as root: end the image's Dockerfile with USER root, and "
+            "let the task start its programs as another user"
+        )
     _task = _Task(place, dict(variables or {}), **answer)
     return {"directory": place}
 

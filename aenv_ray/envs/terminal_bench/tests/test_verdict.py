@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import tarfile
 from typing import Any
 
 import grader
@@ -16,6 +19,16 @@ def phase(test: str, outcome: str, when: str = "call", *, expected: bool = False
 
 PASSING = [{"began": 1}, phase("a", "passed", "setup"), phase("a", "passed"), {"ended": 0}]
 FAILING = [{"began": 1}, phase("a", "passed"), phase("b", "failed"), {"ended": 1}]
+
+
+def archive_of(files: dict[str, str]) -> str:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return base64.b64encode(content.getvalue()).decode()
 
 
 def outcome(**fields: Any) -> dict[str, Any]:
@@ -101,6 +114,25 @@ def test_what_a_script_runs_and_writes_is_told_by_its_text(
     script: str, runs: bool, rewards: list[float] | None
 ) -> None:
     assert (grader.runs_pytest([script]), grader.rewards_written([script])) == (runs, rewards)
+
+
+DEFAULT = "echo 0 > /logs/verifier/reward.txt\nnode /tests/grade.mjs\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "rewards"),
+    [
+        ({"grade.mjs": "fs.writeFileSync('/logs/verifier/reward.txt', '1')"}, None),
+        ({"grade": "\x7fELF\0/logs/verifier/reward.json\0"}, None),
+        ({"expected.json": '{"sum": 4}'}, [0.0]),
+        ({}, [0.0]),
+    ],
+)
+def test_no_number_is_ruled_out_if_another_program_may_write_it(
+    other: dict[str, str], rewards: list[float] | None
+) -> None:
+    files = {"test.sh": DEFAULT, **other}
+    assert grader.rewards_written_by(archive_of(files)) == rewards
 
 
 def test_tests_that_were_replaced_earn_nothing() -> None:

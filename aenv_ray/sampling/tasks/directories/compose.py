@@ -35,6 +35,8 @@ class _Build(BaseModel):
 
     context: str = "."
     dockerfile: str = "Dockerfile"
+    dockerfile_inline: str | None = None
+    target: str | None = None
     args: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("args", mode="before")
@@ -159,6 +161,9 @@ def _lacks(service: _Service) -> Iterator[str]:
         source = volume.get("source", "") if isinstance(volume, dict) else str(volume)
         if source.partition(":")[0].strip():  # those of the harness have an empty source here
             yield f"the volume {source}"
+    for key in ("dockerfile_inline", "target"):
+        if service.build is not None and getattr(service.build, key):
+            yield f"build.{key} of its compose file"
     devices = (((extra.get("deploy") or {}).get("resources") or {}).get("reservations") or {}).get(
         "devices"
     )

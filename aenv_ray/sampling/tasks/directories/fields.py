@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,6 +20,13 @@ _YAML: Any = yaml  # untyped
 
 MAX_BYTES: Final = 4 << 20
 """Largest description of a task."""
+_HIDES_PLUGIN: Final = re.compile(  # a new PYTHONPATH for pytest, or options that ignore it
+    r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*\s(.*\W)?pytest\b"
+    r"|\bpython[\d.]*\s(-\w+\s+)*-[A-LN-Za-ln-z]*[IE][A-Za-z]*\s(.*\W)?pytest\b"
+)
+_REPLACES_PATH: Final = re.compile(
+    r"^(export\s+)?PYTHONPATH=(?!\S*\$\{?PYTHONPATH)[^\s;&|]*\s*($|;|&&)|\bunset\s.*\bPYTHONPATH\b"
+)
 GRACE_S: Final = 60.0
 """How much longer than the tests the call of the reward may take."""
 
@@ -115,3 +124,17 @@ def expect(path: Path) -> Path:
             hint="restore it from the benchmark's repository",
         )
     return path
+
+
+def lacks_of_script(path: Path) -> Iterator[str]:
+    """Yield what the script of the tests needs that the grader does not give.
+
+    The grader's plugin of pytest is found by ``PYTHONPATH``. Without it pytest would fail, which is
+    no verdict on the agent; afterwards the output may be the agent's, so this is known before.
+    """
+    script = path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+    lines = [line for line in map(str.strip, script.splitlines()) if not line.startswith("#")]
+    replaces = next((n for n, line in enumerate(lines) if _REPLACES_PATH.search(line)), len(lines))
+    is_late = any("pytest" in line for line in lines[replaces:])
+    if is_late or any(map(_HIDES_PLUGIN.search, lines)):
+        yield f"a pytest in {path.name} without the variable PYTHONPATH that the grader sets"

@@ -6,7 +6,9 @@ see https://www.harborframework.com/docs/tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,9 @@ from aenv_ray.trajectories.schema import Call, ImageBuild, InstanceNeeds, Task, 
 
 FILE: Final = "task.toml"
 _SERVICE: Final = {"TEST_DIR": "/tests", "CPUS": "1", "MEMORY": "2G"}
+_TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+_NETWORK: Final = ("network_mode", "allowed_hosts", "allowed_domains", "network_policy")
+_ROOT: Final = (None, "", "root", "0", 0)
 _MIB: Final = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 
@@ -30,10 +35,12 @@ class _Verifier(_Section):
     timeout_sec: float = Field(default=600.0, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
     environment_mode: str | None = None
+    user: str | int | None = None
 
 
 class _Agent(_Section):
     timeout_sec: float | None = Field(default=None, gt=0)
+    user: str | int | None = None
 
 
 class _Environment(_Section):
@@ -44,6 +51,8 @@ class _Environment(_Section):
     memory: str | None = None
     gpus: int = 0
     allow_internet: bool | None = None
+    healthcheck: Any = None
+    workdir: str | None = None
     mcp_servers: list[Any] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     os: str = "linux"
@@ -71,10 +80,10 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     wanted = found.environment
     instruction = fields.text_of(directory / "instruction.md")
     service = _service(directory, wanted)
-    lacks = [*_lacks(found, options), *service.lacks]
-    fields.expect(directory / "tests" / "test.sh")
+    lacks = [*_lacks(found, options), *_lacks_of_sections(found), *service.lacks]
+    lacks += fields.lacks_of_script(fields.expect(directory / "tests" / "test.sh"))
     is_online = wanted.allow_internet is not False and options.may_use_internet
-    variables = {**wanted.env, **service.environment}
+    variables = {**_resolved(wanted.env), **service.environment}
     return Task(
         id=task_id,
         instruction=instruction,
@@ -93,7 +102,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
                 "script": "test.sh",
                 "verdict_by": "file",
                 "timeout_s": found.verifier.timeout_sec,
-                "variables": {**variables, **found.verifier.env},
+                "variables": {**variables, **_resolved(found.verifier.env)},
             },
             archives={"tests": (str(directory / "tests"),)},
             timeout_s=found.verifier.timeout_sec + GRACE_S,
@@ -114,7 +123,8 @@ def _service(directory: Path, wanted: _Environment) -> compose.Service:
         if path is None:
             fields.expect(directory / "environment" / "Dockerfile")
         own = compose.Service(context=directory / "environment")
-    return own if path is None else compose.load(path, _SERVICE, own)
+    found = own if path is None else compose.load(path, _SERVICE, own)
+    return replace(found, directory=wanted.workdir or found.directory)
 
 
 def _lacks(found: _Description, options: FormatOptions) -> Iterator[str]:
@@ -131,6 +141,30 @@ def _lacks(found: _Description, options: FormatOptions) -> Iterator[str]:
         yield f"the operating system {wanted.os}"
     if found.verifier.environment_mode == "separate":
         yield "a separate container for its tests"
+
+
+def _lacks_of_sections(found: _Description) -> Iterator[str]:
+    wanted = found.environment
+    for name, section in (("agent", found.agent), ("verifier", found.verifier)):
+        if section.user not in _ROOT:
+            yield f"the user {section.user} for its {name}"
+    if wanted.healthcheck:
+        yield "a health check"
+    for name in ("environment", "agent", "verifier"):
+        extra = getattr(found, name).model_extra or {}
+        yield from (f"{name}.{key}" for key in _NETWORK if extra.get(key) is not None)
+    for env in (wanted.env, found.verifier.env, found.solution.env):
+        for match in filter(None, map(_TEMPLATE.fullmatch, env.values())):
+            if match[2] is None:
+                yield f"the variable {match[1]}"
+
+
+def _resolved(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with the defaults of templates; those without one are lacks."""
+    return {
+        name: _TEMPLATE.sub(r"\2", value) if _TEMPLATE.fullmatch(value) else value
+        for name, value in env.items()
+    }
 
 
 def _build(service: compose.Service, wanted: _Environment) -> ImageBuild | None:
@@ -175,5 +209,5 @@ def _solution(directory: Path, found: _Description) -> tuple[ToolCall, ...]:
     )
     run = {"command": "bash /solution/solve.sh", "timeout_s": limit_s}
     if found.solution.env:
-        run["variables"] = found.solution.env
+        run["variables"] = _resolved(found.solution.env)
     return upload, ToolCall(tool="execute_command", arguments=run, timeout_s=limit_s + GRACE_S)

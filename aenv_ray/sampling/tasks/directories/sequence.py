@@ -32,7 +32,7 @@ class TaskDirectory:
 
         Returns:
             A task that cannot be played if it is malformed, or names files of this machine
-            elsewhere; the reason names the file and the field.
+            elsewhere; the reason names the file and the field, or at least the directory.
         """
         is_harbor = (self.path / harbor.FILE).is_file()
         read = harbor.load if is_harbor else terminal_bench.load
@@ -43,6 +43,9 @@ class TaskDirectory:
         except ConfigError as exc:
             why = f"the task is malformed: {exc.message}"
             return Task(id=self.id, reward=None, unsupported=f"{why} ({exc.hint})")
+        except Exception as exc:  # noqa: BLE001  # one directory must not end a run of thousands
+            why = f"the task is malformed: {self.path}: {type(exc).__name__}: {exc}"
+            return Task(id=self.id, reward=None, unsupported=f"{why} (correct its files)")
         return task
 
 

@@ -36,6 +36,7 @@ class _Description(BaseModel):
     parser_name: str = _PARSER
     max_agent_timeout_sec: float = Field(default=360.0, gt=0)
     max_test_timeout_sec: float = Field(default=60.0, gt=0)
+    run_tests_in_same_shell: bool = False
 
 
 class _Command(BaseModel):
@@ -63,8 +64,11 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     lacks = list(service.lacks)
     if description.parser_name != _PARSER:
         lacks.append(f"the parser {description.parser_name!r} of test results")
+    if description.run_tests_in_same_shell:
+        lacks.append("its tests in the shell of the agent")
     tests = directory / "tests"
-    fields.expect(directory / "run-tests.sh")
+    script = fields.expect(directory / "run-tests.sh")
+    lacks += fields.lacks_of_script(script)
     paths = [str(directory / "run-tests.sh"), *([str(tests)] if tests.is_dir() else [])]
     variables = {**service.environment, "TEST_DIR": TESTS}
     return Task(

@@ -92,6 +92,27 @@ def test_a_task_of_harbor_is_read_as_its_harness_plays_it(tmp_path: Path) -> Non
     assert task.reference[0].archives == {"archive": (str(tmp_path / "sum" / "solution"),)}
 
 
+def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
+    """Root is the user here, templates have defaults, and the working directory is honoured."""
+    text = (
+        "[agent]\nuser = 'root'\n[verifier]\nuser = 0\n[environment]\nworkdir = '/srv'\n"
+        "[environment.env]\nMODE = '${MODE:-fast}'\n[solution.env]\nKEY = '${KEY:-}'\n"
+        "[verifier.env]\nTEXT = 'a ${b}'\n"
+    )
+    script = "# PYTHONPATH=/app pytest\nPYTHONPATH=/app:$PYTHONPATH pytest\npython3 -m pytest -E\n"
+    script += "export PYTHONPATH=/app:$PYTHONPATH\npytest\nexport PYTHONPATH=\n"
+    changes = {"task.toml": text, "tests/test.sh": script}
+    task = load(write_task(tmp_path / "sum", HARBOR, changes))
+    assert task.unsupported is None
+    assert task.setup is not None
+    assert task.setup.arguments == {
+        "command": [], "variables": {"MODE": "fast"}, "directory": "/srv",
+    }  # fmt: skip
+    assert task.reward is not None
+    assert task.reward.arguments["variables"] == {"MODE": "fast", "TEXT": "a ${b}"}
+    assert task.reference[1].arguments["variables"] == {"KEY": ""}
+
+
 def test_a_published_image_is_not_built(tmp_path: Path) -> None:
     image = "[environment]\ndocker_image = 'ghcr.io/acme/task:1'\n"
     changes = {"task.toml": image, "environment/Dockerfile": None}
@@ -111,6 +132,24 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (HARBOR, {"environment/docker-compose.yaml": SEVERAL}, r"several services \(db, web\)"),
         (HARBOR, {"task.toml": "[environment]\nmcp_servers = [1]\n"}, "MCP servers"),
         (HARBOR, {"task.toml": "[[steps]]\nname = 'a'\n"}, "several steps"),
+        (HARBOR, {"task.toml": "[agent]\nuser = 'dev'\n"}, "the user dev for its agent"),
+        (HARBOR, {"task.toml": "[verifier]\nuser = 1000\n"}, "the user 1000 for its verifier"),
+        (HARBOR, {"task.toml": "[environment.healthcheck]\ncommand = 'x'\n"}, "a health check"),
+        (HARBOR, {"task.toml": "[environment]\nnetwork_mode = 'no-network'\n"},
+         "environment.network_mode"),
+        (HARBOR, {"task.toml": "[agent]\nallowed_hosts = ['a.org']\n"}, "agent.allowed_hosts"),
+        (HARBOR, {"task.toml": "[verifier.env]\nKEY = '${API_KEY}'\n"}, "the variable API_KEY"),
+        (HARBOR, {"tests/test.sh": "PYTHONPATH=/app \\\n  pytest /tests\n"}, "PYTHONPATH"),
+        (HARBOR, {"tests/test.sh": "export PYTHONPATH=/app\nuv run pytest\n"}, "PYTHONPATH"),
+        (TERMINAL_BENCH, {"run-tests.sh": "unset PYTHONPATH; pytest\n"}, "PYTHONPATH"),
+        (TERMINAL_BENCH, {"run-tests.sh": "python3 -I -m pytest\n"}, "PYTHONPATH"),
+        (TERMINAL_BENCH, {"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"},
+         "the shell of the agent"),
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {build: {target: b}}}"},
+         r"build\.target"),
+        (TERMINAL_BENCH,
+         {"docker-compose.yaml": "services: {a: {build: {dockerfile_inline: FROM a}}}"},
+         r"build\.dockerfile_inline"),
         (TERMINAL_BENCH, {"docker-compose.yaml": SEVERAL}, r"several services \(db, web\)"),
         (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, privileged: true}}"},
          "privileged of its compose file"),
@@ -225,3 +264,25 @@ def test_an_image_is_named_by_what_it_is_built_from(tmp_path: Path) -> None:
     assert content_digest(plan) == first
     (path / "data.txt").write_text("1")
     assert content_digest(plan) != first
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, command: 'a \"'}}"},
+         "ValueError: No closing quotation"),
+        (TERMINAL_BENCH, {"task.yaml": "instruction: x\nsince: 2024-02-31\n"}, "ValueError: day"),
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, deploy: [x]}}"},
+         "AttributeError: "),
+        (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, volumes: 3}}"},
+         "TypeError: "),
+        (HARBOR, {"task.toml": "[environment]\nmemory = 'infG'\n"}, "OverflowError: "),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_be_read_at_all_is_refused_by_its_directory(
+    base: dict[str, str], changes: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    """One directory does not end the run, however it is malformed."""
+    path = write_task(tmp_path / "sum", base, changes)
+    refusal = str(load(path).unsupported)
+    assert refusal.startswith(f"the task is malformed: {path}: {reason}")

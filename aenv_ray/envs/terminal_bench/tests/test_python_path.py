@@ -1,0 +1,73 @@
+"""The ``PYTHONPATH`` of a task, in the Pythons of its tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fingerprints
+import grader
+from conftest import PROJECT
+
+SHOW = "import json, os, sys, mine; print(json.dumps([json.__file__, mine.__file__]))"
+ORDER = (
+    "import json, sys, aenv_report as one; late = sys.path[-1]; "
+    "one.pytest_load_initial_conftests(); print(json.dumps([late, sys.path]))"
+)
+CHILD = "import aenv_report, os; print(os.environ['PYTHONPATH'], 'AENV_PYTHONPATH' in os.environ)"
+
+
+def run(code: str, variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PATH": os.defpath, **variables},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_a_task_keeps_its_path_behind_the_modules_of_python(tmp_path: Path) -> None:
+    """Its tests import from it, and no module of the agent there replaces one of Python's."""
+    task, aside = tmp_path / "task", tmp_path / "aside"
+    for directory in (task, aside):
+        directory.mkdir()
+    (task / "mine.py").write_text("")
+    (task / "json.py").write_text("raise SystemExit(0)")
+    (task / "sitecustomize.py").write_text("raise SystemExit(0)")
+    variables = grader.python_variables(str(aside), str(task))
+    library, own = json.loads(run(SHOW, variables))
+    assert (library, own) == (json.__file__, str(task / "mine.py"))
+
+
+def test_what_the_tests_start_has_the_path_of_the_task_alone(tmp_path: Path) -> None:
+    (tmp_path / "aenv_report.py").write_text((PROJECT / "programs/report_plugin.py").read_text())
+    assert run(CHILD, grader.python_variables(str(tmp_path), "/app:/srv")) == "/app:/srv False"
+
+
+def test_pytest_loads_nothing_of_the_agent_from_the_path_of_the_task(tmp_path: Path) -> None:
+    """D19: neither another pytest nor a plugin."""
+    plugin = tmp_path / "e-1.dist-info" / "entry_points.txt"
+    other = tmp_path / "_pytest"
+    for directory in (plugin.parent, other):
+        directory.mkdir()
+    plugin.write_text("[pytest11]\ne = e\n")
+    single = tmp_path / "iniconfig.py"
+    for path in (tmp_path / "mine.py", single):
+        path.write_text("")
+    found = fingerprints.Comparison({}, "", set(), "/none", "/none", f"{tmp_path}:")
+    assert {path for path in found.added if path.startswith(str(tmp_path))} == {
+        str(plugin), str(other), str(single),
+    }  # fmt: skip
+
+
+def test_an_installed_plugin_is_not_taken_from_the_path_of_the_task(tmp_path: Path) -> None:
+    """D19: the path comes last until the plugins are loaded, and then before installed packages."""
+    task, aside = tmp_path / "task", tmp_path / "aside"
+    for directory in (task, aside):
+        directory.mkdir()
+    (aside / "aenv_report.py").write_text((PROJECT / "programs/report_plugin.py").read_text())
+    late, path = json.loads(run(ORDER, grader.python_variables(str(aside), str(task))))
+    assert (late, path.count(str(task))) == (str(task), 1)
+    assert path.index(str(task)) < next(n for n, one in enumerate(path) if "-packages" in one)
