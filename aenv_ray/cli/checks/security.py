@@ -206,7 +206,7 @@ def policy_findings(policy: Policy) -> list[Finding]:
             "max_disk_bytes",
             "max_pids",
             "max_ttl_s",
-        )  # fmt: skip
+        )
         if getattr(policy, name) is None
     ]
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
