@@ -110,6 +110,8 @@ class Settings(BaseModel):
     """Maximum cores of an instance; one that names none gets as many. The next two work alike."""
     max_memory: str | None = None
     max_disk: str | None = None
+    max_pids: int | None = Field(default=None, ge=16)
+    """Largest ``container.pids``; the default of projects is 1,024."""
     max_ttl: str | None = None
     """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)

@@ -56,6 +56,8 @@ class Policy(BaseModel):
     max_memory_bytes: int | None = None
     max_disk_bytes: int | None = None
     """Limit for the work directory, and for a container's writable layer."""
+    max_pids: int | None = None
+    """Processes and threads of a container, as ``container.pids``."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -207,6 +209,9 @@ class Policy(BaseModel):
             cores = units.parse_cpu_cores(deploy.cpu)
             if cores > self.max_cpu:
                 raise _too_much(what, f"{cores:g} cores", f"{self.max_cpu:g}", "CPU")
+        pids = deploy.container.pids
+        if self.max_pids is not None and pids > self.max_pids:
+            raise _too_much(what, f"{pids} processes and threads", f"{self.max_pids}", "PIDS")
         for value, most, name in (
             (deploy.memory, self.max_memory_bytes, "MEMORY"),
             (deploy.ephemeral_storage, self.max_disk_bytes, "DISK"),
@@ -248,6 +253,7 @@ STRICT: Final = Policy(
     max_cpu=64.0,
     max_memory_bytes=256 << 30,
     max_disk_bytes=1 << 40,
+    max_pids=4096,
     max_ttl_s=7 * 86_400.0,
 )  # fmt: skip
 """The defaults where a gateway runs."""
@@ -298,6 +304,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
     if settings.max_disk is not None:
         given["max_disk_bytes"] = units.parse_memory_bytes(settings.max_disk, what="AENV_MAX_DISK")
         fills.append("ephemeral_storage")
+    if settings.max_pids is not None:
+        given["max_pids"] = settings.max_pids
     if settings.max_ttl is not None:
         given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
     return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})

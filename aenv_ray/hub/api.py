@@ -333,7 +333,11 @@ class Hub(ABC):
 
     @abstractmethod
     async def record(self, entry: AuditRecord) -> None:
-        """Append to the audit log, which keeps the latest 50,000 records or somewhat more."""
+        """Append to the audit log.
+
+        It keeps the latest 50,000 records of what was done, and the latest 10,000 of attempts that
+        were refused or failed, or somewhat more: attempts do not displace what was done.
+        """
 
     @abstractmethod
     async def audit_log(self, limit: int, before: str | None = None) -> tuple[AuditRecord, ...]:

@@ -73,7 +73,7 @@ local function is_of_now(name)
     return begins(name, 'lease:') or begins(name, 'once:') or begins(name, 'quota:waiting:')
         or begins(name, 'token:of:') or name == 'layout' or of_gateway[name]
 end
-local function is_merged(name) return begins(name, 'token:') or name == 'audit' end
+local function is_merged(name) return begins(name, 'token:') or begins(name, 'audit') end
 local names = {}
 for _, key in ipairs(redis.call('KEYS', pattern)) do
     local name = string.sub(key, #root + 1)
@@ -117,8 +117,11 @@ for _, name in ipairs(names) do
 end
 if #old > 0 and not is_replaced then return 0 end
 for _, name in ipairs(old) do redis.call('DEL', root..name) end
-local later = redis.call('XRANGE', root..'audit', '-', '+')
-redis.call('DEL', root..'audit')
+local later = {}
+for _, name in ipairs({'audit', 'audit:refused'}) do
+    later[name] = redis.call('XRANGE', root..name, '-', '+')
+    redis.call('DEL', root..name)
+end
 for i = 3, #ARGV do
     local name, kind, items = unpack(cjson.decode(ARGV[i]))
     local key = root..name
@@ -133,7 +136,9 @@ for i = 3, #ARGV do
     end
 end
 -- Records that the backup has are refused here, because ids of a stream only grow.
-for _, row in ipairs(later) do redis.pcall('XADD', root..'audit', row[1], 'record', row[2][2]) end
+for name, rows in pairs(later) do
+    for _, row in ipairs(rows) do redis.pcall('XADD', root..name, row[1], 'record', row[2][2]) end
+end
 redis.call('SET', mark, '1', 'PX', '"""
     + str(_MARK_MS)
     + """')
@@ -284,7 +289,9 @@ async def backup(
             keys_sha256=hashlib.sha256(data).hexdigest(),
             versions=len(found.get("env:entries", ("", []))[1]) // 2,
             tokens=len(found.get("token:records", ("", []))[1]) // 2,
-            audit_records=len(found.get("audit", ("", []))[1]) // 2,
+            audit_records=sum(
+                len(found.get(name, ("", []))[1]) // 2 for name in ("audit", "audit:refused")
+            ),
             artifacts=len(sizes),
             artifact_bytes=sum(sizes.values()),
             missing=tuple(sorted(v for d in archives.keys() - sizes.keys() for v in archives[d])),

@@ -18,6 +18,7 @@ from aenv_ray.hub.leases import Leases
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, TokenRecord
 
 AUDIT_KEPT: Final = 50_000
+REFUSED_KEPT: Final = 10_000
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
@@ -100,6 +101,19 @@ end
 return others == 0 and 1 or 0
 """
 """Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
+
+RECORD: Final = """
+local done, refused = KEYS[1]..'audit', KEYS[1]..'audit:refused'
+local key, other = done, refused
+if ARGV[1] ~= 'ok' then key, other = refused, done end
+local id
+repeat
+    if id then redis.call('XDEL', key, id) end
+    id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[2], '*', 'record', ARGV[3])
+until #redis.call('XRANGE', other, id, id) == 0
+return id
+"""
+"""Arguments: outcome, number of records to keep, the record. Its id is new in both streams."""
 
 NOTE_LAYOUT: Final = """
 local key = KEYS[1]..'layout'
@@ -199,10 +213,8 @@ class HubCore(Environments, Leases):
 
     async def record(self, entry: AuditRecord) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})
-        with redis_errors(self._where):
-            await self._redis.xadd(
-                self._keys.audit, {"record": text}, maxlen=AUDIT_KEPT, approximate=True
-            )
+        kept = AUDIT_KEPT if entry.outcome == "ok" else REFUSED_KEPT
+        await self._run(RECORD, entry.outcome, str(kept), text)
 
     async def audit_log(  # noqa: D102
         self, limit: int, before: str | None = None
@@ -212,11 +224,14 @@ class HubCore(Environments, Leases):
                 f"invalid id of an audit record {before[:40]!r}", hint="pass an id of the log"
             )
         newest = "+" if before is None else f"({before}"
+        rows = []
         with redis_errors(self._where):
-            rows = await self._redis.xrevrange(self._keys.audit, max=newest, count=limit)
+            for stream in (self._keys.audit, self._keys.refused):
+                rows += await self._redis.xrevrange(stream, max=newest, count=limit)
+        rows.sort(key=lambda row: tuple(map(int, row[0].split("-"))), reverse=True)
         return tuple(
             AuditRecord.model_validate_json(fields["record"]).model_copy(update={"id": number})
-            for number, fields in rows
+            for number, fields in rows[:limit]
         )
 
     async def put_document(  # noqa: D102

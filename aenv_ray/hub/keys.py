@@ -78,7 +78,9 @@ time after its end, unless noted.
 ``P:token:of:<instance id>``
     set: ids of the agent tokens of an instance, which end with its lease.
 ``P:audit``
-    stream: audit records as JSON. The latest ones are kept, see `Hub.record`.
+    stream: audit records of what was done, as JSON. The latest ones are kept, see `Hub.record`.
+``P:audit:refused``
+    stream: audit records of attempts that were refused or failed. No id is in both streams.
 ``P:once:<key>``
     string: the first value stored under an idempotency key. Lives for the caller's TTL.
 ``P:doc:<kind>``
@@ -115,4 +117,5 @@ class Keys:
         self.limits = self.root + "quota:limits"
         self.token_records = self.root + "token:records"
         self.audit = self.root + "audit"
+        self.refused = self.root + "audit:refused"
         self.documents = self.root + "doc:"

@@ -163,7 +163,7 @@ class AuditRecord(_Frozen):
     subject: str = ""
     """The object of the action: a version, a name, the id of a token …"""
     outcome: str = "ok"
-    """``ok``, or the code of the error."""
+    """``ok``, ``not_found``, or the code of the error."""
     detail: dict[str, str] = Field(default_factory=dict)
     request_id: str = ""
 

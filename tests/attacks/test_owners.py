@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -16,9 +17,17 @@ import pytest
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
+from aenv_ray.hub import core
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.records import EVERYBODY, EnvironmentQuery, NameRecord, Right, Role
+from aenv_ray.hub.records import (
+    EVERYBODY,
+    AuditRecord,
+    EnvironmentQuery,
+    NameRecord,
+    Right,
+    Role,
+)
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
@@ -290,6 +299,23 @@ async def test_an_owner_cannot_fill_the_artifact_store(cast: Cast, tmp_path: Pat
     assert (await push(cast.alice, archived(tmp_path, "other"))).status_code == 200
 
 
+async def test_publishing_does_not_evade_the_artifact_quota(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 7: what is uploaded compressed is stored unpacked, and counts as that."""
+    directory = tmp_path / "zeros"
+    (directory / "src").mkdir(parents=True)
+    config = {"name": "zeros", "version": "1.0.0", "deployConfig": {"network": "none"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "src" / "zeros.bin").write_bytes(bytes(QUOTA))
+    packed = gzip.compress(project.load(directory).archive())
+    assert len(packed) < QUOTA // 10
+    answer = await push(cast.bob, packed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
+    assert "AENV_ARTIFACT_QUOTA" in answer.json()["error"]["hint"]
+    assert await cast.bench.hub.artifacts_of("bob") == {}
+    kept = {f.name for f in (tmp_path / "artifacts").rglob("*") if f.is_file()}
+    assert kept == {cast.archive}
+
+
 class _Untouched(DirectoryFiles):
     """A directory that nothing may be written to."""
 
@@ -331,6 +357,29 @@ async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     assert await cast.bench.hub.artifacts_of("bob") == {}
     await cast.alice.delete("/env/helper/1.0.0")
     assert await collector(GRACE_S + 60).once() == [cast.archive]
+
+
+async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Or an owner could fill the store with archives that count as nobody's."""
+    directory = tmp_path / "keyed"
+    (directory / "src").mkdir(parents=True)
+    config = {"name": "keyed", "version": "1.0.0", "deployConfig": {"network": "none"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "src" / "id_rsa").write_text("not a key")
+    data = project.load(directory).archive()
+    digest = hashlib.sha256(data).hexdigest()
+    await cast.bob.put(f"/artifacts/{digest}", content=data)
+    allowed = {"archive": digest, "allow_secrets": ["src/id_rsa"]}
+    assert (await cast.bob.post("/publish", json=allowed)).status_code == 200
+    assert (await cast.bob.post("/publish", json={"archive": digest})).status_code == 400
+    assert await cast.bench.hub.artifacts_of("bob") == {digest: len(data)}
+    await cast.bob.delete("/env/keyed/1.0.0")
+    deps = cast.bench.gateway.deps
+    clock = FakeClock(deps.clock.now() + GRACE_S + 60)
+    assert digest in await ArtifactCollector(cast.bench.hub, deps.artifacts, clock, "test").once()
+    assert not await deps.artifacts.exists(digest)
 
 
 class _CutOff(DirectoryFiles):
@@ -489,6 +538,36 @@ async def test_what_changes_rights_is_in_the_audit_log(cast: Cast, tmp_path: Pat
     assert [r["id"] for r in older] == [r["id"] for r in log[2:4]]
     for http in (cast.alice, cast.user):
         assert (await http.get("/audit")).status_code == 403
+
+
+async def test_refused_attempts_are_recorded_and_displace_nothing(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A low role can neither try unseen, nor push what it did out of the log."""
+    monkeypatch.setattr(core, "REFUSED_KEPT", 100)
+    monkeypatch.setattr(core, "AUDIT_KEPT", 100)
+    refused = [
+        await cast.user.post("/publish", json={"archive": cast.archive}),
+        await cast.user.post("/tokens", json={"owner": "eve"}),
+        await cast.user.put("/quotas/owner:una", json={"max_instances": 9}),
+    ]
+    assert {answer.status_code for answer in refused} == {403}
+    assert (await cast.user.delete("/tokens/unknown")).json()["data"] is False
+    log = (await cast.admin.get("/audit")).json()["data"]
+    assert [(r["actor"], r["role"], r["action"], r["subject"], r["outcome"]) for r in log[:4]] == [
+        ("una", "user", "token.revoke", "unknown", "not_found"),
+        ("una", "user", "quota.set", "owner:una", "forbidden"),
+        ("una", "user", "token.create", "", "forbidden"),
+        ("una", "user", "publish", "", "forbidden"),
+    ]
+    for _ in range(500):
+        await cast.bench.hub.record(AuditRecord(actor="una", action="publish", outcome="forbidden"))
+    log = list(await cast.bench.hub.audit_log(1000))
+    assert len(log) < 400
+    assert (log[-1].action, log[-1].subject, log[-1].outcome) == ("publish", "helper@1.0.0", "ok")
+    async with cast.bench.client("wrong") as nobody:
+        assert (await nobody.post("/tokens", json={"owner": "eve"})).status_code == 401
+    assert await cast.bench.hub.audit_log(1) == tuple(log[:1])
 
 
 def test_every_audited_route_exists(cast: Cast) -> None:

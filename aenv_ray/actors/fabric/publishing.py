@@ -196,6 +196,7 @@ async def publish(
     store: ArtifactStore,
     projects_dir: Path,
     policy: Policy,
+    artifact_quota_bytes: int | None = None,
     is_admin: bool = False,
     allow: Sequence[str] = (),
     timeout_s: float = INSPECT_S,
@@ -212,11 +213,13 @@ async def publish(
         store: Stores the archive.
         projects_dir: Directory of unpacked projects, by digest.
         policy: What the project may request.
+        artifact_quota_bytes: How much the owner's artifacts may take in all; None: no limit.
         is_admin: Publish it even if another owner has the name.
         allow: Files that may look like secrets, as for `aenv_ray.hub.packing.pack`.
         timeout_s: For `inspect`.
 
     Raises:
+        ArtifactQuotaExceeded: The owner has no room for the repacked archive, which is not stored.
         AenvError: As `aenv_ray.hub.packing.unpack_any` and `pack`, `inspect`, `ArtifactStore.put`
             and `Hub.push`; nothing is published.
     """
@@ -227,7 +230,7 @@ async def publish(
     found = await inspect(source, timeout_s=timeout_s, policy=policy)
     # Before it is stored: an archive that is stored but not published can then be collected.
     if owner is not None:
-        await hub.keep_artifact(owner, package.sha256, len(package.data))
+        await hub.keep_artifact(owner, package.sha256, len(package.data), artifact_quota_bytes)
     await store.put(package.data, digest=package.sha256)
     entry = await hub.push(entry_of(package, found.functions, owner), is_admin=is_admin)
     # A refused push of the same bytes may have deleted the archive just now.

@@ -200,7 +200,13 @@ def policy_findings(policy: Policy) -> list[Finding]:
     ]
     unlimited = [
         name.removeprefix("max_").partition("_")[0]
-        for name in ("max_cpu", "max_memory_bytes", "max_disk_bytes", "max_ttl_s")
+        for name in (
+            "max_cpu",
+            "max_memory_bytes",
+            "max_disk_bytes",
+            "max_pids",
+            "max_ttl_s",
+        )
         if getattr(policy, name) is None
     ]
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"

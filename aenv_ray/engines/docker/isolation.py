@@ -8,6 +8,7 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
+from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
@@ -59,12 +60,19 @@ def _limits(deploy: DeployConfig, plan: ContainerPlan) -> dict[str, str]:
     if root:
         how = "disk quota" if plan.daemon.disk_quota else "per file; it ends above that in total"
         limits["image's directories"] = f"{root >> 20} MiB ({how})"
-    if deploy.memory:
-        size = units.parse_memory_bytes(deploy.memory)
-        limits["memory"] = f"{size >> 20} MiB per sandbox, without swap (cgroup)"
+    memory = memory_bytes(deploy, plan)
+    if memory:
+        limits["memory"] = f"{memory >> 20} MiB per sandbox, without swap (cgroup)"
     if deploy.cpu:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores (cgroup)"
     return limits
+
+
+def memory_bytes(deploy: DeployConfig, plan: ContainerPlan) -> int:
+    """Return a container's memory limit; 0 if the daemon does not tell what the default is."""
+    if deploy.memory:
+        return units.parse_memory_bytes(deploy.memory)
+    return int(DEFAULT_LIMIT_SHARE * plan.daemon.memory_bytes)
 
 
 def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
@@ -84,6 +92,8 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         yield "user: its users are those of the node, without any capability"
     if not plan.daemon.seccomp:
         yield "seccomp: the daemon has no profile"
+    if not memory_bytes(deploy, plan):
+        yield "memory: no limit, because the daemon does not tell how much its machine has"
     if plan.runtime.has_own_kernel:
         yield "open files: its own kernel may not enforce the limit"
     if plan.program.serving is Serving.PUBLIC:

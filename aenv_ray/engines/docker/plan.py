@@ -44,6 +44,8 @@ class DaemonFeatures:
     user_namespaces: bool = False
     disk_quota: bool = False
     """It can limit what a container writes to its image's directories."""
+    memory_bytes: int = 0
+    """Memory of its machine; 0 if it does not tell."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class ContainerPlanner:
         self._features = DaemonFeatures(
             seccomp=any("name=seccomp" in option for option in options),
             user_namespaces=any("name=userns" in option for option in options),
+            memory_bytes=int(info.get("MemTotal") or 0),
         )
         self._runtimes = dict(info.get("Runtimes") or {})
         self._daemon_runtime = str(info.get("DefaultRuntime") or "")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.files import ETC_FILES
-from aenv_ray.engines.docker.isolation import isolation, root_bytes
+from aenv_ray.engines.docker.isolation import isolation, memory_bytes, root_bytes
 from aenv_ray.engines.docker.names import volume_name
 from aenv_ray.engines.docker.plan import ContainerPlan, SidecarPlan
 from aenv_ray.engines.images import node_python
@@ -223,8 +223,8 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         host["Ulimits"].append(_ulimit("fsize", checked + _PAGE))
     if plan.runtime.name:
         host["Runtime"] = plan.runtime.name
-    if deploy.memory:
-        limit = units.parse_memory_bytes(deploy.memory)
+    limit = memory_bytes(deploy, plan)
+    if limit:
         host |= {"Memory": limit, "MemorySwap": limit}  # no additional swap
     if deploy.cpu:
         host["NanoCpus"] = round(units.parse_cpu_cores(deploy.cpu) * 1e9)

@@ -27,8 +27,8 @@ longer wait for sockets.
 
 `offences` then decides which sandboxes must end.
 
-This module imports only the standard library, `aenv_ray.errors` and `aenv_ray.files`, because the
-launcher imports it.
+This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files` and
+`aenv_ray.engines.node.default_limits`, because the launcher imports it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
 
@@ -62,8 +63,6 @@ processor time: a sandbox that keeps all cores busy makes scans last long, and m
 delay the next one."""
 FAST_SHARE: Final = 1 / 8
 """Share of the available memory that is taken fast if it is taken between two scans."""
-DEFAULT_LIMIT_SHARE: Final = 0.5
-"""Memory limit of a sandbox whose project sets none, as a share of the node's memory."""
 LOW_MEMORY_SHARE: Final = 0.08
 """End the largest sandbox when less than this share of the node's memory is available. Ray begins
 to end its own workers at 0.05."""

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.node import caches
+from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.node.oom_kills import node_oom_kills
 from aenv_ray.engines.process.cgroups import CgroupUnavailable, SandboxGroup, SandboxGroups
@@ -46,7 +47,7 @@ from aenv_ray.engines.process.reports import (
     read_fork_report,
     read_template_report,
 )
-from aenv_ray.engines.process.resource_watch import DEFAULT_LIMIT_SHARE, read_node
+from aenv_ray.engines.process.resource_watch import read_node
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock
 from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES

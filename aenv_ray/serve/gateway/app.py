@@ -160,12 +160,17 @@ async def gateway_app(
     projects_dir = process.data_dir / "projects"
 
     async def publish_under_policy(
-        archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
+        archive: Path,
+        owner: str,
+        *,
+        is_admin: bool,
+        artifact_quota_bytes: int | None,
+        allow: Sequence[str] = (),
     ) -> EnvironmentVersion:
         policy = operator_policy.current()
         return await publish(
             archive, owner, hub=hub, store=store, projects_dir=projects_dir, policy=policy,
-            is_admin=is_admin, allow=allow,
+            artifact_quota_bytes=artifact_quota_bytes, is_admin=is_admin, allow=allow,
         )  # fmt: skip
 
     gateway = GatewayApp(

@@ -69,8 +69,14 @@ class ArtifactCollector:
         return gone
 
     async def drop(self, digest: str, owner: str) -> None:
-        """Delete an owner's artifact, unless another owner has it or a version refers to it."""
-        is_last = await self._hub.forget_artifact(digest, before=0.0, owner=owner)
+        """Delete an owner's artifact, unless another owner has it or a version refers to it.
+
+        One that a version of the owner refers to stays accounted for, or nothing would collect it.
+        """
         published = self._hub.all_environments(EnvironmentQuery())
-        if is_last and digest not in {entry.archive async for entry in published}:
+        publishers = {entry.owner async for entry in published if entry.archive == digest}
+        if owner in publishers:
+            return
+        is_last = await self._hub.forget_artifact(digest, before=0.0, owner=owner)
+        if is_last and not publishers:
             await self._store.delete(digest)

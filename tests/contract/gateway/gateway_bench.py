@@ -283,10 +283,17 @@ async def a_gateway(
     artifacts = ArtifactStore(DirectoryFiles(root / "artifacts", clock))
 
     async def publish(
-        archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
+        archive: Path,
+        owner: str,
+        *,
+        is_admin: bool,
+        artifact_quota_bytes: int | None,
+        allow: Sequence[str] = (),
     ) -> EnvironmentVersion:
         found = packing.unpack_any(archive, root / "projects")
         package = packing.pack(found, allow=allow)
+        size = len(package.data)
+        await hub.keep_artifact(owner, package.sha256, size, artifact_quota_bytes)
         await artifacts.put(package.data, digest=package.sha256)
         return await hub.push(
             EnvironmentVersion(

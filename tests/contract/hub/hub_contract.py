@@ -319,6 +319,18 @@ class HubContract(EnvironmentsContract):
         assert await hub.forget_artifact("a" * 64, before=START_S + 60)
         assert await hub.artifacts_of("bob") == {}
 
+    async def test_pages_of_the_audit_log_show_attempts_among_what_was_done(self, hub: Hub) -> None:
+        """No record is skipped or repeated, even if all are made within a millisecond."""
+        for number in range(40):
+            outcome = "forbidden" if number % 3 else "ok"
+            entry_ = AuditRecord(actor="a", action="b", subject=str(number), outcome=outcome)
+            await hub.record(entry_)
+        seen: list[AuditRecord] = []
+        while page := await hub.audit_log(7, before=seen[-1].id if seen else None):
+            seen += page
+        assert len({one.id for one in seen}) == 40
+        assert {one.subject for one in seen} == {str(number) for number in range(40)}
+
     async def test_the_audit_log_is_read_from_its_end(self, hub: Hub, clock: FakeClock) -> None:
         for number in range(3):
             await hub.record(AuditRecord(actor="ann", action="publish", subject=str(number)))

@@ -71,6 +71,7 @@ async def filled(hub: StoredHub, store: ArtifactStore) -> str:
     await hub.put_document(
         "service", "desk", {"replicas": 2, "empty": [], "none": {}, "lone": "\ud800"}
     )
+    await hub.record(AuditRecord(actor="eve", action="publish", outcome="forbidden"))
     await hub.record(AuditRecord(actor="somebody", action="publish", subject="weather"))
     await hub.admit([lease()])
     await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=600)
@@ -118,6 +119,7 @@ async def test_only_an_empty_hub_is_restored_into(
     secret, _ = await other.create_token(Role.ADMIN, "operator")
     await other.push(entry("other"))
     await other.record(AuditRecord(actor="operator", action="grant.set"))
+    await other.record(AuditRecord(actor="eve", action="token.create", outcome="forbidden"))
     with pytest.raises(CatalogConflict, match="not empty") as raised:
         await restore(other, store_in(tmp_path / "new", clock), file, replace=False)
     assert "--replace" in str(raised.value.hint)
@@ -130,7 +132,7 @@ async def test_only_an_empty_hub_is_restored_into(
     assert (await other.environment("weather")).version == "2.0.0"
     assert await other.check_token(secret) is not None
     actions = [r.action for r in await other.audit_log(10)]
-    assert actions == ["hub.restore", "grant.set", "publish"]
+    assert actions == ["hub.restore", "token.create", "grant.set", "publish", "publish"]
 
 
 async def test_the_notes_of_a_running_gateway_are_not_moved(

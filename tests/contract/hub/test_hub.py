@@ -107,6 +107,7 @@ class TestHubCore(HubContract):
         await hub.grant("weather", EVERYBODY, Right.USE)
         await hub.keep_artifact("somebody", "a" * 64, 1)
         await hub.record(AuditRecord(actor="somebody", action="publish"))
+        await hub.record(AuditRecord(actor="somebody", action="publish", outcome="forbidden"))
         documented = {
             re.sub(r"<[^>]+>", "*", match[1]): match[2]
             for match in re.finditer(r"``P:([^`]+)``\n +([a-z ]+): ", str(keys.__doc__))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from aenv_ray.actors.fabric.publishing import entry_of, inspect, publish
 from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import (
+    ArtifactQuotaExceeded,
     ArtifactStoreDenied,
     ConfigError,
     DeadlineExceeded,
@@ -241,6 +243,22 @@ async def test_a_published_version_is_the_project_that_was_packed(
     (made / "src" / "more.py").write_text("")
     with pytest.raises(VersionConflict):
         await publish(project.load(made).archive(), "ada", **where)
+
+
+async def test_what_does_not_fit_the_quota_of_its_publisher_is_not_stored(
+    tmp_path: Path, made: Path, hub: HubCore, store: ArtifactStore
+) -> None:
+    """Invariant 7: the archive counts as it is stored, however small it was sent."""
+    (made / "src" / "zeros.bin").write_bytes(bytes(200_000))
+    sent = gzip.compress(project.load(made).archive())
+    where = {"hub": hub, "store": store, "projects_dir": tmp_path / "projects", "policy": Policy()}
+    with pytest.raises(ArtifactQuotaExceeded) as caught:
+        await publish(sent, "ada", artifact_quota_bytes=200_000, **where)
+    assert "AENV_ARTIFACT_QUOTA" in str(caught.value.hint)
+    assert await hub.artifacts_of("ada") == {}
+    assert not [file for file in (tmp_path / "artifacts").rglob("*") if file.is_file()]
+    kept = await publish(sent, "ada", artifact_quota_bytes=400_000, **where)
+    assert await hub.artifacts_of("ada") == {kept.archive: kept.archive_bytes}
 
 
 @pytest.mark.namespaces

@@ -62,6 +62,8 @@ async def revoke_token(call: UserCall, id: str) -> bool:
     if exists:
         await call.hub.revoke_token(id)
         call.control.deps.authenticate.forget()
+    else:
+        call.note(outcome="not_found")
     return exists
 
 

@@ -258,15 +258,17 @@ async def _publish(
     deps, control = call.control.deps, call.control
     call.note(archive=digest)
     await call.check_archive(digest)
-    await call.hub.keep_artifact(owner, digest, await deps.artifacts.size(digest))
+    size = await deps.artifacts.size(digest)
+    await call.hub.keep_artifact(owner, digest, size, deps.artifact_quota_bytes)
     try:
         async with control.publishes.turn():
             with tempfile.TemporaryDirectory(prefix="aenv-publish-") as directory:
                 archive = Path(directory, "archive")
                 await _download(deps.artifacts, digest, archive)
                 entry = await control.publish(
-                    archive, owner, is_admin=call.caller.is_admin, allow=allow
-                )
+                    archive, owner, is_admin=call.caller.is_admin,
+                    artifact_quota_bytes=deps.artifact_quota_bytes, allow=allow,
+                )  # fmt: skip
         call.note(subject=entry.reference, digest=entry.digest)
     except (ConfigError, Forbidden):
         # An archive that is refused, for a secret for example, is not stored either.

@@ -93,7 +93,13 @@ class Publish(Protocol):
     """Publishes an untrusted source archive; see `aenv_ray.actors.fabric.publishing.publish`."""
 
     async def __call__(
-        self, archive: Path, owner: str, *, is_admin: bool, allow: Sequence[str] = ()
+        self,
+        archive: Path,
+        owner: str,
+        *,
+        is_admin: bool,
+        artifact_quota_bytes: int | None,
+        allow: Sequence[str] = (),
     ) -> EnvironmentVersion:
         """Return the published version."""
         ...
@@ -206,7 +212,10 @@ class RouteCall:
         return self.control.deps.hub
 
     def note(self, **detail: str) -> None:
-        """Add to the request's record in the audit log; ``subject`` is what it is about."""
+        """Add to the request's record in the audit log; ``subject`` is what it is about.
+
+        ``outcome`` says why an answer that is no error did nothing.
+        """
         self.request.scope["aenv.audit"].update(detail)
 
     @property

@@ -145,8 +145,13 @@ class ControlRoute(APIRoute):
             request.scope["aenv.route"] = name
             request.scope["aenv.audit"] = {}
             try:
-                for guard in guards:
-                    await guard.admit(request)
+                try:
+                    for guard in guards:
+                        await guard.admit(request)
+                except Forbidden as exc:
+                    if action is not None:
+                        await _record(request, action, exc)
+                    raise
                 answering = handle(await _parsed(request) if reads_body else request)
                 return await (answering if action is None else _audited(request, action, answering))
             except (ClientLeft, ClientDisconnect):
@@ -211,34 +216,41 @@ async def _audited(
     Raises:
         Exception: What answering raises; it is recorded too.
     """
-    outcome, told = InternalError.code, request.scope["aenv.audit"]
     try:
         response = await answering
-        outcome = "ok"
-        return response
-    except AenvError as exc:
-        outcome = exc.code
-        told["error"] = exc.message[:_ERROR_CHARACTERS]
+    except BaseException as exc:
+        await _record(request, action, exc)
         raise
-    finally:
-        call = await call_of(request)
-        parts = request.path_params
-        names = [parts[part] for part in ("name", "subject", "id") if part in parts]
-        version = f"@{parts['version']}" if "version" in parts else ""
-        record = AuditRecord(
-            actor=call.caller.owner,
-            role=call.caller.role,
-            token_id=call.caller.token_id,
-            action=action,
-            subject=told.get("subject") or "".join(names) + version,
-            outcome=outcome,
-            detail={key: value for key, value in told.items() if key != "subject"},
-            request_id=request.scope.get("aenv.request_id", ""),
-        )
-        try:
-            await call.hub.record(record)
-        except AenvError as exc:
-            logger.warning("not in the audit log: %s (%s)", record, exc.message)
+    await _record(request, action)
+    return response
+
+
+async def _record(request: Request, action: str, error: BaseException | None = None) -> None:
+    """Record an attempt of an authenticated caller in the audit log."""
+    told = dict(request.scope["aenv.audit"])
+    subject, outcome = told.pop("subject", ""), told.pop("outcome", "ok")
+    if error is not None:
+        outcome = InternalError.code
+    if isinstance(error, AenvError):
+        outcome, told["error"] = error.code, error.message[:_ERROR_CHARACTERS]
+    call = await call_of(request)
+    parts = request.path_params
+    names = [parts[part] for part in ("name", "subject", "id") if part in parts]
+    version = f"@{parts['version']}" if "version" in parts else ""
+    record = AuditRecord(
+        actor=call.caller.owner,
+        role=call.caller.role,
+        token_id=call.caller.token_id,
+        action=action,
+        subject=subject or "".join(names) + version,
+        outcome=outcome,
+        detail=told,
+        request_id=request.scope.get("aenv.request_id", ""),
+    )
+    try:
+        await call.hub.record(record)
+    except AenvError as exc:
+        logger.warning("not in the audit log: %s (%s)", record, exc.message)
 
 
 def control_router(tag: str) -> APIRouter:

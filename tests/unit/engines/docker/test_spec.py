@@ -143,6 +143,18 @@ def test_the_projects_settings_are_applied() -> None:
     assert any("NET_RAW" in item for item in facts.missing)
 
 
+def test_a_container_without_a_limit_gets_half_of_the_nodes_memory() -> None:
+    """Invariant 7: as process sandboxes do; one container cannot take all of a node's memory."""
+    daemon = DaemonFeatures(memory_bytes=8 << 30)
+    host = body_of({}, daemon=daemon)["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == 4 << 30
+    facts = isolation(spec({"network": "none"}), plan(daemon=daemon))
+    assert facts.limits["memory"].startswith("4096 MiB")
+    assert body_of({"memory": "6Gi"}, daemon=daemon)["HostConfig"]["Memory"] == 6 << 30
+    untold = isolation(spec({"network": "none"}), plan())
+    assert any(item.startswith("memory: no limit") for item in untold.missing)
+
+
 @pytest.mark.parametrize(
     ("own", "image_user", "user"),
     [(None, "", "65534:65534"), (None, "app", "app"), ("root", "app", "root")],
