@@ -290,6 +290,8 @@ class Creator:
                     await self._hub.update_lease(
                         instance_id, status=InstanceStatus.FAILED, reason=exc.message[:2000]
                     )
+            # Also without a lease: it may have been released while it started.
+            with contextlib.suppress(AenvError):
                 await self._fabric.release(ids)
             raise
 

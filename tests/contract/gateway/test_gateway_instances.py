@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,29 @@ async def test_an_idempotency_key_outlives_the_replica_that_claimed_it(
     (lease,) = (await bench.hub.leases(LeaseQuery())).items
     assert lease.id == answer.json()["data"][0]["id"]
     assert [info.id for info in await bench.fabric.list_instances()] == [lease.id]
+
+
+async def test_an_instance_that_is_released_while_it_starts_is_not_left(
+    bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease has ended when it is made, so the sweep does not know it."""
+
+    async def overtake(ids: Sequence[str]) -> None:
+        """Come to the host before the start does."""
+
+    bench.fabric.gate.clear()
+    creator = bench.gateway.creator
+    options = CreateOptions(
+        actor="shared", lifetime="detached", owner="ann", engine=None, idle_timeout=None
+    )
+    (lease,) = await creator.create(Creation("probe", options, 1, "ann"), 0.0)
+    await bench.fabric.asked.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.fabric, "release", overtake)
+        assert (await ann.delete(f"/instances/{lease.id}")).status_code == 200
+    bench.fabric.gate.set()
+    await asyncio.wait(creator._tasks)
+    assert await bench.fabric.list_instances() == []
 
 
 async def test_polling_an_instance_asks_the_hub_for_its_environment_once(
