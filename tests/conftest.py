@@ -49,6 +49,7 @@ KNOWN = frozenset(
         "mcp-conformance",
         "namespaces",
         "netns",
+        "prometheus",
         "published-client",
         "redis",
         "registry",
