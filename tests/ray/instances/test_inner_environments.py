@@ -188,7 +188,13 @@ def test_a_reward_ends_what_tools_have_started_in_an_inner_instance(
     import ray
 
     handle = make(outer)
-    call(handle, "run", command="setsid sleep 777 >/dev/null 2>&1 & echo done > mark")
+    started = (
+        "until cat /proc/[0-9]*/cmdline | tr -d '\\0' | grep -q 'sleep77[7]'; do sleep 0.1; done"
+    )
+    call(
+        handle, "run",
+        command=f"setsid sleep 777 >/dev/null 2>&1 & {started}; echo done > mark",
+    )  # fmt: skip
     found = ray.get(handle.call_reward.remote(name="watching"))
     assert found > 0, "setsid may be there beside it for a moment"
     assert ray.get(handle.call_reward.remote(name="sleeping")) == 0.0
