@@ -335,8 +335,9 @@ class Hub(ABC):
     async def record(self, entry: AuditRecord) -> None:
         """Append to the audit log.
 
-        It keeps the latest 50,000 records of what was done, and the latest 10,000 of attempts that
-        were refused or failed, or somewhat more: attempts do not displace what was done.
+        It keeps, or somewhat more, the latest 50,000 records of what administrators did, 50,000 of
+        what publishers did, 10,000 of what every owner may do, and 10,000 of attempts that were
+        refused or failed: none of these displaces another.
         """
 
     @abstractmethod

@@ -43,7 +43,7 @@ from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
+from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, TokenRecord
 from aenv_ray.hub.redis_server import RedisServer
 
@@ -118,7 +118,9 @@ end
 if #old > 0 and not is_replaced then return 0 end
 for _, name in ipairs(old) do redis.call('DEL', root..name) end
 local later = {}
-for _, name in ipairs({'audit', 'audit:refused'}) do
+for _, name in ipairs({"""
+    + ",".join(f"'{name}'" for name in AUDIT_STREAMS)
+    + """}) do
     later[name] = redis.call('XRANGE', root..name, '-', '+')
     redis.call('DEL', root..name)
 end
@@ -289,9 +291,7 @@ async def backup(
             keys_sha256=hashlib.sha256(data).hexdigest(),
             versions=len(found.get("env:entries", ("", []))[1]) // 2,
             tokens=len(found.get("token:records", ("", []))[1]) // 2,
-            audit_records=sum(
-                len(found.get(name, ("", []))[1]) // 2 for name in ("audit", "audit:refused")
-            ),
+            audit_records=sum(len(found.get(name, ("", []))[1]) // 2 for name in AUDIT_STREAMS),
             artifacts=len(sizes),
             artifact_bytes=sum(sizes.values()),
             missing=tuple(sorted(v for d in archives.keys() - sizes.keys() for v in archives[d])),

@@ -13,12 +13,15 @@ from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import Environments
-from aenv_ray.hub.keys import LAYOUT
+from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases
-from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, TokenRecord
+from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, Role, TokenRecord
 
-AUDIT_KEPT: Final = 50_000
-REFUSED_KEPT: Final = 10_000
+AUDIT_KEPT: Final = {
+    "audit": 50_000, "audit:publisher": 50_000, "audit:user": 10_000, "audit:refused": 10_000,
+}  # fmt: skip
+"""How many records each stream keeps. What a role can do must not displace what a higher one did,
+and refused attempts nothing that was done."""
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
@@ -103,17 +106,22 @@ return others == 0 and 1 or 0
 """Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
 
 RECORD: Final = """
-local done, refused = KEYS[1]..'audit', KEYS[1]..'audit:refused'
-local key, other = done, refused
-if ARGV[1] ~= 'ok' then key, other = refused, done end
+local root, name, kept, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local function is_taken(id)
+    for i = 4, #ARGV do
+        local stream = root..ARGV[i]
+        if ARGV[i] ~= name and #redis.call('XRANGE', stream, id, id) > 0 then return true end
+    end
+end
 local id
 repeat
-    if id then redis.call('XDEL', key, id) end
-    id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[2], '*', 'record', ARGV[3])
-until #redis.call('XRANGE', other, id, id) == 0
+    if id then redis.call('XDEL', root..name, id) end
+    id = redis.call('XADD', root..name, 'MAXLEN', '~', kept, '*', 'record', record)
+until not is_taken(id)
 return id
 """
-"""Arguments: outcome, number of records to keep, the record. Its id is new in both streams."""
+"""Arguments: the stream, number of records to keep, the record, all streams. Its id is new in all
+streams."""
 
 NOTE_LAYOUT: Final = """
 local key = KEYS[1]..'layout'
@@ -146,6 +154,17 @@ return 1
 """
 """Arguments: kind, name, the old document, the new one. Returns whether the new one is stored, also
 when repeated after a lost answer."""
+
+
+def _stream_of(entry: AuditRecord) -> str:
+    """Return the stream of an audit record: by what was done, and by whom."""
+    if entry.outcome != "ok":
+        return "audit:refused"
+    if entry.role == Role.PUBLISHER and not entry.action.startswith("token."):
+        return "audit:publisher"
+    if entry.role in (Role.PUBLISHER, Role.USER, Role.AGENT):
+        return "audit:user"
+    return "audit"
 
 
 class HubCore(Environments, Leases):
@@ -213,8 +232,8 @@ class HubCore(Environments, Leases):
 
     async def record(self, entry: AuditRecord) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})
-        kept = AUDIT_KEPT if entry.outcome == "ok" else REFUSED_KEPT
-        await self._run(RECORD, entry.outcome, str(kept), text)
+        stream = _stream_of(entry)
+        await self._run(RECORD, stream, str(AUDIT_KEPT[stream]), text, *AUDIT_STREAMS)
 
     async def audit_log(  # noqa: D102
         self, limit: int, before: str | None = None
@@ -226,7 +245,7 @@ class HubCore(Environments, Leases):
         newest = "+" if before is None else f"({before}"
         rows = []
         with redis_errors(self._where):
-            for stream in (self._keys.audit, self._keys.refused):
+            for stream in self._keys.audit:
                 rows += await self._redis.xrevrange(stream, max=newest, count=limit)
         rows.sort(key=lambda row: tuple(map(int, row[0].split("-"))), reverse=True)
         return tuple(

@@ -78,9 +78,14 @@ time after its end, unless noted.
 ``P:token:of:<instance id>``
     set: ids of the agent tokens of an instance, which end with its lease.
 ``P:audit``
-    stream: audit records of what was done, as JSON. The latest ones are kept, see `Hub.record`.
+    stream: audit records of what administrators and commands on the cluster have done, as JSON;
+    earlier versions kept all of what was done here. The latest ones are kept, see `Hub.record`.
+``P:audit:publisher``
+    stream: audit records of what publishers have done, apart from their tokens.
+``P:audit:user``
+    stream: audit records of what every owner may do.
 ``P:audit:refused``
-    stream: audit records of attempts that were refused or failed. No id is in both streams.
+    stream: audit records of attempts that were refused or failed. No id is in two streams.
 ``P:once:<key>``
     string: the first value stored under an idempotency key. Lives for the caller's TTL.
 ``P:doc:<kind>``
@@ -102,6 +107,7 @@ GATEWAY_DEPLOYED: Final = "deployed"
 GATEWAY_REPLICA: Final = "gateway-replica"
 """Kind of the documents that hold the heartbeats of its replicas."""
 RUNNING_KINDS: Final = (GATEWAY_DEPLOYED, GATEWAY_REPLICA)
+AUDIT_STREAMS: Final = ("audit", "audit:publisher", "audit:user", "audit:refused")
 
 
 class Keys:
@@ -116,6 +122,5 @@ class Keys:
         self.grants = self.root + "env:grants"
         self.limits = self.root + "quota:limits"
         self.token_records = self.root + "token:records"
-        self.audit = self.root + "audit"
-        self.refused = self.root + "audit:refused"
+        self.audit = tuple(self.root + name for name in AUDIT_STREAMS)
         self.documents = self.root + "doc:"

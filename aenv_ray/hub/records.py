@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.models import InstanceStatus
@@ -145,6 +145,17 @@ class EnvironmentQuery(_Frozen):
 # --- audit log -----------------------------------------------------------------------------------
 
 
+_AUDIT_CHARACTERS: Final = 300
+
+
+def _cut(text: str) -> str:
+    return text[:_AUDIT_CHARACTERS]
+
+
+_Cut = Annotated[str, AfterValidator(_cut)]
+"""A text of which the log keeps the beginning, because a client chooses it."""
+
+
 class AuditRecord(_Frozen):
     """Who changed what, when and with which outcome; never a secret (invariant 10)."""
 
@@ -160,11 +171,11 @@ class AuditRecord(_Frozen):
     """``publish``, ``status``, ``delete``, ``token.create``, ``token.revoke``, ``grant.set``,
     ``grant.revoke``, ``quota.set``, ``quota.delete``, ``pool.set``, ``hub.restore``
     or ``policy``."""
-    subject: str = ""
+    subject: _Cut = ""
     """The object of the action: a version, a name, the id of a token …"""
     outcome: str = "ok"
     """``ok``, ``not_found``, or the code of the error."""
-    detail: dict[str, str] = Field(default_factory=dict)
+    detail: dict[str, _Cut] = Field(default_factory=dict)
     request_id: str = ""
 
 

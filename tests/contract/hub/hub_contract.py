@@ -323,7 +323,10 @@ class HubContract(EnvironmentsContract):
         """No record is skipped or repeated, even if all are made within a millisecond."""
         for number in range(40):
             outcome = "forbidden" if number % 3 else "ok"
-            entry_ = AuditRecord(actor="a", action="b", subject=str(number), outcome=outcome)
+            role = ("", *Role)[number % 5]
+            entry_ = AuditRecord(
+                actor="a", role=role, action="b", subject=str(number), outcome=outcome
+            )
             await hub.record(entry_)
         seen: list[AuditRecord] = []
         while page := await hub.audit_log(7, before=seen[-1].id if seen else None):
@@ -340,6 +343,14 @@ class HubContract(EnvironmentsContract):
         assert [one.subject for one in await hub.audit_log(9, before=log[-1].id)] == ["0"]
         with pytest.raises(ConfigError, match="audit"):
             await hub.audit_log(1, before="yesterday")
+
+    async def test_the_audit_log_keeps_the_beginning_of_long_texts(self, hub: Hub) -> None:
+        """They come from clients, and the log is in the memory of Redis."""
+        long = "x" * 60_000
+        detail = {"owner": long}
+        await hub.record(AuditRecord(actor="ann", action="b", subject=long, detail=detail))
+        (found,) = await hub.audit_log(1)
+        assert (found.subject, found.detail["owner"]) == (long[:300], long[:300])
 
     # --- tokens -----------------------------------------------------------------------------
 

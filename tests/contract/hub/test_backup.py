@@ -73,6 +73,8 @@ async def filled(hub: StoredHub, store: ArtifactStore) -> str:
     )
     await hub.record(AuditRecord(actor="eve", action="publish", outcome="forbidden"))
     await hub.record(AuditRecord(actor="somebody", action="publish", subject="weather"))
+    for role in (Role.PUBLISHER, Role.USER, Role.ADMIN):
+        await hub.record(AuditRecord(actor="bob", role=role, action="grant.set"))
     await hub.admit([lease()])
     await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=600)
     secret, _ = await hub.create_token(Role.PUBLISHER, "bob", ttl_s=600)
@@ -85,9 +87,11 @@ async def test_everything_is_back_after_everything_was_lost(
     secret = await filled(hub, store_in(tmp_path / "old", clock))
     versions = [e async for e in hub.all_environments(EnvironmentQuery())]
     name, log = await hub.name("weather"), await hub.audit_log(10)
+    assert len(log) == 5
     file = io.BytesIO()
     summary = await backup(hub, store_in(tmp_path / "old", clock), file, clock)
     assert (summary.versions, summary.tokens, summary.artifacts) == (2, 1, 1)
+    assert summary.audit_records == 5
 
     await emptied(shared)
     new = store_in(tmp_path / "new", clock)
@@ -132,7 +136,8 @@ async def test_only_an_empty_hub_is_restored_into(
     assert (await other.environment("weather")).version == "2.0.0"
     assert await other.check_token(secret) is not None
     actions = [r.action for r in await other.audit_log(10)]
-    assert actions == ["hub.restore", "token.create", "grant.set", "publish", "publish"]
+    both = ["hub.restore", "token.create", "grant.set", *["grant.set"] * 3, "publish", "publish"]
+    assert actions == both
 
 
 async def test_the_notes_of_a_running_gateway_are_not_moved(

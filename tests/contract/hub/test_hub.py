@@ -106,7 +106,8 @@ class TestHubCore(HubContract):
         await hub.put_document("service", "s", {})
         await hub.grant("weather", EVERYBODY, Right.USE)
         await hub.keep_artifact("somebody", "a" * 64, 1)
-        await hub.record(AuditRecord(actor="somebody", action="publish"))
+        for role in ("", Role.PUBLISHER, Role.USER):
+            await hub.record(AuditRecord(actor="somebody", role=role, action="publish"))
         await hub.record(AuditRecord(actor="somebody", action="publish", outcome="forbidden"))
         documented = {
             re.sub(r"<[^>]+>", "*", match[1]): match[2]

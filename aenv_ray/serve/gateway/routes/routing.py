@@ -205,9 +205,6 @@ AUDITED: Final = {
 """Routes whose requests are recorded in the audit log, and the name of the action."""
 
 
-_ERROR_CHARACTERS: Final = 300
-
-
 async def _audited(
     request: Request, action: str, answering: Coroutine[Any, Any, Response]
 ) -> Response:
@@ -232,7 +229,7 @@ async def _record(request: Request, action: str, error: BaseException | None = N
     if error is not None:
         outcome = InternalError.code
     if isinstance(error, AenvError):
-        outcome, told["error"] = error.code, error.message[:_ERROR_CHARACTERS]
+        outcome, told["error"] = error.code, error.message
     call = await call_of(request)
     parts = request.path_params
     names = [parts[part] for part in ("name", "subject", "id") if part in parts]
