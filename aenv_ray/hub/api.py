@@ -145,6 +145,7 @@ class Hub(ABC):
 
         Raises:
             ArtifactQuotaExceeded: The owner's artifacts are larger than `quota_bytes` with it.
+            CatalogConflict: It is being deleted, see `forget_artifact`.
         """
 
     @abstractmethod
@@ -162,8 +163,13 @@ class Hub(ABC):
         """Forget an artifact for one owner, or for all if all kept it before a moment.
 
         Returns:
-            Whether nobody has it now.
+            Whether nobody else has it. It stays accounted for then, and nobody can keep it for a
+            while: delete it, and call `artifact_deleted`.
         """
+
+    @abstractmethod
+    async def artifact_deleted(self, digest: str) -> None:
+        """Account no more for an artifact that `forget_artifact` allowed to delete."""
 
     # --- leases -----------------------------------------------------------------------------
 

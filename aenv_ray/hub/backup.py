@@ -58,7 +58,7 @@ _ARTIFACTS: Final = "artifacts/"
 _PIECE_BYTES: Final = 1 << 20
 _KINDS: Final = frozenset({"hash", "set", "zset", "stream"})
 _STREAM_ID: Final = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
-_NEVER: Final = ("lease:", "once:", "quota:waiting:", "token:of:")
+_NEVER: Final = ("artifact:leaving:", "lease:", "once:", "quota:waiting:", "token:of:")
 """Beginnings of names that no backup has, see `_NAMES`."""
 _MARK_MS: Final = 3_600_000
 
@@ -71,7 +71,8 @@ local pattern = string.gsub(root, '[%*%?%[%]%^%\\\\]', '\\\\%0')..'*'
 local function begins(name, word) return string.sub(name, 1, #word) == word end
 local function is_of_now(name)
     return begins(name, 'lease:') or begins(name, 'once:') or begins(name, 'quota:waiting:')
-        or begins(name, 'token:of:') or name == 'layout' or of_gateway[name]
+        or begins(name, 'token:of:') or begins(name, 'artifact:leaving:')
+        or name == 'layout' or of_gateway[name]
 end
 local function is_merged(name) return begins(name, 'token:') or begins(name, 'audit') end
 local names = {}

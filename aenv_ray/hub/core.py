@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import aenv_ray
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
@@ -22,6 +22,8 @@ AUDIT_KEPT: Final = {
 }  # fmt: skip
 """How many records each stream keeps. What a role can do must not displace what a higher one did,
 and refused attempts nothing that was done."""
+LEAVING_S: Final = 600.0
+"""An artifact whose deletion was interrupted can be kept again after this long."""
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
@@ -57,17 +59,19 @@ return 1
 KEEP_ARTIFACT: Final = """
 local root, owner, digest = KEYS[1], ARGV[1], ARGV[2]
 local size, now, quota = tonumber(ARGV[3]), ARGV[4], ARGV[5]
+if redis.call('EXISTS', root..'artifact:leaving:'..digest) == 1 then return {'leaving'} end
 local held = 0
 local kept = redis.call('HGETALL', root..'artifact:of:'..owner)
 for i = 1, #kept, 2 do
     if kept[i] ~= digest then held = held + tonumber(string.match(kept[i + 1], '^%S+')) end
 end
-if quota ~= '' and held + size > tonumber(quota) then return {0, held} end
+if quota ~= '' and held + size > tonumber(quota) then return {'full', held} end
 redis.call('HSET', root..'artifact:of:'..owner, digest, string.format('%.0f', size)..' '..now)
 redis.call('SADD', root..'artifact:owners', owner)
-return {1, held}
+return {'kept'}
 """
-"""Arguments: owner, digest, size, now, quota or "". Returns whether it fits, and the bytes held."""
+"""Arguments: owner, digest, size, now, quota or "". Returns an outcome; ``full``: and the bytes
+that the owner has; ``leaving``: it is being deleted."""
 
 ARTIFACTS_BEFORE: Final = """
 local found = {}
@@ -84,7 +88,7 @@ return found
 """Argument: a moment. Returns the digests that an owner kept before it."""
 
 FORGET_ARTIFACT: Final = """
-local digest, before, only = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local digest, before, only, leaving_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local old, others = {}, 0
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
     local kept = redis.call('HGET', KEYS[1]..'artifact:of:'..owner, digest)
@@ -97,13 +101,27 @@ for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
         end
     end
 end
-if only == '' and others > 0 then return 0 end
-for _, owner in ipairs(old) do
-    redis.call('HDEL', KEYS[1]..'artifact:of:'..owner, digest)
+if others == 0 then
+    redis.call('SET', KEYS[1]..'artifact:leaving:'..digest, '1', 'PX', leaving_ms)
+    return 1
 end
-return others == 0 and 1 or 0
+if only ~= '' then
+    for _, owner in ipairs(old) do redis.call('HDEL', KEYS[1]..'artifact:of:'..owner, digest) end
+end
+return 0
 """
-"""Arguments: digest, a moment, an owner or "". Returns whether nobody has it now."""
+"""Arguments: digest, a moment, an owner or "", how long nobody may keep it. Returns whether it may
+be deleted."""
+
+ARTIFACT_DELETED: Final = """
+local root, digest = KEYS[1], ARGV[1]
+if redis.call('DEL', root..'artifact:leaving:'..digest) == 0 then return 0 end
+for _, owner in ipairs(redis.call('SMEMBERS', root..'artifact:owners')) do
+    redis.call('HDEL', root..'artifact:of:'..owner, digest)
+end
+return 1
+"""
+"""Argument: the digest of an artifact that may be deleted."""
 
 RECORD: Final = """
 local root, name, kept, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
@@ -205,9 +223,14 @@ class HubCore(Environments, Leases):
         quota = "" if quota_bytes is None else str(quota_bytes)
         now = repr(self._clock.now())
         arguments = (owner, digest, str(size_bytes), now, quota)
-        fits, held = await self._run(KEEP_ARTIFACT, *arguments)
-        if not fits:
-            raise catalog.artifacts_full(owner, held, size_bytes, quota_bytes or 0)
+        outcome, *facts = await self._run(KEEP_ARTIFACT, *arguments)
+        if outcome == "full":
+            raise catalog.artifacts_full(owner, facts[0], size_bytes, quota_bytes or 0)
+        if outcome == "leaving":
+            raise CatalogConflict(
+                f"artifact {digest[:12]}, which no version referred to, is being deleted",
+                hint="send it again in a few seconds",
+            )
 
     async def artifacts_of(self, owner: str) -> dict[str, int]:  # noqa: D102
         rows = await self._ask("hgetall", f"{self._keys.root}artifact:of:{owner}")
@@ -219,7 +242,11 @@ class HubCore(Environments, Leases):
     async def forget_artifact(  # noqa: D102
         self, digest: str, *, before: float, owner: str | None = None
     ) -> bool:
-        return bool(await self._run(FORGET_ARTIFACT, digest, before, owner or ""))
+        leaving_ms = str(int(LEAVING_S * 1000))
+        return bool(await self._run(FORGET_ARTIFACT, digest, before, owner or "", leaving_ms))
+
+    async def artifact_deleted(self, digest: str) -> None:  # noqa: D102
+        await self._run(ARTIFACT_DELETED, digest)
 
     async def remember_all(  # noqa: D102
         self, values: Mapping[str, str], ttl_s: float

@@ -35,6 +35,9 @@ time after its end, unless noted.
     sorted set: the words that have versions, for searches by the beginning of a word.
 ``P:artifact:of:<owner>``
     hash: digest -> ``size kept_at`` of an owner's artifacts. Lives until collected.
+``P:artifact:leaving:<digest>``
+    string: 1 while the collector deletes an artifact, which nobody can keep meanwhile. Lives until
+    it is deleted, or its deletion was interrupted for `LEAVING_S`.
 ``P:artifact:owners``
     set: the owners that had artifacts. Kept forever.
 ``P:lease:one:<id>``

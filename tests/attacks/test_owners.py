@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.clock import FakeClock
+from aenv_ray.clock import Clock, FakeClock
 from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
 from aenv_ray.hub import core
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
@@ -31,6 +31,7 @@ from aenv_ray.hub.records import (
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
+from aenv_ray.serve.gateway import artifact_collection
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from aenv_ray.serve.gateway.routes import artifacts
 from aenv_ray.serve.gateway.routes.admin import POOLS
@@ -357,6 +358,70 @@ async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     assert await cast.bench.hub.artifacts_of("bob") == {}
     await cast.alice.delete("/env/helper/1.0.0")
     assert await collector(GRACE_S + 60).once() == [cast.archive]
+
+
+class _Meanwhile(ArtifactStore):
+    """A store in which something happens before each deletion."""
+
+    def __init__(self, root: Path, clock: Clock, act: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(DirectoryFiles(root / "artifacts", clock))
+        self._act = act
+
+    async def delete(self, digest: str) -> None:
+        await self._act(digest)
+        await super().delete(digest)
+
+
+async def test_the_collector_deletes_no_archive_that_is_published_meanwhile(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 6: neither the one that it deletes, nor a later one of the same round."""
+    monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
+    deps, hub = cast.bench.gateway.deps, cast.bench.hub
+    helper = (await cast.alice.get(f"/artifacts/{cast.archive}")).content
+    assert (await cast.alice.delete("/env/helper/1.0.0")).status_code == 200
+    digests = [hashlib.sha256(b"%d" % n).hexdigest() for n in range(1000)]
+    number, waste = next((n, d) for n, d in enumerate(digests) if d < cast.archive)
+    assert (await cast.bob.put(f"/artifacts/{waste}", content=b"%d" % number)).status_code == 200
+    answers = []
+
+    async def act(digest: str) -> None:
+        answers.append((digest, (await push(cast.alice, helper)).status_code))
+
+    store = _Meanwhile(tmp_path, deps.clock, act)
+    collector = ArtifactCollector(hub, store, deps.clock, "test")
+    assert await collector.once() == [waste]
+    assert answers == [(waste, 200)]
+    assert await store.exists(cast.archive)
+
+    assert (await cast.alice.delete("/env/helper/1.0.0")).status_code == 200
+    assert await collector.once() == [cast.archive]
+    assert answers[1:] == [(cast.archive, 409)]
+    assert (await push(cast.alice, helper)).status_code == 200
+    assert await store.exists(cast.archive)
+    store.close()
+
+
+async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an owner could fill the store with archives that count as nobody's."""
+    monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
+    deps, hub = cast.bench.gateway.deps, cast.bench.hub
+    waste = hashlib.sha256(b"waste").hexdigest()
+    await cast.bob.put(f"/artifacts/{waste}", content=b"waste")
+
+    async def act(digest: str) -> None:
+        raise FabricUnavailable("the store is down")
+
+    down = _Meanwhile(tmp_path, deps.clock, act)
+    with pytest.raises(FabricUnavailable):
+        await ArtifactCollector(hub, down, deps.clock, "test").once()
+    down.close()
+    assert waste in await hub.artifacts_of("bob")
+    collector = ArtifactCollector(hub, deps.artifacts, deps.clock, "test")
+    assert await collector.once() == [waste]
+    assert not await deps.artifacts.exists(waste)
 
 
 async def test_a_published_archive_that_is_refused_later_stays_accounted_for(

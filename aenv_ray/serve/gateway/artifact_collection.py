@@ -60,10 +60,13 @@ class ArtifactCollector:
         if not candidates:
             return []
         candidates -= {e.archive async for e in self._hub.all_environments(EnvironmentQuery())}
-        # Publishing keeps an artifact anew first, so one that is being published is not forgotten.
-        gone = [d for d in sorted(candidates) if await self._hub.forget_artifact(d, before=before)]
-        for digest in gone:
-            await self._store.delete(digest)
+        gone = []
+        for digest in sorted(candidates):
+            # Publishing keeps an artifact anew first, so one that is being published stays.
+            if await self._hub.forget_artifact(digest, before=before):
+                await self._store.delete(digest)
+                await self._hub.artifact_deleted(digest)
+                gone.append(digest)
         if gone:
             logger.info("deleted %d unreferenced artifacts", len(gone))
         return gone
@@ -77,6 +80,7 @@ class ArtifactCollector:
         publishers = {entry.owner async for entry in published if entry.archive == digest}
         if owner in publishers:
             return
-        is_last = await self._hub.forget_artifact(digest, before=0.0, owner=owner)
-        if is_last and not publishers:
-            await self._store.delete(digest)
+        if await self._hub.forget_artifact(digest, before=0.0, owner=owner):
+            if not publishers:
+                await self._store.delete(digest)
+            await self._hub.artifact_deleted(digest)

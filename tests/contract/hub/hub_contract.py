@@ -17,6 +17,7 @@ import pytest
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     ArtifactQuotaExceeded,
+    CatalogConflict,
     ConfigError,
     EnvironmentNotFound,
     Forbidden,
@@ -314,10 +315,19 @@ class HubContract(EnvironmentsContract):
         assert await hub.artifacts_before(START_S + 5) == {"a" * 64}
         assert not await hub.forget_artifact("a" * 64, before=START_S + 5)  # Bob's is younger
         assert await hub.forget_artifact("c" * 64, before=0.0, owner="bob")
+        await hub.artifact_deleted("c" * 64)
         assert not await hub.forget_artifact("a" * 64, before=0.0, owner="ann")
         assert await hub.artifacts_of("bob") == {"a" * 64: 60}
         assert await hub.forget_artifact("a" * 64, before=START_S + 60)
+        assert await hub.artifacts_of("bob") == {"a" * 64: 60}  # until it is deleted
+        for owner in ("ann", "bob"):
+            with pytest.raises(CatalogConflict, match="is being deleted"):
+                await hub.keep_artifact(owner, "a" * 64, 60)
+        await hub.artifact_deleted("a" * 64)
         assert await hub.artifacts_of("bob") == {}
+        await hub.keep_artifact("ann", "a" * 64, 60)
+        await hub.artifact_deleted("a" * 64)  # once more, after a lost answer
+        assert await hub.artifacts_of("ann") == {"a" * 64: 60}
 
     async def test_pages_of_the_audit_log_show_attempts_among_what_was_done(self, hub: Hub) -> None:
         """No record is skipped or repeated, even if all are made within a millisecond."""

@@ -64,6 +64,9 @@ async def filled(hub: StoredHub, store: ArtifactStore) -> str:
     """Publish, grant and so on, and return the secret of a token."""
     digest = await store.put(CODE)
     await hub.keep_artifact("somebody", digest, len(CODE))
+    waste = "0" * 64
+    await hub.keep_artifact("eve", waste, 1)
+    assert await hub.forget_artifact(waste, before=0.0, owner="eve")  # a deletion is under way
     await hub.push(entry(archive=digest, description="a surrogate\n"))
     await hub.push(entry(version="2.0.0", archive=digest))
     await hub.grant("weather", "bob", Right.USE)

@@ -24,6 +24,7 @@ from aenv_ray.errors import (
     ArtifactQuotaExceeded,
     ArtifactStoreDenied,
     ArtifactStoreFull,
+    CatalogConflict,
     ConfigError,
     EnvironmentNotFound,
     Forbidden,
@@ -61,7 +62,7 @@ UPLOADS: Final = "upload"
 
 _STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull, ArtifactQuotaExceeded)
 _PUBLISH: Final = failures(
-    VersionConflict, SandboxStartFailed, ArtifactNotFound, ArtifactDamaged, *_STORE
+    CatalogConflict, VersionConflict, SandboxStartFailed, ArtifactNotFound, ArtifactDamaged, *_STORE
 )
 _BINARY: Final = {"type": "string", "format": "binary"}
 _UPLOAD: Final = {
@@ -93,7 +94,7 @@ class ReferenceConfig(BaseModel):
 @router.put(
     "/artifacts/{digest}",
     openapi_extra=_UPLOAD,
-    responses=failures(ArtifactDamaged, *_STORE),
+    responses=failures(ArtifactDamaged, CatalogConflict, *_STORE),
 )
 async def put_artifact(call: PublisherCall, digest: str) -> ArtifactObject:
     """Upload an artifact under its SHA-256."""
@@ -128,6 +129,7 @@ async def _stored(call: RouteCall, owner: str, digest: str | None = None) -> Art
 
     Raises:
         ArtifactQuotaExceeded: The owner has no room for it; nothing is stored.
+        CatalogConflict: The collector deletes the same artifact just now.
     """
     deps, hub, quota = call.control.deps, call.hub, call.control.deps.artifact_quota_bytes
     known = await hub.artifacts_of(owner)
@@ -311,7 +313,7 @@ async def sign(
 @router.put(
     "/archives/{name}/{version}",
     openapi_extra=_UPLOAD,
-    responses=failures(Forbidden, *_STORE),
+    responses=failures(Forbidden, CatalogConflict, *_STORE),
 )
 async def put_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
