@@ -15,6 +15,7 @@ from typing import Any, Final
 from aenv_ray.clock import Clock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.records import (
+    ArtifactsHeld,
     AuditRecord,
     EnvironmentQuery,
     EnvironmentStatus,
@@ -144,13 +145,22 @@ class Hub(ABC):
         """Account for an artifact of an owner; again: note that it is used now.
 
         Raises:
-            ArtifactQuotaExceeded: The owner's artifacts are larger than `quota_bytes` with it.
+            ArtifactQuotaExceeded: The owner's artifacts are larger than `quota_bytes` with it, or
+                more than `catalog.MAX_ARTIFACTS`.
             CatalogConflict: It is being deleted, see `forget_artifact`.
         """
 
     @abstractmethod
-    async def artifacts_of(self, owner: str) -> dict[str, int]:
-        """Return the sizes in bytes of an owner's artifacts, by digest."""
+    async def has_artifact(self, owner: str, digest: str) -> bool:
+        """Return whether an owner has an artifact."""
+
+    @abstractmethod
+    async def artifacts_held(self, owner: str) -> ArtifactsHeld:
+        """Return the total size and the number of an owner's artifacts."""
+
+    @abstractmethod
+    async def versions_of_archive(self, digest: str) -> tuple[str, ...]:
+        """Return the versions that have an archive as ``name@version``, or some of many."""
 
     @abstractmethod
     async def artifacts_before(self, moment: float) -> frozenset[str]:

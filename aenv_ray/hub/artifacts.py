@@ -236,8 +236,13 @@ async def _pieces(data: bytes | AsyncIterable[bytes]) -> AsyncGenerator[bytes, N
         yield bytes(waiting)
 
 
+def is_digest(text: str) -> bool:
+    """Whether a text can be the digest of an artifact."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def _check(digest: str) -> None:
-    if not _DIGEST.fullmatch(digest):
+    if not is_digest(digest):
         raise ConfigError(
             f"invalid artifact digest {digest[:80]!r}: expected 64 lower-case hexadecimal digits",
             hint="use the digest that the hub lists for the version",

@@ -11,12 +11,20 @@ import re
 from typing import Final
 
 from aenv_ray.errors import ArtifactQuotaExceeded, CatalogConflict, EnvironmentNotFound, Forbidden
-from aenv_ray.hub.records import EnvironmentStatus, EnvironmentVersion, NameRecord, Right
+from aenv_ray.hub.records import (
+    ArtifactsHeld,
+    EnvironmentStatus,
+    EnvironmentVersion,
+    NameRecord,
+    Right,
+)
 
 MAX_SEARCH_WORDS: Final = 8
 """Number of words of a search text that count; the others are ignored."""
 MAX_ENTRY_WORDS: Final = 512
 """Number of words of an entry's name, tags and description, in this order, that are indexed."""
+MAX_ARTIFACTS: Final = 10_000
+"""Number of artifacts of one owner."""
 _MAX_WORD: Final = 64
 
 _SEMANTIC = re.compile(
@@ -114,12 +122,24 @@ def unpublished(name: str) -> EnvironmentNotFound:
     )
 
 
+def is_full(held: ArtifactsHeld, size_bytes: int, quota_bytes: int | None) -> bool:
+    """Whether an owner has no room for another artifact."""
+    is_large = quota_bytes is not None and held.size_bytes + size_bytes > quota_bytes
+    return is_large or held.number >= MAX_ARTIFACTS
+
+
 def artifacts_full(
-    owner: str, held_bytes: int, size_bytes: int, quota_bytes: int
+    owner: str, held: ArtifactsHeld, size_bytes: int, quota_bytes: int | None
 ) -> ArtifactQuotaExceeded:
     """Return the error for an upload that exceeds an owner's quota."""
+    if held.number >= MAX_ARTIFACTS:
+        return ArtifactQuotaExceeded(
+            f"{owner} has {held.number:,} artifacts, and an owner may have {MAX_ARTIFACTS:,}",
+            hint="delete unused versions, whose archives go within two hours",
+        )
     return ArtifactQuotaExceeded(
-        f"{owner} has {held_bytes >> 20} MiB of artifacts and may have {quota_bytes >> 20} MiB: "
+        f"{owner} has {held.size_bytes >> 20} MiB of artifacts and may have "
+        f"{(quota_bytes or 0) >> 20} MiB: "
         f"there is no room for {max(1, size_bytes >> 20)} MiB more",
         hint="delete unused versions, whose archives go within two hours, or have the operator "
         "raise AENV_ARTIFACT_QUOTA",

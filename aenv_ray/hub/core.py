@@ -15,7 +15,14 @@ from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import Environments
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases
-from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, LeaseQuery, Role, TokenRecord
+from aenv_ray.hub.records import (
+    ArtifactsHeld,
+    AuditRecord,
+    EnvironmentQuery,
+    LeaseQuery,
+    Role,
+    TokenRecord,
+)
 
 AUDIT_KEPT: Final = {
     "audit": 50_000, "audit:publisher": 50_000, "audit:user": 10_000, "audit:refused": 10_000,
@@ -56,22 +63,56 @@ return 1
 """
 """Arguments: token id, its instance or ""."""
 
-KEEP_ARTIFACT: Final = """
-local root, owner, digest = KEYS[1], ARGV[1], ARGV[2]
-local size, now, quota = tonumber(ARGV[3]), ARGV[4], ARGV[5]
-if redis.call('EXISTS', root..'artifact:leaving:'..digest) == 1 then return {'leaving'} end
-local held = 0
-local kept = redis.call('HGETALL', root..'artifact:of:'..owner)
-for i = 1, #kept, 2 do
-    if kept[i] ~= digest then held = held + tonumber(string.match(kept[i + 1], '^%S+')) end
+_HELD: Final = """
+local root = KEYS[1]
+local function of(owner) return root..'artifact:of:'..owner end
+local function size_of(kept) return kept and tonumber(string.match(kept, '^%S+')) or 0 end
+local function held_by(owner)
+    local number = redis.call('HLEN', of(owner))
+    local noted = redis.call('HGET', root..'artifact:held', owner) or ''
+    local bytes, counted = string.match(noted, '^(%S+) (%S+)$')
+    if counted and tonumber(counted) == number then return tonumber(bytes), number end
+    -- An earlier version, which notes no sums, changed them.
+    bytes = 0
+    for _, kept in ipairs(redis.call('HVALS', of(owner))) do bytes = bytes + size_of(kept) end
+    return bytes, number
 end
-if quota ~= '' and held + size > tonumber(quota) then return {'full', held} end
-redis.call('HSET', root..'artifact:of:'..owner, digest, string.format('%.0f', size)..' '..now)
+local function note_held(owner, bytes)
+    local number = redis.call('HLEN', of(owner))
+    local sums = string.format('%.0f %.0f', bytes, number)
+    redis.call('HSET', root..'artifact:held', owner, sums)
+end
+local function remove(owner, digest)
+    local kept = redis.call('HGET', of(owner), digest)
+    if not kept then return end
+    local bytes = held_by(owner) - size_of(kept)
+    redis.call('HDEL', of(owner), digest)
+    note_held(owner, bytes)
+end
+"""
+
+KEEP_ARTIFACT: Final = (
+    _HELD
+    + """
+local owner, digest = ARGV[1], ARGV[2]
+local size, now, quota, most = tonumber(ARGV[3]), ARGV[4], ARGV[5], tonumber(ARGV[6])
+if redis.call('EXISTS', root..'artifact:leaving:'..digest) == 1 then return {'leaving'} end
+local held, number = held_by(owner)
+local kept = redis.call('HGET', of(owner), digest)
+held = held - size_of(kept)
+if quota ~= '' and held + size > tonumber(quota) then return {'full', held, number} end
+if not kept and number >= most then return {'full', held, number} end
+redis.call('HSET', of(owner), digest, string.format('%.0f', size)..' '..now)
 redis.call('SADD', root..'artifact:owners', owner)
+note_held(owner, held + size)
 return {'kept'}
 """
-"""Arguments: owner, digest, size, now, quota or "". Returns an outcome; ``full``: and the bytes
-that the owner has; ``leaving``: it is being deleted."""
+)
+"""Arguments: owner, digest, size, now, quota or "", the largest number. Returns an outcome;
+``full``: and the bytes and the number that the owner has; ``leaving``: it is being deleted."""
+
+ARTIFACTS_HELD: Final = _HELD + "return {held_by(ARGV[1])}"
+"""Argument: owner. Returns the bytes and the number of the owner's artifacts."""
 
 ARTIFACTS_BEFORE: Final = """
 local found = {}
@@ -87,40 +128,41 @@ return found
 """
 """Argument: a moment. Returns the digests that an owner kept before it."""
 
-FORGET_ARTIFACT: Final = """
+FORGET_ARTIFACT: Final = (
+    _HELD
+    + """
 local digest, before, only, leaving_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local old, others = {}, 0
-for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
-    local kept = redis.call('HGET', KEYS[1]..'artifact:of:'..owner, digest)
+local others = 0
+for _, owner in ipairs(redis.call('SMEMBERS', root..'artifact:owners')) do
+    local kept = redis.call('HGET', of(owner), digest)
     if kept then
         local is_old = tonumber(string.match(kept, '%S+$')) < before
-        if owner == only or (only == '' and is_old) then
-            old[#old + 1] = owner
-        else
-            others = others + 1
-        end
+        local is_meant = owner == only or (only == '' and is_old)
+        if not is_meant then others = others + 1 end
     end
 end
 if others == 0 then
-    redis.call('SET', KEYS[1]..'artifact:leaving:'..digest, '1', 'PX', leaving_ms)
+    redis.call('SET', root..'artifact:leaving:'..digest, '1', 'PX', leaving_ms)
     return 1
 end
-if only ~= '' then
-    for _, owner in ipairs(old) do redis.call('HDEL', KEYS[1]..'artifact:of:'..owner, digest) end
-end
+if only ~= '' then remove(only, digest) end
 return 0
 """
+)
 """Arguments: digest, a moment, an owner or "", how long nobody may keep it. Returns whether it may
 be deleted."""
 
-ARTIFACT_DELETED: Final = """
-local root, digest = KEYS[1], ARGV[1]
+ARTIFACT_DELETED: Final = (
+    _HELD
+    + """
+local digest = ARGV[1]
 if redis.call('DEL', root..'artifact:leaving:'..digest) == 0 then return 0 end
 for _, owner in ipairs(redis.call('SMEMBERS', root..'artifact:owners')) do
-    redis.call('HDEL', root..'artifact:of:'..owner, digest)
+    remove(owner, digest)
 end
 return 1
 """
+)
 """Argument: the digest of an artifact that may be deleted."""
 
 RECORD: Final = """
@@ -222,19 +264,21 @@ class HubCore(Environments, Leases):
     ) -> None:
         quota = "" if quota_bytes is None else str(quota_bytes)
         now = repr(self._clock.now())
-        arguments = (owner, digest, str(size_bytes), now, quota)
+        arguments = (owner, digest, str(size_bytes), now, quota, str(catalog.MAX_ARTIFACTS))
         outcome, *facts = await self._run(KEEP_ARTIFACT, *arguments)
         if outcome == "full":
-            raise catalog.artifacts_full(owner, facts[0], size_bytes, quota_bytes or 0)
+            raise catalog.artifacts_full(owner, ArtifactsHeld(*facts), size_bytes, quota_bytes)
         if outcome == "leaving":
             raise CatalogConflict(
                 f"artifact {digest[:12]}, which no version referred to, is being deleted",
                 hint="send it again in a few seconds",
             )
 
-    async def artifacts_of(self, owner: str) -> dict[str, int]:  # noqa: D102
-        rows = await self._ask("hgetall", f"{self._keys.root}artifact:of:{owner}")
-        return {digest: int(text.partition(" ")[0]) for digest, text in rows.items()}
+    async def has_artifact(self, owner: str, digest: str) -> bool:  # noqa: D102
+        return bool(await self._ask("hexists", f"{self._keys.root}artifact:of:{owner}", digest))
+
+    async def artifacts_held(self, owner: str) -> ArtifactsHeld:  # noqa: D102
+        return ArtifactsHeld(*await self._run(ARTIFACTS_HELD, owner))
 
     async def artifacts_before(self, moment: float) -> frozenset[str]:  # noqa: D102
         return frozenset(await self._run(ARTIFACTS_BEFORE, moment))

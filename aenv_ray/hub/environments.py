@@ -28,6 +28,8 @@ from aenv_ray.hub.records import (
 _ONLY_STATE = frozenset({"status", "updated_at"})
 _SCANNED: Final = 1000
 """Members that a listing for one owner reads at once."""
+_SOME_VERSIONS: Final = 100
+"""Versions of one archive, which is of one version unless somebody publishes without its config."""
 _NAMED_VERSIONS = 5
 """Number of versions that a hint names."""
 MAX_OWNER_BYTES: Final = 256 * 1024 * 1024
@@ -82,6 +84,7 @@ if old then return {'kept', old, redis.call('HGET', root..'env:states', entry.re
 redis.call('HSET', root..'env:contents', entry.reference, entry.content)
 redis.call('HSET', root..'env:entries', entry.reference, text)
 redis.call('HSET', root..'env:states', entry.reference, state)
+redis.call('ZADD', root..'env:archives', 0, entry.archive..' '..entry.reference)
 redis.call('ZADD', all, 0, entry.member)
 redis.call('ZADD', root..'env:in:status:'..entry.status, 0, entry.member)
 for _, key in ipairs(indexes(entry)) do redis.call('ZADD', key, 0, entry.member) end
@@ -134,6 +137,7 @@ local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
 redis.call('HSET', root..'env:bytes', entry.owner, math.max(0, held - size))
 redis.call('HDEL', root..'env:entries', entry.reference)
 redis.call('HDEL', root..'env:states', entry.reference)
+redis.call('ZREM', root..'env:archives', entry.archive..' '..entry.reference)
 redis.call('ZREM', all, entry.member)
 redis.call('ZREM', root..'env:in:status:'..string.match(state, '^%S+'), entry.member)
 for _, key in ipairs(indexes(entry)) do redis.call('ZREM', key, entry.member) end
@@ -147,6 +151,22 @@ return {0}
 """
 )
 """Argument: the entry's indexes as JSON. Returns the number of users, and the names of some."""
+
+VERSIONS_OF_ARCHIVE: Final = """
+local entries, archives = KEYS[1]..'env:entries', KEYS[1]..'env:archives'
+if redis.call('ZCARD', archives) ~= redis.call('HLEN', entries) then
+    redis.call('DEL', archives)
+    for _, reference in ipairs(redis.call('HKEYS', entries)) do
+        -- The archive comes before all that a publisher writes.
+        local text = redis.call('HGET', entries, reference)
+        local archive = string.match(text, '"archive":"([^"]*)"')
+        redis.call('ZADD', archives, 0, archive..' '..reference)
+    end
+end
+local low, high = '['..ARGV[1]..' ', '('..ARGV[1]..'!'
+return redis.call('ZRANGEBYLEX', archives, low, high, 'LIMIT', 0, ARGV[2])
+"""
+"""Arguments: digest, how many at most. Returns members of the index of archives."""
 
 
 class Environments(HubBase, ABC):
@@ -272,6 +292,10 @@ class Environments(HubBase, ABC):
                 hint="delete them first: aenv instance delete, aenv service delete",
             )
 
+    async def versions_of_archive(self, digest: str) -> tuple[str, ...]:  # noqa: D102
+        found = await self._run(VERSIONS_OF_ARCHIVE, digest, str(_SOME_VERSIONS))
+        return tuple(member.partition(" ")[2] for member in found)
+
     async def _find(self, reference: str) -> EnvironmentVersion | None:
         rows = await self._read([reference])
         return rows[0] if rows else None
@@ -352,6 +376,7 @@ def _indexes(entry: EnvironmentVersion) -> dict[str, Any]:
         "member": catalog.member(entry.name, entry.version),
         "status": entry.status,
         "owner": entry.owner or "",
+        "archive": entry.archive,
         "tags": list(entry.tags),
         "words": catalog.search_words(entry),
     }

@@ -21,6 +21,9 @@ time after its end, unless noted.
     hash: name -> the owner of the name. Kept forever.
 ``P:env:grants``
     hash: ``name owner`` -> the granted right; the owner ``*`` is everybody. Lives until revoked.
+``P:env:archives``
+    sorted set: ``digest name@version`` of all versions, to find those of an archive. Made anew if
+    an earlier version has published or deleted some.
 ``P:env:in:all``
     sorted set: versions, sorted by name and then highest version first; listings page through it.
 ``P:env:in:latest``
@@ -35,6 +38,8 @@ time after its end, unless noted.
     sorted set: the words that have versions, for searches by the beginning of a word.
 ``P:artifact:of:<owner>``
     hash: digest -> ``size kept_at`` of an owner's artifacts. Lives until collected.
+``P:artifact:held``
+    hash: owner -> ``bytes number`` of the owner's artifacts; made anew if the number is wrong.
 ``P:artifact:leaving:<digest>``
     string: 1 while the collector deletes an artifact, which nobody can keep meanwhile. Lives until
     it is deleted, or its deletion was interrupted for `LEAVING_S`.

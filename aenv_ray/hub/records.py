@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -140,6 +140,14 @@ class EnvironmentQuery(_Frozen):
     """List only what this owner may use."""
     limit: int = Field(default=100, ge=1, le=1000)
     cursor: str | None = None
+
+
+class ArtifactsHeld(NamedTuple):
+    """The artifacts of one owner."""
+
+    size_bytes: int
+    """Their total size."""
+    number: int
 
 
 # --- audit log -----------------------------------------------------------------------------------

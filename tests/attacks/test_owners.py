@@ -17,7 +17,7 @@ import pytest
 
 from aenv_ray.clock import Clock, FakeClock
 from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
-from aenv_ray.hub import core
+from aenv_ray.hub import catalog, core
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import (
@@ -112,7 +112,7 @@ async def test_nobody_publishes_under_the_name_of_another_owner(cast: Cast, tmp_
     assert (await cast.bob.post("/env", json=by_config)).status_code == 403
     assert (await cast.bob.put("/env/helper/98.0.0", json=by_config)).status_code == 403
     assert (await cast.alice.get("/env/helper")).json()["data"]["version"] == "1.0.0"
-    assert cast.archive in await cast.bench.hub.artifacts_of("alice")
+    assert await cast.bench.hub.has_artifact("alice", cast.archive)
 
 
 async def test_a_grant_lets_another_owner_publish_until_it_is_revoked(
@@ -312,7 +312,7 @@ async def test_publishing_does_not_evade_the_artifact_quota(cast: Cast, tmp_path
     answer = await push(cast.bob, packed)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
     assert "AENV_ARTIFACT_QUOTA" in answer.json()["error"]["hint"]
-    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert await cast.bench.hub.artifacts_held("bob") == (0, 0)
     kept = {f.name for f in (tmp_path / "artifacts").rglob("*") if f.is_file()}
     assert kept == {cast.archive}
 
@@ -337,6 +337,40 @@ async def test_a_full_owner_sends_nothing_to_the_store(cast: Cast, tmp_path: Pat
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
 
 
+async def test_an_owner_has_no_room_for_any_number_of_artifacts(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: those of a byte cost no quota, but an inode of the store and memory of Redis."""
+    assert catalog.MAX_ARTIFACTS <= 10_000
+    monkeypatch.setattr(catalog, "MAX_ARTIFACTS", 5)
+    answers = []
+    for number in range(7):
+        data = b"%d" % number
+        digest = hashlib.sha256(data).hexdigest()
+        answers.append(await cast.bob.put(f"/artifacts/{digest}", content=data))
+    assert [answer.status_code for answer in answers] == [200] * 5 + [413] * 2
+    assert not await cast.bench.gateway.deps.artifacts.exists(digest)
+    again = "/artifacts/" + hashlib.sha256(b"0").hexdigest()
+    assert (await cast.bob.put(again, content=b"0")).status_code == 200
+
+
+async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a version has up to 1 MiB, and a token sends 500 requests per second."""
+
+    async def read(query: EnvironmentQuery) -> None:
+        raise AssertionError(f"the catalog is read: {query}")
+
+    monkeypatch.setattr(cast.bench.hub, "environments", read)
+    unknown = ("0" * 64, "nothing", "%FF", "a b")
+    for digest in (*unknown, cast.archive):
+        assert (await cast.user.get(f"/artifacts/{digest}")).status_code == 404
+        assert (await cast.bob.post("/publish", json={"archive": digest})).status_code in (400, 404)
+    await cast.alice.put("/names/helper/grants/una", json={"right": "use"})
+    assert (await cast.user.get(f"/artifacts/{cast.archive}")).status_code == 200
+
+
 async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     cast: Cast, tmp_path: Path
 ) -> None:
@@ -355,7 +389,7 @@ async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     assert await collector(GRACE_S + 60).once() == [digest]
     assert not await artifacts.exists(digest)
     assert await artifacts.exists(cast.archive)
-    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert await cast.bench.hub.artifacts_held("bob") == (0, 0)
     await cast.alice.delete("/env/helper/1.0.0")
     assert await collector(GRACE_S + 60).once() == [cast.archive]
 
@@ -418,7 +452,7 @@ async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
     with pytest.raises(FabricUnavailable):
         await ArtifactCollector(hub, down, deps.clock, "test").once()
     down.close()
-    assert waste in await hub.artifacts_of("bob")
+    assert await hub.has_artifact("bob", waste)
     collector = ArtifactCollector(hub, deps.artifacts, deps.clock, "test")
     assert await collector.once() == [waste]
     assert not await deps.artifacts.exists(waste)
@@ -439,7 +473,7 @@ async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
     allowed = {"archive": digest, "allow_secrets": ["src/id_rsa"]}
     assert (await cast.bob.post("/publish", json=allowed)).status_code == 200
     assert (await cast.bob.post("/publish", json={"archive": digest})).status_code == 400
-    assert await cast.bench.hub.artifacts_of("bob") == {digest: len(data)}
+    assert await cast.bench.hub.artifacts_held("bob") == (len(data), 1)
     await cast.bob.delete("/env/keyed/1.0.0")
     deps = cast.bench.gateway.deps
     clock = FakeClock(deps.clock.now() + GRACE_S + 60)
@@ -488,7 +522,7 @@ async def test_an_upload_is_no_larger_than_a_project(cast: Cast) -> None:
     digest = hashlib.sha256(data).hexdigest()
     assert (await cast.bob.put(f"/artifacts/{digest}", content=data)).status_code == 413
     assert not await deps.artifacts.exists(digest)
-    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert await cast.bench.hub.artifacts_held("bob") == (0, 0)
 
 
 async def test_a_refused_publish_deletes_nothing_that_others_need(
@@ -497,7 +531,7 @@ async def test_a_refused_publish_deletes_nothing_that_others_need(
     """Invariant 15: two owners may have the same archive, and a version outlives its grant."""
     data = (await cast.alice.get(f"/artifacts/{cast.archive}")).content
     assert (await push(cast.bob, data)).status_code == 403
-    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert await cast.bench.hub.artifacts_held("bob") == (0, 0)
     assert (await cast.alice.get(f"/artifacts/{cast.archive}")).content == data
     await cast.alice.put("/names/helper/grants/bob", json={"right": "publish"})
     second = archived(tmp_path, "helper", "2.0.0")
@@ -536,7 +570,7 @@ async def test_an_owner_publishes_no_archive_of_another(cast: Cast, tmp_path: Pa
     assert (await cast.alice.put(f"/artifacts/{digest}", content=private)).status_code == 200
     answer = await cast.bob.post("/publish", json={"archive": digest})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "artifact_not_found")
-    assert await cast.bench.hub.artifacts_of("bob") == {}
+    assert await cast.bench.hub.artifacts_held("bob") == (0, 0)
 
 
 async def test_a_refused_publish_leaves_the_upload_of_another_owner(

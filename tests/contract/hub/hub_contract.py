@@ -25,7 +25,7 @@ from aenv_ray.errors import (
     QuotaExceeded,
     QuotaTooSmall,
 )
-from aenv_ray.hub import environments
+from aenv_ray.hub import catalog, environments
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     AuditRecord,
@@ -308,7 +308,7 @@ class HubContract(EnvironmentsContract):
         await hub.keep_artifact("ann", "a" * 64, 60, quota_bytes=100)
         with pytest.raises(ArtifactQuotaExceeded, match="ann"):
             await hub.keep_artifact("ann", "b" * 64, 41, quota_bytes=100)
-        assert await hub.artifacts_of("ann") == {"a" * 64: 60}
+        assert await hub.artifacts_held("ann") == (60, 1)
         clock.advance(10)
         await hub.keep_artifact("bob", "a" * 64, 60)
         await hub.keep_artifact("bob", "c" * 64, 1)
@@ -317,17 +317,45 @@ class HubContract(EnvironmentsContract):
         assert await hub.forget_artifact("c" * 64, before=0.0, owner="bob")
         await hub.artifact_deleted("c" * 64)
         assert not await hub.forget_artifact("a" * 64, before=0.0, owner="ann")
-        assert await hub.artifacts_of("bob") == {"a" * 64: 60}
+        assert await hub.artifacts_held("bob") == (60, 1)
         assert await hub.forget_artifact("a" * 64, before=START_S + 60)
-        assert await hub.artifacts_of("bob") == {"a" * 64: 60}  # until it is deleted
+        assert await hub.artifacts_held("bob") == (60, 1)  # until it is deleted
         for owner in ("ann", "bob"):
             with pytest.raises(CatalogConflict, match="is being deleted"):
                 await hub.keep_artifact(owner, "a" * 64, 60)
         await hub.artifact_deleted("a" * 64)
-        assert await hub.artifacts_of("bob") == {}
+        assert await hub.artifacts_held("bob") == (0, 0)
         await hub.keep_artifact("ann", "a" * 64, 60)
         await hub.artifact_deleted("a" * 64)  # once more, after a lost answer
-        assert await hub.artifacts_of("ann") == {"a" * 64: 60}
+        assert await hub.artifacts_held("ann") == (60, 1)
+
+    async def test_the_number_of_an_owners_artifacts_has_a_limit(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(catalog, "MAX_ARTIFACTS", 2)
+        for digest in ("a", "b", "a"):
+            await hub.keep_artifact("ann", digest * 64, 1)
+        with pytest.raises(ArtifactQuotaExceeded, match="2 artifacts"):
+            await hub.keep_artifact("ann", "c" * 64, 1)
+        assert not await hub.has_artifact("ann", "c" * 64)
+        await hub.keep_artifact("bob", "c" * 64, 1)
+        assert await hub.forget_artifact("b" * 64, before=0.0, owner="ann")
+        await hub.artifact_deleted("b" * 64)
+        await hub.keep_artifact("ann", "c" * 64, 1)
+        assert not await hub.forget_artifact("c" * 64, before=0.0, owner="ann")  # Bob has it
+        assert await hub.artifacts_held("ann") == (1, 1)
+
+    async def test_the_versions_of_an_archive_are_found(self, hub: Hub) -> None:
+        archive, other = "a" * 64, "b" * 64
+        await hub.push(entry(archive=archive))
+        await hub.push(entry(version="2.0.0", archive=archive))
+        await hub.push(entry("desk", archive=other))
+        await hub.push(entry("config-alone", archive=""))
+        assert await hub.versions_of_archive(archive) == ("weather@1.0.0", "weather@2.0.0")
+        await hub.delete_environment("weather", "1.0.0")
+        assert await hub.versions_of_archive(archive) == ("weather@2.0.0",)
+        assert await hub.versions_of_archive(other) == ("desk@1.0.0",)
+        assert await hub.versions_of_archive("c" * 64) == ()
 
     async def test_pages_of_the_audit_log_show_attempts_among_what_was_done(self, hub: Hub) -> None:
         """No record is skipped or repeated, even if all are made within a millisecond."""

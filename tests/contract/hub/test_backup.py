@@ -112,7 +112,7 @@ async def test_everything_is_back_after_everything_was_lost(
     assert (await hub.audit_log(10))[1:] == log
     assert (await hub.audit_log(1))[0].action == "hub.restore"
     assert await new.read(versions[0].archive) == CODE
-    assert await hub.artifacts_of("somebody") == {versions[0].archive: len(CODE)}
+    assert await hub.artifacts_held("somebody") == (len(CODE), 1)
     found = (await hub.environments(EnvironmentQuery(text="surrog", tag="Ünï"))).items
     assert [e.version for e in found] == ["1.0.0"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.clock import FakeClock, SystemClock
-from aenv_ray.errors import QuotaExceeded
+from aenv_ray.errors import ArtifactQuotaExceeded, QuotaExceeded
 from aenv_ray.hub import catalog, keys
 from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import RedisClient
@@ -93,6 +93,39 @@ class TestHubCore(HubContract):
         hub = HubCore(server.connect(), clock, where="test")
         yield hub
         await hub.close()
+
+    async def test_what_earlier_versions_did_not_count_is_counted(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """They wrote no sums and no index, also after a downgrade."""
+        digest = "a" * 64
+        await hub.push(entry(archive=digest))
+        await redis.delete("{aenv}:env:archives")
+        of_ann: dict[Any, Any] = {digest: "60 1.0", "b" * 64: "5 2.0"}
+        await redis.hset("{aenv}:artifact:of:ann", mapping=of_ann)
+        await redis.sadd("{aenv}:artifact:owners", "ann")
+        assert await hub.versions_of_archive(digest) == ("weather@1.0.0",)
+        assert await hub.artifacts_held("ann") == (65, 2)
+        await hub.keep_artifact("ann", "c" * 64, 7)
+        assert await hub.artifacts_held("ann") == (72, 3)
+        await redis.hset("{aenv}:artifact:of:ann", "d" * 64, "8 3.0")
+        with pytest.raises(ArtifactQuotaExceeded):
+            await hub.keep_artifact("ann", "e" * 64, 1, quota_bytes=80)
+        assert await hub.artifacts_held("ann") == (80, 4)
+
+    async def test_an_upload_costs_the_same_however_many_there_were(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """Redis works for nobody else meanwhile."""
+        for number in range(300):
+            await hub.keep_artifact("ann", f"{number:064x}", 1)
+        await redis.config_resetstat()
+        await hub.keep_artifact("ann", "f" * 64, 1, quota_bytes=1000)
+        await hub.artifacts_held("ann")
+        await hub.has_artifact("ann", "f" * 64)
+        calls = {name: facts["calls"] for name, facts in (await redis.info("commandstats")).items()}
+        assert not calls.keys() & {"cmdstat_hgetall", "cmdstat_hvals", "cmdstat_hkeys"}
+        assert sum(calls.values()) < 30
 
     async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
         await hub.check_layout()

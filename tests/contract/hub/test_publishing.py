@@ -255,10 +255,10 @@ async def test_what_does_not_fit_the_quota_of_its_publisher_is_not_stored(
     with pytest.raises(ArtifactQuotaExceeded) as caught:
         await publish(sent, "ada", artifact_quota_bytes=200_000, **where)
     assert "AENV_ARTIFACT_QUOTA" in str(caught.value.hint)
-    assert await hub.artifacts_of("ada") == {}
+    assert await hub.artifacts_held("ada") == (0, 0)
     assert not [file for file in (tmp_path / "artifacts").rglob("*") if file.is_file()]
     kept = await publish(sent, "ada", artifact_quota_bytes=400_000, **where)
-    assert await hub.artifacts_of("ada") == {kept.archive: kept.archive_bytes}
+    assert await hub.artifacts_held("ada") == (kept.archive_bytes, 1)
 
 
 @pytest.mark.namespaces
@@ -321,7 +321,7 @@ async def test_nothing_is_loaded_under_the_name_of_another_owner(
         await publish(source.archive(), "bob", **where)
     with pytest.raises(SandboxStartFailed):
         await publish(source.archive(), "bob", is_admin=True, **where)
-    assert await hub.artifacts_of("bob") == {}
+    assert await hub.artifacts_held("bob") == (0, 0)
 
 
 async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(

@@ -132,9 +132,10 @@ async def _stored(call: RouteCall, owner: str, digest: str | None = None) -> Art
         CatalogConflict: The collector deletes the same artifact just now.
     """
     deps, hub, quota = call.control.deps, call.hub, call.control.deps.artifact_quota_bytes
-    known = await hub.artifacts_of(owner)
-    if quota is not None and digest not in known and sum(known.values()) >= quota:
-        raise catalog.artifacts_full(owner, sum(known.values()), 0, quota)
+    held = await hub.artifacts_held(owner)
+    is_new = digest is None or not await hub.has_artifact(owner, digest)
+    if is_new and catalog.is_full(held, 1, quota):
+        raise catalog.artifacts_full(owner, held, 1, quota)
 
     async def keep(found: str, size: int) -> None:
         # First, so that an upload that is cut off here is collected like others.

@@ -21,10 +21,9 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import Clock
 from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.artifacts import missing
+from aenv_ray.hub.artifacts import is_digest, missing
 from aenv_ray.hub.catalog import unpublished
 from aenv_ray.hub.records import (
-    EnvironmentQuery,
     EnvironmentVersion,
     Lease,
     NameRecord,
@@ -252,11 +251,14 @@ class RouteCall:
             ArtifactNotFound: The caller may not.
         """
         owner = self.visible_to
-        if owner is None or digest in await self.hub.artifacts_of(owner):
+        if owner is None:
             return
-        async for entry in self.hub.all_environments(EnvironmentQuery(visible_to=owner)):
-            if entry.archive == digest:
+        if is_digest(digest):
+            if await self.hub.has_artifact(owner, digest):
                 return
+            for reference in await self.hub.versions_of_archive(digest):
+                if await self.may_use(reference.partition("@")[0]):
+                    return
         raise missing(self.control.deps.artifacts.name, digest)
 
     async def owned(self, instance_id: str) -> Lease:
