@@ -112,6 +112,8 @@ class Settings(BaseModel):
     max_disk: str | None = None
     max_pids: int | None = Field(default=None, ge=16)
     """Largest ``container.pids``; the default of projects is 1,024."""
+    max_replicas: int | None = Field(default=None, ge=0)
+    """Replicas of all services of one owner."""
     max_ttl: str | None = None
     """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)

@@ -58,6 +58,8 @@ class Policy(BaseModel):
     """Limit for the work directory, and for a container's writable layer."""
     max_pids: int | None = None
     """Processes and threads of a container, as ``container.pids``."""
+    max_replicas: int | None = None
+    """Replicas of all services of one owner: each is a process beside its sandbox."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -203,6 +205,16 @@ class Policy(BaseModel):
         if self.max_ttl_s is not None and ttl_s > self.max_ttl_s:
             raise _too_much(what, f"a TTL of {ttl_s:g} s", f"{self.max_ttl_s:g} s", "TTL")
 
+    def check_replicas(self, number: int, owner: str) -> None:
+        """Check how many replicas the services of an owner may have together.
+
+        Raises:
+            PolicyRefused: It is more than `max_replicas`.
+        """
+        if self.max_replicas is not None and number > self.max_replicas:
+            asked = f"{number} replicas of its services"
+            raise _too_much(f"owner {owner!r}", asked, f"{self.max_replicas}", "REPLICAS")
+
     def _check_sizes(self, config: EnvironmentConfig) -> None:
         deploy, what = config.deploy, config.reference
         if deploy.cpu and self.max_cpu is not None:
@@ -254,6 +266,7 @@ STRICT: Final = Policy(
     max_memory_bytes=256 << 30,
     max_disk_bytes=1 << 40,
     max_pids=4096,
+    max_replicas=16,
     max_ttl_s=7 * 86_400.0,
 )  # fmt: skip
 """The defaults where a gateway runs."""
@@ -306,6 +319,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         fills.append("ephemeral_storage")
     if settings.max_pids is not None:
         given["max_pids"] = settings.max_pids
+    if settings.max_replicas is not None:
+        given["max_replicas"] = settings.max_replicas
     if settings.max_ttl is not None:
         given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
     return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})

@@ -81,6 +81,8 @@ class Hub(ABC):
 
         Raises:
             EnvironmentNotFound: The name has no owner.
+            ConfigError: The owner to whom it is granted has a name that is too long.
+            CatalogConflict: The owner of the name has given as many grants as it may.
         """
 
     @abstractmethod
@@ -302,6 +304,7 @@ class Hub(ABC):
             secret: None: a new one. The secret does not leave this process; the hub stores a hash.
 
         Raises:
+            CatalogConflict: The instance has as many tokens as it may.
             ConfigError: A token of role agent without an instance, another one with one, or a TTL
                 that is not positive.
         """
@@ -331,7 +334,11 @@ class Hub(ABC):
 
     @abstractmethod
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:
-        """Store a token under the hash of its secret."""
+        """Store a token under the hash of its secret.
+
+        Raises:
+            CatalogConflict: Its instance has as many tokens as it may.
+        """
 
     @abstractmethod
     async def check_hash(self, hashed: str) -> TokenRecord | None:
@@ -368,12 +375,14 @@ class Hub(ABC):
 
     @abstractmethod
     async def replace_document(
-        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+        self, kind: str, name: str, old: dict[str, Any] | None, new: dict[str, Any]
     ) -> bool:
         """Replace a document if it still is `old`, as `documents` returned it.
 
+        None as `old` stores a new document if there is none.
+
         Returns:
-            Whether it was replaced; False if somebody has changed or deleted it.
+            Whether it was replaced; False if somebody has changed, deleted or stored it.
         """
 
     @abstractmethod

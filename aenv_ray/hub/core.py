@@ -29,13 +29,27 @@ AUDIT_KEPT: Final = {
 }  # fmt: skip
 """How many records each stream keeps. What a role can do must not displace what a higher one did,
 and refused attempts nothing that was done."""
+MAX_AGENT_TOKENS: Final = 100
+"""Number of tokens of one instance."""
 LEAVING_S: Final = 600.0
 """An artifact whose deletion was interrupted can be kept again after this long."""
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
 local root = KEYS[1]
-local id, hash, record, instance, expires_at = unpack(ARGV)
+local id, hash, record, instance, expires_at, most = unpack(ARGV)
+if instance ~= '' then
+    local ids = redis.call('SMEMBERS', root..'token:of:'..instance)
+    local others = 0
+    for _, other in ipairs(ids) do
+        if redis.call('HEXISTS', root..'token:records', other) == 0 then  -- it has expired
+            redis.call('SREM', root..'token:of:'..instance, other)
+        elseif other ~= id then
+            others = others + 1
+        end
+    end
+    if others >= tonumber(most) then return 0 end
+end
 redis.call('HSET', root..'token:hashes', hash, id)
 redis.call('HSET', root..'token:secrets', id, hash)
 redis.call('HSET', root..'token:records', id, record)
@@ -43,7 +57,8 @@ if instance ~= '' then redis.call('SADD', root..'token:of:'..instance, id) end
 if expires_at ~= '' then redis.call('ZADD', root..'token:expiry', expires_at, id) end
 return 1
 """
-"""Arguments: token id, hash of its secret, its record, its instance or "", its expiry or ""."""
+"""Arguments: token id, hash of its secret, its record, its instance or "", its expiry or "", how
+many an instance may have. Returns whether it was stored."""
 
 FIND_TOKEN: Final = """
 local id = redis.call('HGET', KEYS[1]..'token:hashes', ARGV[1])
@@ -206,14 +221,14 @@ return stored
 
 REPLACE_DOCUMENT: Final = """
 local key = KEYS[1]..'doc:'..ARGV[1]
-local kept = redis.call('HGET', key, ARGV[2])
+local kept = redis.call('HGET', key, ARGV[2]) or ''
 if kept == ARGV[4] then return 1 end
 if kept ~= ARGV[3] then return 0 end
 redis.call('HSET', key, ARGV[2], ARGV[4])
 return 1
 """
-"""Arguments: kind, name, the old document, the new one. Returns whether the new one is stored, also
-when repeated after a lost answer."""
+"""Arguments: kind, name, the old document or "", the new one. Returns whether the new one is
+stored, also when repeated after a lost answer."""
 
 
 def _stream_of(entry: AuditRecord) -> str:
@@ -231,14 +246,20 @@ class HubCore(Environments, Leases):
     """`Hub` over Redis 6.2 or newer, or Valkey; any number may share one Redis."""
 
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:  # noqa: D102
-        await self._run(
+        is_kept = await self._run(
             KEEP_TOKEN,
             record.id,
             hashed,
             record.model_dump_json(),
             record.instance_id or "",
             "" if record.expires_at is None else record.expires_at,
+            str(MAX_AGENT_TOKENS),
         )
+        if not is_kept:
+            raise CatalogConflict(
+                f"instance {record.instance_id} has {MAX_AGENT_TOKENS} tokens, as many as it may",
+                hint="revoke some with aenv token revoke, or create them with a TTL",
+            )
 
     async def check_hash(self, hashed: str) -> TokenRecord | None:  # noqa: D102
         text = await self._run(FIND_TOKEN, hashed)
@@ -330,9 +351,10 @@ class HubCore(Environments, Leases):
         await self._ask("hset", self._keys.documents + kind, name, to_json(document))
 
     async def replace_document(  # noqa: D102
-        self, kind: str, name: str, old: dict[str, Any], new: dict[str, Any]
+        self, kind: str, name: str, old: dict[str, Any] | None, new: dict[str, Any]
     ) -> bool:
-        return bool(await self._run(REPLACE_DOCUMENT, kind, name, to_json(old), to_json(new)))
+        before = "" if old is None else to_json(old)
+        return bool(await self._run(REPLACE_DOCUMENT, kind, name, before, to_json(new)))
 
     async def documents(self, kind: str) -> dict[str, dict[str, Any]]:  # noqa: D102
         rows = await self._ask("hgetall", self._keys.documents + kind)

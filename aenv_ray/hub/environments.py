@@ -8,6 +8,7 @@ from typing import Any, Final
 from aenv_ray import ids
 from aenv_ray.errors import (
     ArtifactQuotaExceeded,
+    CatalogConflict,
     ConfigError,
     EnvironmentInUse,
     EnvironmentNotFound,
@@ -34,6 +35,12 @@ _NAMED_VERSIONS = 5
 """Number of versions that a hint names."""
 MAX_OWNER_BYTES: Final = 256 * 1024 * 1024
 """Total size of the entries of one owner, which are in the memory of Redis."""
+MAX_OWNER_CHARACTERS: Final = 200
+"""Longest name of an owner to whom something is granted."""
+MAX_GRANTS: Final = 2000
+"""Number of grants for all names of one owner."""
+DELETED_BYTES: Final = 512
+"""What a deleted version counts for: Redis keeps its reference and the digest of its content."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
 """Largest entry of a version, which every listing reads."""
 
@@ -66,15 +73,16 @@ PUSH: Final = (
     _LATEST
     + """
 local entry = cjson.decode(ARGV[1])
-local text, state, owner, expected, grant, most = unpack(ARGV, 2)
+local text, state, owner, expected, grant, most, deleted = unpack(ARGV, 2)
 if (redis.call('HGET', root..'env:owners', entry.name) or '') ~= expected then return {'moved'} end
 local kept = redis.call('HGET', root..'env:contents', entry.reference)
 local old = redis.call('HGET', root..'env:entries', entry.reference)
 if kept and kept ~= entry.content then return {old and 'published' or 'deleted'} end
 local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
 if not old and entry.owner ~= '' then
-    if held + #text > tonumber(most) then return {'full', tostring(held)} end
-    redis.call('HINCRBY', root..'env:bytes', entry.owner, #text)
+    local size = kept and #text - tonumber(deleted) or #text
+    if held + size > tonumber(most) then return {'full', tostring(held)} end
+    redis.call('HSET', root..'env:bytes', entry.owner, math.max(0, held + size))
 end
 if expected == '' and owner ~= '' then
     redis.call('HSET', root..'env:owners', entry.name, owner)
@@ -94,9 +102,10 @@ return {'kept', text, state}
 """
 )
 """Arguments: the entry's indexes as JSON, the entry, its state, the owner of its name, the recorded
-owner or "", what everybody is granted with a new record, or "", and how many bytes of entries an
-owner may have. Returns an outcome, and then the stored entry and state; ``moved``: the name has got
-another owner; ``full``: the owner's entries would exceed the limit; then the bytes they have."""
+owner or "", what everybody is granted with a new record, or "", how many bytes of entries an owner
+may have, and what a deleted version counts for. Returns an outcome, and then the stored entry and
+state; ``moved``: the name has got another owner; ``full``: the owner's entries would exceed the
+limit; then the bytes they have."""
 
 SET_STATE: Final = (
     _LATEST
@@ -134,7 +143,8 @@ local state = redis.call('HGET', root..'env:states', entry.reference)
 if not state then return {0} end
 local size = redis.call('HSTRLEN', root..'env:entries', entry.reference)
 local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
-redis.call('HSET', root..'env:bytes', entry.owner, math.max(0, held - size))
+local left = math.max(0, held - size + tonumber(ARGV[2]))
+if entry.owner ~= '' then redis.call('HSET', root..'env:bytes', entry.owner, left) end
 redis.call('HDEL', root..'env:entries', entry.reference)
 redis.call('HDEL', root..'env:states', entry.reference)
 redis.call('ZREM', root..'env:archives', entry.archive..' '..entry.reference)
@@ -150,7 +160,8 @@ refresh_latest(entry.name)
 return {0}
 """
 )
-"""Argument: the entry's indexes as JSON. Returns the number of users, and the names of some."""
+"""Arguments: the entry's indexes as JSON, what a deleted version counts for. Returns the number of
+users, and the names of some."""
 
 VERSIONS_OF_ARCHIVE: Final = """
 local entries, archives = KEYS[1]..'env:entries', KEYS[1]..'env:archives'
@@ -195,8 +206,9 @@ class Environments(HubBase, ABC):
             grant = "" if recorded else known.grants.get(EVERYBODY, "")
             state = _state(entry.status, now)
             outcome, *kept = await self._run(
-                PUSH, indexes, text, state, owner, recorded, grant, str(MAX_OWNER_BYTES)
-            )
+                PUSH, indexes, text, state, owner, recorded, grant, str(MAX_OWNER_BYTES),
+                str(DELETED_BYTES),
+            )  # fmt: skip
         if outcome == "full":
             raise ArtifactQuotaExceeded(
                 f"the configs and schemas of {entry.owner}'s versions have {int(kept[0]) >> 20} of "
@@ -238,8 +250,30 @@ class Environments(HubBase, ABC):
         field = f"{name} {owner}"
         if right is None:
             await self._ask("hdel", self._keys.grants, field)
-        else:
-            await self._ask("hset", self._keys.grants, field, right.value)
+            return
+        if owner not in record.grants:
+            await self._check_room_for_grant(record.owner, owner)
+        await self._ask("hset", self._keys.grants, field, right.value)
+
+    async def _check_room_for_grant(self, owner: str, granted: str) -> None:
+        """Refuse a grant that is too long, or one more than an owner may give.
+
+        Every listing reads all grants. Concurrent requests may exceed the limit by their number.
+        """
+        if len(granted) > MAX_OWNER_CHARACTERS:
+            raise ConfigError(
+                f"the owner {granted[:80]!r} has {len(granted):,} characters, more than the limit "
+                f"of {MAX_OWNER_CHARACTERS}",
+                hint="grant to the owner of a token, or to * for everybody",
+            )
+        owners = await self._ask("hgetall", self._keys.owners)
+        grants = await self._ask("hkeys", self._keys.grants)
+        given = sum(owners.get(field.partition(" ")[0]) == owner for field in grants)
+        if given >= MAX_GRANTS:
+            raise CatalogConflict(
+                f"{owner} has given {given:,} grants, and may give {MAX_GRANTS:,}",
+                hint="revoke some, or grant to * for everybody",
+            )
 
     async def environment(  # noqa: D102
         self, name: str, version: str | None = None
@@ -284,7 +318,7 @@ class Environments(HubBase, ABC):
 
     async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
         entry = await self.environment(name, version)
-        count, *users = await self._run(DELETE, to_json(_indexes(entry)))
+        count, *users = await self._run(DELETE, to_json(_indexes(entry)), str(DELETED_BYTES))
         if count:
             more = " and others" if count > len(users) else ""
             raise EnvironmentInUse(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from aenv_ray.errors import CatalogConflict, ConfigError, ServiceNotFound
+from aenv_ray.errors import CatalogConflict, ConfigError, QuotaTooSmall, ServiceNotFound
 from aenv_ray.hub.api import Hub
+from aenv_ray.policy import Policy
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
 
 KIND: Final = "service"
-_LAST_KIND: Final = "service-last"
-"""The last service of each name that is free again."""
-_CLAIM_S: Final = 10.0
+MAX_SERVICES: Final = 100
+"""Number of services of one owner."""
+MAX_OWNER_BYTES: Final = 8 * 1024 * 1024
+"""Total size of the records of one owner, which every request to a service reads."""
 MAX_REPLICAS: Final = 1000
+_RETRY_S: Final = 10.0
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -90,6 +94,13 @@ class ServiceRecord(BaseModel):
     updated_at: float
 
     @property
+    def most_replicas(self) -> int:
+        """The largest number of replicas that it may have without an update."""
+        if self.autoscale is None or self.replicas == 0:
+            return self.replicas
+        return self.autoscale.max_replicas
+
+    @property
     def revision(self) -> str:
         """Digest of everything whose change replaces the replicas, without their number."""
         variables = sorted(self.environment_variables.items())
@@ -99,6 +110,57 @@ class ServiceRecord(BaseModel):
             *(() if self.storage is None else self.storage.model_dump().items()),
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def check_room(
+    record: ServiceRecord,
+    before: ServiceRecord | None,
+    others: Sequence[ServiceRecord],
+    quota: int | None,
+    policy: Policy,
+) -> None:
+    """Refuse a service for which its owner has no room.
+
+    Args:
+        record: The service.
+        before: It before this change; None: it is new. What does not grow is not refused.
+        others: The owner's other services.
+        quota: The number of instances that the owner may have; None: any.
+        policy: Limits their replicas.
+
+    Raises:
+        CatalogConflict: The owner has as many services, or as much text in them, as it may.
+        PolicyRefused: Their replicas would be more than the operator allows.
+        QuotaTooSmall: Their replicas would be more than the quota.
+    """
+    if before is None and len(others) >= MAX_SERVICES:
+        raise CatalogConflict(
+            f"{record.owner!r} has {len(others)} services, as many as an owner may",
+            hint="delete unused ones: aenv service delete",
+        )
+    size = _size(record)
+    held = sum(map(_size, others))
+    if held + size > MAX_OWNER_BYTES and (before is None or size > _size(before)):
+        raise CatalogConflict(
+            f"the records of the services of {record.owner!r} have {held:,} bytes and may have "
+            f"{MAX_OWNER_BYTES:,}: service {record.id} needs {size:,}",
+            hint="use smaller environment variables, or delete unused services",
+        )
+    if before is not None and record.most_replicas <= before.most_replicas:
+        return
+    most = record.most_replicas + sum(one.most_replicas for one in others)
+    policy.check_replicas(most, record.owner)
+    if quota is not None and most > quota:
+        raise QuotaTooSmall(
+            f"the quota of owner:{record.owner} is {quota} instances, and its services would have "
+            f"{most} replicas with service {record.id}",
+            retry_after_s=_RETRY_S,
+            hint="use fewer replicas, pause other services, or have the quota raised",
+        )
+
+
+def _size(record: ServiceRecord) -> int:
+    return len(record.model_dump_json())
 
 
 def is_alone(record: ServiceRecord) -> bool:
@@ -146,11 +208,6 @@ class ServiceRecords:
             raise not_found(service_id)
         return found
 
-    async def put(self, record: ServiceRecord) -> None:
-        """Store a new record."""
-        data: dict[str, Any] = record.model_dump(mode="json")
-        await self._hub.put_document(KIND, record.id, data)
-
     async def replace(self, old: ServiceRecord, new: ServiceRecord) -> bool:
         """Store a changed record if the stored one still is `old`; return whether it was."""
         kept = (await self._hub.documents(KIND)).get(old.id)
@@ -158,16 +215,14 @@ class ServiceRecords:
             return False
         return await self._hub.replace_document(KIND, old.id, kept, new.model_dump(mode="json"))
 
-    async def claim(self, record: ServiceRecord) -> None:
-        """Reserve the name of a service that is about to be created.
+    async def add(self, record: ServiceRecord) -> None:
+        """Store a new record.
 
         Raises:
-            CatalogConflict: A service with this name exists or is being created.
+            CatalogConflict: A service with this name exists.
         """
-        last = (await self._hub.documents(_LAST_KIND)).get(record.id, {}).get("uid", "")
-        key = f"service-name:{record.id}:{last}"
-        is_first = await self._hub.remember(key, record.uid, _CLAIM_S) == record.uid
-        if not is_first or record.id in await self.all():
+        data: dict[str, Any] = record.model_dump(mode="json")
+        if not await self._hub.replace_document(KIND, record.id, None, data):
             raise CatalogConflict(
                 f"service {record.id} already exists",
                 hint="change it with aenv service update, or choose another name",
@@ -175,7 +230,6 @@ class ServiceRecords:
 
     async def delete(self, record: ServiceRecord) -> None:
         """Delete a record; its name is free again."""
-        await self._hub.put_document(_LAST_KIND, record.id, {"uid": record.uid})
         await self._hub.delete_document(KIND, record.id)
 
 

@@ -80,6 +80,7 @@ def test_settings_replace_single_parts() -> None:
     given = Settings(
         allow_networks="none, host", allow_capabilities="NET_RAW,cap_sys_ptrace", allow_users="*",
         allow_images="registry.local:5000/team/*", max_memory="1Gi", max_cpu="2", max_pids=8192,
+        max_replicas=40,
     )  # fmt: skip
     found = policy_of(given, behind_gateway=True)
     found.check(config(network="host", container={"capAdd": ["CAP_NET_RAW", "SYS_PTRACE"]}))
@@ -94,6 +95,11 @@ def test_settings_replace_single_parts() -> None:
     ):
         with pytest.raises(PolicyRefused):
             found.check(refused)
+    found.check_replicas(40, "ann")
+    for policy, number in ((found, 41), (STRICT, 17)):
+        with pytest.raises(PolicyRefused, match="replicas") as raised:
+            policy.check_replicas(number, "ann")
+        assert "AENV_MAX_REPLICAS" in str(raised.value.hint)
     filled = found.applied(config(), "docker").deploy
     assert (filled.cpu, filled.memory, filled.ephemeral_storage) == (2.0, 1 << 30, None)
     assert found.applied(config(memory="5Mi", cpu=1), "docker").deploy.memory == "5Mi"

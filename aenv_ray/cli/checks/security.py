@@ -205,6 +205,7 @@ def policy_findings(policy: Policy) -> list[Finding]:
             "max_memory_bytes",
             "max_disk_bytes",
             "max_pids",
+            "max_replicas",
             "max_ttl_s",
         )
         if getattr(policy, name) is None

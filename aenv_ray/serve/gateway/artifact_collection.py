@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 3600.0
 """An artifact is kept this long after its upload, so that it can be published."""
 EVERY_S: Final = 600.0
+UPLOADS: Final = "upload"
+"""Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
+UPLOAD_KEPT_S: Final = 24 * 3600.0
+"""An upload is known by its version for this long."""
 
 
 class ArtifactCollector:
@@ -55,6 +59,7 @@ class ArtifactCollector:
         Raises:
             FabricUnavailable: The hub or the store does not answer.
         """
+        await self._forget_uploads()
         before = self._clock.now() - GRACE_S
         candidates = await self._hub.artifacts_before(before)
         if not candidates:
@@ -70,6 +75,14 @@ class ArtifactCollector:
         if gone:
             logger.info("deleted %d unreferenced artifacts", len(gone))
         return gone
+
+    async def _forget_uploads(self) -> None:
+        now = self._clock.now()
+        for name, document in (await self._hub.documents(UPLOADS)).items():
+            if "at" not in document:  # of an earlier version
+                await self._hub.replace_document(UPLOADS, name, document, document | {"at": now})
+            elif document["at"] < now - UPLOAD_KEPT_S:
+                await self._hub.delete_document(UPLOADS, name)
 
     async def drop(self, digest: str, owner: str) -> None:
         """Delete an owner's artifact, unless another owner has it or a version refers to it.

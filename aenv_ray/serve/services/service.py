@@ -31,7 +31,14 @@ from aenv_ray.errors import (
     ServiceNotFound,
 )
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.services import ServiceRecord, ServiceRecords, check_name, is_alone, not_found
+from aenv_ray.hub.services import (
+    ServiceRecord,
+    ServiceRecords,
+    check_name,
+    check_room,
+    is_alone,
+    not_found,
+)
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.policy import Policy
 from aenv_ray.project import process_strings, project
@@ -74,6 +81,7 @@ class Services:
         check_engines: CheckEngines,
         policy: Callable[[], Policy] = Policy,
     ) -> None:
+        self._hub = hub
         self._policy = policy
         self._check_engines = check_engines
         self._apps = apps
@@ -104,7 +112,9 @@ class Services:
             options: Other fields of `ServiceRecord`; ``changes`` as a mapping, "" for none.
 
         Raises:
-            CatalogConflict: A service has this name, or the storage is being deleted.
+            CatalogConflict: A service has this name, the storage is being deleted, or the owner has
+                as many services as it may.
+            PolicyRefused, QuotaTooSmall: Its owner's services may not have so many replicas.
             ConfigError: The name or an option is invalid.
             EnvironmentNotFound: The environment does not exist.
             FabricUnavailable: No node can run its sandboxes. Or, with `wait`, the service did not
@@ -120,14 +130,19 @@ class Services:
             reference=_reference(reference, source), digest=source.digest, owner=owner,
             created_at=now, updated_at=now, **_with_changes(options, DeployChanges()),
         )  # fmt: skip
+        await self._check_room(record, None)
         await self._check_engines(self._engines_of(record, source))
         kept = None
         if storage.wants(source.config.deploy.service):
             kept, record = await self._with_new(record, storage, source)
-        await self.records.claim(record)
-        if kept is not None:
-            await self._storages.keep(kept)
-        await self.records.put(record)
+        await self.records.add(record)
+        try:
+            await self._check_room(record, None)  # with what was added concurrently
+            if kept is not None:
+                await self._storages.keep(kept)
+        except AenvError:
+            await self.records.delete(record)
+            raise
         await self._bring_up(record, wait=wait)
         return record
 
@@ -155,6 +170,7 @@ class Services:
 
         Raises:
             ConfigError: The reference names another environment, or an option is invalid.
+            PolicyRefused, QuotaTooSmall: As for `create`.
             CatalogConflict: The service, or its storage, is being deleted.
             EnvironmentNotFound: The version does not exist.
             FabricUnavailable: As for `create`; replicas that were healthy keep running.
@@ -163,6 +179,11 @@ class Services:
         while True:
             changed = await self._changed(record, reference, storage, changes)
             if await self.records.replace(record, changed):
+                try:
+                    await self._check_room(changed, record)  # with concurrent changes of others
+                except AenvError:
+                    await self.records.replace(changed, record)
+                    raise
                 break
             record = await self._reread(record)  # changed concurrently
         await self._bring_up(changed, wait=wait)
@@ -196,6 +217,7 @@ class Services:
         if reference is not None:
             found |= {"reference": _reference(reference, source), "digest": source.digest}
         changed = _checked(source, self._policy(), **found)
+        await self._check_room(changed, record)
         if _needs(changed) != _needs(record):
             await self._check_engines(self._engines_of(changed, source))
         kept = None
@@ -209,6 +231,13 @@ class Services:
         if kept is not None:
             await self._storages.keep(kept)
         return _with_previous(changed, record)
+
+    async def _check_room(self, record: ServiceRecord, before: ServiceRecord | None) -> None:
+        """Refuse a service for which its owner has no room; see `check_room`."""
+        known = (await self.records.all()).values()
+        others = [one for one in known if one.owner == record.owner and one.id != record.id]
+        _, quota = (await self._hub.quotas()).get(f"owner:{record.owner}", (0, None))
+        check_room(record, before, others, quota, self._policy())
 
     def _engines_of(self, record: ServiceRecord, source: Project) -> list[str]:
         """Return the engines that the sandboxes of a service may run on."""

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S: Final = 60.0
 _MAX_LABEL: Final = 200
+MAX_STORAGES: Final = 100
+"""Number of storage volumes of one owner."""
 
 
 class StorageRequest(BaseModel):
@@ -122,7 +124,8 @@ class Storages:
 
         Raises:
             ConfigError: The request is invalid.
-            CatalogConflict: The existing storage is being deleted.
+            CatalogConflict: The existing storage is being deleted, or the owner has as many as it
+                may.
         """
         path = check_mount_path(request.mount_path or environment.mount_path)
         label = request.label or ""
@@ -131,7 +134,16 @@ class Storages:
                 f"invalid storage name {label[:80]!r}: expected up to {_MAX_LABEL} characters",
                 hint="choose a shorter name",
             )
-        known = await self._records.get(storage_name(owner, service, label))
+        records = await self._records.all()
+        known = records.get(storage_name(owner, service, label))
+        if known is None:
+            number = sum(one.owner == owner for one in records.values())
+            if number >= MAX_STORAGES:
+                raise CatalogConflict(
+                    f"{owner!r} has {number} storage volumes, as many as an owner may",
+                    hint="delete unused ones with their services: aenv service delete "
+                    "--delete-storage",
+                )
         if known is not None:
             if known.is_leaving:
                 self.finish_soon(known)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from aenv_ray.hub.records import Role
-from aenv_ray.hub.services import ServiceRecord
+from aenv_ray.hub.services import KIND, ServiceRecord
 from tests.contract.gateway.asked_services import CREATE, KEEPS, error_of, made
 from tests.contract.gateway.gateway_bench import Bench
 
@@ -255,7 +255,8 @@ async def test_a_version_that_an_update_may_go_back_to_is_not_deleted(
     records = bench.gateway.services.records
     before = await records.get("desk")
     after = before.model_copy(update={"reference": "probe@2.0.0"})
-    await records.put(after.model_copy(update={"previous": before}))
+    updated = after.model_copy(update={"previous": before})
+    await bench.hub.put_document(KIND, after.id, updated.model_dump(mode="json"))
     assert (await ann.delete("/env/probe/1.0.0")).status_code == 409
-    await records.put(after)
+    await bench.hub.put_document(KIND, after.id, after.model_dump(mode="json"))
     assert (await ann.delete("/env/probe/1.0.0")).status_code == 200

@@ -25,7 +25,7 @@ from aenv_ray.errors import (
     QuotaExceeded,
     QuotaTooSmall,
 )
-from aenv_ray.hub import catalog, environments
+from aenv_ray.hub import catalog, core, environments
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     AuditRecord,
@@ -34,6 +34,7 @@ from aenv_ray.hub.records import (
     Quota,
     Right,
     Role,
+    TokenRecord,
 )
 from aenv_ray.models import InstanceStatus
 from tests.contract.hub.hub_contract_environments import (
@@ -432,6 +433,61 @@ class HubContract(EnvironmentsContract):
         assert await hub.check_token(secrets["w-2"]) is None
         assert await hub.tokens() == ()
 
+    async def test_an_instance_has_so_many_tokens(
+        self, hub: Hub, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(core, "MAX_AGENT_TOKENS", 2)
+        await hub.admit([lease("w-1"), lease("w-2")])
+
+        async def create(instance_id: str, ttl_s: float | None = None) -> TokenRecord:
+            made = await hub.create_token(
+                Role.AGENT, "somebody", instance_id=instance_id, ttl_s=ttl_s
+            )
+            return made[1]
+
+        first = await create("w-1")
+        await hub.keep_token("0" * 64, first)  # once more, after a lost answer
+        await create("w-1")
+        with pytest.raises(CatalogConflict, match="2 tokens"):
+            await create("w-1")
+        await create("w-2")
+        await hub.revoke_token(first.id)
+        await create("w-1")
+
+    async def test_an_owner_gives_so_many_grants(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every request that needs the owner of a name reads all grants."""
+        monkeypatch.setattr(environments, "MAX_GRANTS", 2)
+        for name, owner in (("weather", "ann"), ("desk", "ann"), ("other", "bob")):
+            await hub.push(entry(name, owner=owner))
+        await hub.grant("weather", "bob", Right.USE)
+        await hub.grant("desk", "bob", Right.USE)
+        await hub.grant("desk", "bob", Right.PUBLISH)
+        with pytest.raises(CatalogConflict, match="2 grants"):
+            await hub.grant("desk", "cy", Right.USE)
+        await hub.grant("other", "cy", Right.USE)
+        await hub.grant("weather", "bob", None)
+        await hub.grant("desk", "cy", Right.USE)
+        with pytest.raises(ConfigError, match="201 characters"):
+            await hub.grant("other", "x" * 201, Right.USE)
+        assert (await hub.name("desk")).grants == {"bob": Right.PUBLISH, "cy": Right.USE}
+
+    async def test_what_remains_of_deleted_versions_counts(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their references are kept for ever, so an owner cannot have any number of them."""
+        monkeypatch.setattr(environments, "MAX_OWNER_BYTES", 4_000)
+
+        async def publish_and_delete(*versions: str) -> None:
+            for version in versions:
+                await hub.push(entry(version=version))
+                await hub.delete_environment("weather", version)
+
+        await publish_and_delete(*["1.0.0"] * 20, "2.0.0", "3.0.0", "4.0.0")
+        with pytest.raises(ArtifactQuotaExceeded):
+            await publish_and_delete(*(f"{number}.0.0" for number in range(5, 20)))
+
     async def test_a_token_that_makes_no_sense_is_refused(self, hub: Hub) -> None:
         with pytest.raises(ConfigError):
             await hub.create_token(Role.AGENT, "somebody")
@@ -466,6 +522,10 @@ class HubContract(EnvironmentsContract):
 
     async def test_a_document_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
         await hub.put_document("service", "s", {"n": 1, "ü": [0.1]})
+        assert not await hub.replace_document("service", "s", None, {"n": 2})
+        for _ in range(2):  # the second time after a lost answer
+            assert await hub.replace_document("service", "new", None, {"n": 2})
+        await hub.delete_document("service", "new")
         (read,) = (await hub.documents("service")).values()
         assert await hub.replace_document("service", "s", read, {"n": 2})
         assert await hub.replace_document("service", "s", read, {"n": 2})  # the answer was lost

@@ -28,6 +28,7 @@ from aenv_ray.errors import (
     ConfigError,
     EnvironmentNotFound,
     Forbidden,
+    RateLimited,
     SandboxStartFailed,
     VersionConflict,
 )
@@ -35,6 +36,7 @@ from aenv_ray.hub import catalog
 from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.project.config import EnvironmentConfig
+from aenv_ray.serve.gateway.artifact_collection import UPLOADS
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.requests import STREAMED, ClientLeft, pieces_of
@@ -57,8 +59,8 @@ from aenv_ray.serve.gateway.signing import UrlSignature
 logger = logging.getLogger(__name__)
 
 router = control_router("publishing")
-UPLOADS: Final = "upload"
-"""Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
+MAX_UPLOADS: Final = 100
+"""Number of archives that an owner has uploaded by signed URLs, and not published."""
 
 _STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull, ArtifactQuotaExceeded)
 _PUBLISH: Final = failures(
@@ -314,29 +316,40 @@ async def sign(
 @router.put(
     "/archives/{name}/{version}",
     openapi_extra=_UPLOAD,
-    responses=failures(Forbidden, CatalogConflict, *_STORE),
+    responses=failures(Forbidden, RateLimited, CatalogConflict, *_STORE),
 )
 async def put_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> ArtifactObject:
     """Upload by a signed URL."""
     await call.control.signer.check("PUT", call.request.url.path, query)
-    stored = await _stored(call, query.owner)
+    call.control.rate.take(f"signed {query.owner}")
     document = _upload_name(f"{name}@{version}", query.owner)
-    await call.hub.put_document(UPLOADS, document, {"archive": stored.digest})
+    mine = {n for n in await call.hub.documents(UPLOADS) if n.partition(" ")[2] == query.owner}
+    if document not in mine and len(mine) >= MAX_UPLOADS:
+        raise ArtifactQuotaExceeded(
+            f"{query.owner} has uploaded archives of {len(mine)} versions that are not published",
+            hint="publish them, or wait: they are forgotten after a day",
+        )
+    stored = await _stored(call, query.owner)
+    at = call.control.deps.clock.now()
+    await call.hub.put_document(UPLOADS, document, {"archive": stored.digest, "at": at})
     return stored
 
 
 @router.get(
     "/archives/{name}/{version}",
     response_class=ArchiveResponse,
-    responses=failures(Forbidden, EnvironmentNotFound, ArtifactNotFound, ArtifactDamaged),
+    responses=failures(
+        Forbidden, RateLimited, EnvironmentNotFound, ArtifactNotFound, ArtifactDamaged
+    ),
 )
 async def get_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> Response:
     """Download by a signed URL."""
     await call.control.signer.check("GET", call.request.url.path, query)
+    call.control.rate.take(f"signed {query.owner}")
     entry = await call.hub.environment(name, version)
     if not entry.archive:
         raise EnvironmentNotFound(

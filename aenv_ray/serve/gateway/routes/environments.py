@@ -232,7 +232,9 @@ async def show_name(call: UserCall, name: str) -> NameRecord:
     return await _own_name(call, name)
 
 
-@router.put("/names/{name}/grants/{owner:path}", responses=_MISSING)
+@router.put(
+    "/names/{name}/grants/{owner:path}", responses=failures(EnvironmentNotFound, CatalogConflict)
+)
 async def grant(call: PublisherCall, name: str, owner: str, body: GrantRequest) -> NameRecord:
     """Let another owner, or * for everybody, use a name or publish under it."""
     return await _set_grant(call, name, owner, body.right)

@@ -220,7 +220,7 @@ async def execute(call: UserCall, id: str, body: ExecRequest) -> ExecObject:
     return _exec_object(result, is_base64=body.encoding == "base64")
 
 
-@router.post("/instances/{id}/token", responses=_MISSING)
+@router.post("/instances/{id}/token", responses=failures(InstanceNotFound, CatalogConflict))
 async def create_agent_token(call: UserCall, id: str, body: AgentTokenRequest) -> TokenObject:
     """Create an agent token for an instance."""
     lease = await call.owned(id)

@@ -15,6 +15,7 @@ from aenv_ray.errors import (
     ArtifactDamaged,
     CatalogConflict,
     EnvironmentNotFound,
+    QuotaTooSmall,
     ServiceNotFound,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord
@@ -36,7 +37,7 @@ from aenv_ray.serve.services.storage import StorageRequest
 
 router = control_router("services")
 _MISSING: Final = failures(ServiceNotFound)
-_CONFLICTS: Final = (CatalogConflict, EnvironmentNotFound, ArtifactDamaged)
+_CONFLICTS: Final = (CatalogConflict, EnvironmentNotFound, ArtifactDamaged, QuotaTooSmall)
 
 
 @router.post("/env-service", responses=failures(*_CONFLICTS))
