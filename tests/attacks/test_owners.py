@@ -33,6 +33,7 @@ from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway import artifact_collection
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
+from aenv_ray.serve.gateway.auth import RequestRate
 from aenv_ray.serve.gateway.routes import artifacts
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
@@ -583,6 +584,80 @@ async def test_a_refused_publish_leaves_the_upload_of_another_owner(
     assert (await cast.alice.put(path, content=same)).status_code == 200
     assert (await push(cast.bob, same)).status_code == 403
     assert (await cast.alice.get(path)).content == same
+
+
+async def test_one_owner_has_not_all_turns_to_upload(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: an upload that trickles in keeps its turn, and others wait for it."""
+    free = asyncio.Event()
+    turns = cast.bench.gateway.control_api.state.control.uploads
+
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"a"
+        await free.wait()
+        yield b"b"
+
+    digest = hashlib.sha256(b"ab").hexdigest()
+    async with asyncio.TaskGroup() as group:
+        slow = [
+            group.create_task(cast.bob.put(f"/artifacts/{digest}", content=trickle()))
+            for _ in range(30)
+        ]
+        other = hashlib.sha256(b"other").hexdigest()
+        async with asyncio.timeout(30):
+            # Until each has its turn, or waits for it.
+            while turns._running.total() + len(turns._waiting.get("bob", ())) < len(slow):  # noqa: ASYNC110  # a task of its own sets neither
+                await asyncio.sleep(0)
+            answer = await cast.alice.put(f"/artifacts/{other}", content=b"other")
+        assert answer.status_code == 200
+        free.set()
+    assert {task.result().status_code for task in slow} == {200}
+
+    monkeypatch.setattr(artifacts, "UPLOAD_S", 0.05)
+    free.clear()
+    async with asyncio.timeout(30):
+        late = await cast.bob.put(f"/artifacts/{'0' * 64}", content=trickle())
+    assert (late.status_code, late.headers["connection"]) == (408, "close")
+    assert "did not arrive within" in late.text
+
+
+async def test_a_publish_that_takes_long_stops_no_other_owner(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: the code of a publisher, which is loaded then, may sleep for minutes."""
+    download, began, free = artifacts._download, asyncio.Event(), asyncio.Event()
+
+    async def slow(store: ArtifactStore, digest: str, target: Path) -> None:
+        await download(store, digest, target)
+        if digest in mine:
+            began.set()
+            await free.wait()
+
+    monkeypatch.setattr(artifacts, "_download", slow)
+    mine = []
+    for number in range(5):
+        data = archived(tmp_path, f"slow-{number}")
+        mine.append(hashlib.sha256(data).hexdigest())
+        assert (await cast.bob.put(f"/artifacts/{mine[-1]}", content=data)).status_code == 200
+    async with asyncio.TaskGroup() as group:
+        bodies = [{"archive": digest} for digest in mine]
+        tasks = [group.create_task(cast.bob.post("/publish", json=body)) for body in bodies]
+        await began.wait()
+        async with asyncio.timeout(30):
+            assert (await push(cast.alice, archived(tmp_path, "other"))).status_code == 200
+        free.set()
+    assert {task.result().status_code for task in tasks} == {200}
+
+
+async def test_signed_urls_have_a_request_rate(cast: Cast) -> None:
+    """Invariant 7: they need no token, and would otherwise evade its rate."""
+    signed = (await cast.alice.post("/env/helper/1.0.0/sign?style=read")).json()["data"]
+    path = httpx.URL(signed).raw_path.decode()
+    rate = RequestRate(per_s=0.001, burst=3, clock=cast.bench.gateway.deps.clock)
+    object.__setattr__(cast.bench.gateway.control_api.state.control, "rate", rate)
+    async with cast.bench.client("") as nobody:
+        assert [(await nobody.get(path)).status_code for _ in range(5)] == [200] * 3 + [429] * 2
 
 
 async def test_publishes_take_turns(

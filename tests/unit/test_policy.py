@@ -96,9 +96,9 @@ def test_settings_replace_single_parts() -> None:
         with pytest.raises(PolicyRefused):
             found.check(refused)
     found.check_replicas(40, "ann")
-    for policy, number in ((found, 41), (STRICT, 17)):
+    for strict, number in ((found, 41), (STRICT, 17)):
         with pytest.raises(PolicyRefused, match="replicas") as raised:
-            policy.check_replicas(number, "ann")
+            strict.check_replicas(number, "ann")
         assert "AENV_MAX_REPLICAS" in str(raised.value.hint)
     filled = found.applied(config(), "docker").deploy
     assert (filled.cpu, filled.memory, filled.ephemeral_storage) == (2.0, 1 << 30, None)

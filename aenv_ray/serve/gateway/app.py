@@ -48,8 +48,9 @@ from aenv_ray.units import parse_memory_bytes
 logger = logging.getLogger(__name__)
 
 _UPLOADS: Final = 16
-_PUBLISHES: Final = 1
-"""A publish holds a whole archive in memory."""
+_UPLOADS_OF_OWNER: Final = 4
+_PUBLISHES: Final = 2
+"""A publish holds a whole archive in memory, and may take minutes; one of an owner at a time."""
 
 
 class GatewayApp:
@@ -107,8 +108,8 @@ class GatewayApp:
                 publish,
                 self.metrics,
                 self.collector,
-                Turns(_UPLOADS, "uploads"),
-                Turns(_PUBLISHES, "publishes"),
+                Turns(_UPLOADS, "uploads", of_owner=_UPLOADS_OF_OWNER),
+                Turns(_PUBLISHES, "publishes", of_owner=1),
             )
         )
         self.access_log = AccessLog(self.metrics)

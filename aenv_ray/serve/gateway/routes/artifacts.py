@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import pydantic_core
 from fastapi import Query
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -59,6 +60,8 @@ from aenv_ray.serve.gateway.signing import UrlSignature
 logger = logging.getLogger(__name__)
 
 router = control_router("publishing")
+UPLOAD_S: Final = 600.0
+"""Longest upload, which another one may wait for."""
 MAX_UPLOADS: Final = 100
 """Number of archives that an owner has uploaded by signed URLs, and not published."""
 
@@ -132,6 +135,7 @@ async def _stored(call: RouteCall, owner: str, digest: str | None = None) -> Art
     Raises:
         ArtifactQuotaExceeded: The owner has no room for it; nothing is stored.
         CatalogConflict: The collector deletes the same artifact just now.
+        HTTPException: 408: it did not arrive within `UPLOAD_S`; nothing is stored.
     """
     deps, hub, quota = call.control.deps, call.hub, call.control.deps.artifact_quota_bytes
     held = await hub.artifacts_held(owner)
@@ -143,13 +147,18 @@ async def _stored(call: RouteCall, owner: str, digest: str | None = None) -> Art
         # First, so that an upload that is cut off here is collected like others.
         await hub.keep_artifact(owner, found, size, quota)
 
-    async with call.control.uploads.turn():
-        digest = await deps.artifacts.put(
-            _body(call.request),
-            digest=digest,
-            limit_bytes=deps.settings.max_artifact_bytes,
-            before_commit=keep,
-        )
+    async with call.control.uploads.turn(owner):
+        try:
+            async with asyncio.timeout(UPLOAD_S):
+                digest = await deps.artifacts.put(
+                    _body(call.request),
+                    digest=digest,
+                    limit_bytes=deps.settings.max_artifact_bytes,
+                    before_commit=keep,
+                )
+        except TimeoutError:
+            message = f"the artifact did not arrive within {UPLOAD_S:g} s"
+            raise HTTPException(408, message, headers={"Connection": "close"}) from None
     size = await deps.artifacts.size(digest)
     return ArtifactObject(digest=digest, size_bytes=size)
 
@@ -266,7 +275,7 @@ async def _publish(
     size = await deps.artifacts.size(digest)
     await call.hub.keep_artifact(owner, digest, size, deps.artifact_quota_bytes)
     try:
-        async with control.publishes.turn():
+        async with control.publishes.turn(owner):
             with tempfile.TemporaryDirectory(prefix="aenv-publish-") as directory:
                 archive = Path(directory, "archive")
                 await _download(deps.artifacts, digest, archive)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,36 +57,65 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 class Turns:
     """Limits how many requests do something at once; the others wait for their turn.
 
+    Owners get their turns one after another, however many requests of one owner wait.
+
     Args:
-        count: How many may.
+        count: How many requests may.
         what: Names it in errors.
+        of_owner: How many requests of one owner may: fewer than `count`, so that no owner has all.
     """
 
-    def __init__(self, count: int, what: str) -> None:
-        self._free = asyncio.Semaphore(count)
+    def __init__(self, count: int, what: str, *, of_owner: int) -> None:
         self._count = count
         self._what = what
+        self._of_owner = of_owner
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        """By owner; the first owner's turn is next."""
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, owner: str) -> AsyncIterator[None]:
         """Wait for a turn, and have it while the block runs.
 
         Raises:
             FabricUnavailable: None came within `TURN_S`.
         """
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, []).append(mine)
         try:
-            async with asyncio.timeout(TURN_S):
-                await self._free.acquire()
-        except TimeoutError:
-            raise FabricUnavailable(
-                f"this gateway replica has been busy with {self._count} {self._what} for "
-                f"{TURN_S:g} s",
-                hint="try again later, or have the operator run more replicas",
-            ) from None
-        try:
+            self._give()
+            try:
+                async with asyncio.timeout(TURN_S):
+                    await mine
+            except TimeoutError:
+                raise FabricUnavailable(
+                    f"this gateway replica has been busy with {self._count} {self._what}, or with "
+                    f"{self._of_owner} of yours, for {TURN_S:g} s",
+                    hint="try again later, or have the operator run more replicas",
+                ) from None
             yield
         finally:
-            self._free.release()
+            if mine.done() and not mine.cancelled():
+                self._running -= Counter((owner,))
+            else:
+                mine.cancel()
+            self._give()
+
+    def _give(self) -> None:
+        """Give free turns to those who wait, to one owner after another."""
+        served = {}
+        for owner in list(self._waiting):
+            waiting = [turn for turn in self._waiting[owner] if not turn.cancelled()]
+            is_free = self._running.total() < self._count
+            if waiting and is_free and self._running[owner] < self._of_owner:
+                waiting.pop(0).set_result(None)
+                self._running[owner] += 1
+                del self._waiting[owner]
+                served[owner] = waiting
+            else:
+                self._waiting[owner] = waiting
+        self._waiting |= served  # to the end: they are next after all others
+        self._waiting = {owner: waiting for owner, waiting in self._waiting.items() if waiting}
 
 
 class Publish(Protocol):
