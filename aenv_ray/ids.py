@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -28,8 +29,21 @@ _MAX_NAME_IN_ID = 63 - _SUFFIX_LENGTH - 1  # a Kubernetes label value holds 63 c
 
 def new_instance_id(environment_name: str) -> InstanceId:
     """Return a new id for an instance of `environment_name`, with 31**8 values per name."""
-    suffix = "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(_SUFFIX_LENGTH))
-    return InstanceId(f"{environment_name[:_MAX_NAME_IN_ID].rstrip('-')}-{suffix}")
+    return instance_ids(environment_name, secrets.token_hex(16), 1)[0]
+
+
+def instance_ids(environment_name: str, seed: str, count: int) -> list[InstanceId]:
+    """Return ids for instances of `environment_name`: always the same ones for the same seed."""
+    stem = environment_name[:_MAX_NAME_IN_ID].rstrip("-")
+    found = []
+    for number in range(count):
+        digits = hashlib.sha256(f"{seed} {number}".encode()).digest()
+        value, suffix = int.from_bytes(digits), ""
+        for _ in range(_SUFFIX_LENGTH):
+            value, place = divmod(value, len(_SUFFIX_ALPHABET))
+            suffix += _SUFFIX_ALPHABET[place]
+        found.append(InstanceId(f"{stem}-{suffix}"))
+    return found
 
 
 def environment_part(instance_id: InstanceId) -> str:

@@ -262,6 +262,10 @@ class Hub(ABC):
     async def remember_all(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
         """Do what `remember` does for several keys at once; return the stored value of each."""
 
+    @abstractmethod
+    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:
+        """Forget the values that `remember` stored under these keys after `ttl_s` at the latest."""
+
     # --- quotas and tokens ------------------------------------------------------------------
 
     @abstractmethod

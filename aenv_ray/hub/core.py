@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import aenv_ray
@@ -219,6 +219,15 @@ return stored
 """
 """Arguments: milliseconds, then key and value alternating. Returns the stored values."""
 
+SHORTEN: Final = """
+for i = 2, #ARGV do
+  local key = KEYS[1]..'once:'..ARGV[i]
+  if redis.call('PTTL', key) > tonumber(ARGV[1]) then redis.call('PEXPIRE', key, ARGV[1]) end
+end
+return 1
+"""
+"""Arguments: milliseconds, then keys."""
+
 REPLACE_DOCUMENT: Final = """
 local key = KEYS[1]..'doc:'..ARGV[1]
 local kept = redis.call('HGET', key, ARGV[2]) or ''
@@ -321,6 +330,9 @@ class HubCore(Environments, Leases):
         pairs = [text for pair in values.items() for text in pair]
         stored = await self._run(REMEMBER, str(max(1, int(ttl_s * 1000))), *pairs)
         return dict(zip(values, map(str, stored), strict=True))
+
+    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:  # noqa: D102
+        await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), *keys)
 
     async def record(self, entry: AuditRecord) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})

@@ -31,7 +31,7 @@ from aenv_ray.hub.records import (
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
-from aenv_ray.serve.gateway import artifact_collection
+from aenv_ray.serve.gateway import artifact_collection, idempotency
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from aenv_ray.serve.gateway.auth import RequestRate
 from aenv_ray.serve.gateway.routes import artifacts
@@ -724,6 +724,22 @@ async def test_low_roles_do_not_fill_the_hub(cast: Cast, monkeypatch: pytest.Mon
     await ArtifactCollector(cast.bench.hub, deps.artifacts, later, "test").once()
     kept = await cast.bench.hub.documents(artifacts.UPLOADS)
     assert list(kept) == ["old@1.0.0 bob"]  # of an earlier version: forgotten a day later
+
+
+async def test_failed_creates_leave_little_in_the_hub_and_not_for_long(cast: Cast) -> None:
+    """Invariant 7: no quota counts them, and each may have an Idempotency-Key of its own."""
+    await cast.admin.put("/quotas/owner:una", json={"max_instances": 1})
+    for number in range(3):
+        wish = {"envName": "probe", "count": 1000}
+        headers = {"Idempotency-Key": str(number)}
+        assert (await cast.user.post("/instances", json=wish, headers=headers)).status_code == 429
+    redis, sizes = cast.bench.hub._redis, []
+    for kind in ("create", "admission", "void"):
+        async for key in redis.scan_iter(f"{{aenv}}:once:{kind}:*"):
+            sizes.append(await redis.strlen(key))
+            assert 0 < await redis.ttl(key) <= idempotency.FAILED_TTL_S
+    assert len(sizes) == 9
+    assert max(sizes) < 400
 
 
 async def test_an_owner_has_so_many_services_with_so_much_text(

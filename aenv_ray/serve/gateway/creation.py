@@ -28,7 +28,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
-from aenv_ray.ids import InstanceId, new_instance_id
+from aenv_ray.ids import InstanceId, instance_ids
 from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
@@ -149,10 +149,12 @@ class Creator:
         fingerprint = creation.fingerprint()
         name = creation.reference.partition("@")[0]
         for attempt in range(_KEY_ATTEMPTS):
-            ids = [new_instance_id(name) for _ in range(creation.count)]
-            async with self.keys.claim(f"{scope}:{attempt}", fingerprint, ids) as claim:
+            seed = secrets.token_hex(16)
+            ids = instance_ids(name, seed, creation.count)
+            key_of_attempt = f"{scope}:{attempt}"
+            async with self.keys.claim(key_of_attempt, fingerprint, ids, seed) as claim:
                 if claim.ids == ids:
-                    return await self._create_claimed(creation, ids, wait_s)
+                    return await self._create_claimed(creation, key_of_attempt, ids, wait_s)
             if claim.fingerprint != fingerprint:
                 raise ConfigError(
                     "the Idempotency-Key was used for another request",
@@ -166,7 +168,7 @@ class Creator:
         )
 
     async def _create_claimed(
-        self, creation: Creation, ids: list[InstanceId], wait_s: float
+        self, creation: Creation, key: str, ids: list[InstanceId], wait_s: float
     ) -> list[Lease]:
         """Create instances under the ids of a claim, for which other requests may wait."""
         try:
@@ -181,14 +183,14 @@ class Creator:
                     "the create took so long to be admitted that a repeated request replaced it",
                     hint="repeat the request with the same key",
                 )
-            return await self._start(creation, source, specs, leases, wait_s, is_keyed=True)
+            return await self._start(creation, source, specs, leases, wait_s, key=key)
         except BaseException:
-            await self._finish(self._fail_claim(ids))
+            await self._finish(self._fail_claim(key, ids))
             raise
 
-    async def _fail_claim(self, ids: Sequence[str]) -> None:
+    async def _fail_claim(self, key: str, ids: Sequence[str]) -> None:
         try:
-            await self.keys.mark_failed(ids[0])
+            await self.keys.mark_failed(ids[0], key)
         except AenvError as exc:
             # The leases stay: if they ended first, a repeated request would be told that the
             # instances have ended.
@@ -251,11 +253,11 @@ class Creator:
         leases: list[Lease],
         wait_s: float,
         *,
-        is_keyed: bool = False,
+        key: str | None = None,
     ) -> list[Lease]:
         """Return the leases once the instances run, or Pending after `wait_s`."""
         ids = [lease.id for lease in leases]
-        task = asyncio.create_task(self._start_to_end(creation, source, specs, is_keyed))
+        task = asyncio.create_task(self._start_to_end(creation, source, specs, key))
         self._tasks.add(task)
 
         def forget(task: asyncio.Task[list[Lease]]) -> None:
@@ -273,7 +275,7 @@ class Creator:
         return task.result() if done else leases
 
     async def _start_to_end(
-        self, creation: Creation, source: Project, specs: Sequence[InstanceSpec], is_keyed: bool
+        self, creation: Creation, source: Project, specs: Sequence[InstanceSpec], key: str | None
     ) -> list[Lease]:
         """Start instances and note that they run, or that they failed."""
         began = self._clock.now()
@@ -284,8 +286,8 @@ class Creator:
         except AenvError as exc:
             ids = [spec.instance_id for spec in specs]
             with contextlib.suppress(AenvError):  # the sweep ends leases that stay Pending
-                if is_keyed:
-                    await self.keys.mark_failed(ids[0])
+                if key is not None:
+                    await self.keys.mark_failed(ids[0], key)
                 for instance_id in ids:
                     await self._hub.update_lease(
                         instance_id, status=InstanceStatus.FAILED, reason=exc.message[:2000]

@@ -23,12 +23,14 @@ from aenv_ray.clock import Clock
 from aenv_ray.errors import FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
-from aenv_ray.ids import InstanceId
+from aenv_ray.ids import InstanceId, environment_part, instance_ids
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.membership import Replicas
 
 KEY_TTL_S: Final = 24 * 3600.0
 """How long an idempotency key is remembered."""
+FAILED_TTL_S: Final = 300.0
+"""The same for the key of a create that failed."""
 _POLL_S: Final = 0.2
 _MAX_WAIT_S: Final = 60.0
 """How long a repeated create waits for the instances of the first one."""
@@ -51,29 +53,32 @@ class Claim:
         ids: The ids of the instances.
         replica: The replica that creates them.
         claimed_at: Seconds since the epoch.
+        seed: Of the ids, see `instance_ids`.
     """
 
     fingerprint: str
     ids: list[InstanceId]
     replica: str
     claimed_at: float
+    seed: str = ""
 
     def to_json(self) -> str:
-        """Return the claim as the hub stores it."""
+        """Return the claim as the hub stores it, without many ids: it is in the memory of Redis."""
+        made = {"ids": self.ids}
+        if len(self.ids) > 1:
+            name = environment_part(self.ids[0])
+            made = {"name": name, "seed": self.seed, "count": len(self.ids)}
         return json.dumps(
-            {
-                "wish": self.fingerprint,
-                "ids": self.ids,
-                "by": self.replica,
-                "at": self.claimed_at,
-            }
+            {"wish": self.fingerprint, "by": self.replica, "at": self.claimed_at} | made
         )
 
     @classmethod
     def from_json(cls, text: str) -> Claim:
         """Return a stored claim."""
         found = json.loads(text)
-        return cls(found["wish"], found["ids"], found["by"], found["at"])
+        seed = found.get("seed", "")
+        ids = instance_ids(found["name"], seed, found["count"]) if seed else found["ids"]
+        return cls(found["wish"], ids, found["by"], found["at"], seed)
 
 
 class IdempotencyKeys:
@@ -88,13 +93,13 @@ class IdempotencyKeys:
 
     @contextlib.asynccontextmanager
     async def claim(
-        self, key: str, fingerprint: str, ids: Sequence[InstanceId]
+        self, key: str, fingerprint: str, ids: Sequence[InstanceId], seed: str
     ) -> AsyncIterator[Claim]:
         """Claim a key, and yield the claim that the hub has: this one or an earlier one.
 
         Requests that repeat the create wait for it while the block runs.
         """
-        claim = Claim(fingerprint, list(ids), self._replicas.name, self._clock.now())
+        claim = Claim(fingerprint, list(ids), self._replicas.name, self._clock.now(), seed)
         self._active.add(ids[0])
         try:
             stored = await self._hub.remember(f"create:{key}", claim.to_json(), KEY_TTL_S)
@@ -111,14 +116,21 @@ class IdempotencyKeys:
         """
         return await self._set(f"admission:{first_id}", _ADMITTED)
 
-    async def mark_failed(self, first_id: str) -> None:
+    async def mark_failed(self, first_id: str, key: str | None = None) -> None:
         """Free the key of a create that failed.
+
+        Args:
+            first_id: Id of its first instance.
+            key: The key, if it is known: it is forgotten soon, since there may be any number.
 
         Raises:
             FabricUnavailable: The hub does not answer.
         """
-        await self._set(f"admission:{first_id}", _VOID)
-        await self._set(f"void:{first_id}", _YES)
+        marks = (f"admission:{first_id}", f"void:{first_id}")
+        await self._set(marks[0], _VOID)
+        await self._set(marks[1], _YES)
+        if key is not None:
+            await self._hub.shorten((f"create:{key}", *marks), FAILED_TTL_S)
 
     async def wait(self, claim: Claim, wait_s: float) -> list[Lease] | None:
         """Return the leases of an earlier create; None: it failed, and the key is free.

@@ -11,6 +11,8 @@ import pytest
 
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
+from aenv_ray.ids import instance_ids
+from aenv_ray.serve.gateway.idempotency import Claim
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
 
@@ -97,6 +99,25 @@ async def test_the_same_key_gives_the_same_instance(
     await ann.delete(f"/instances/{ids.pop()}")
     gone = await ann.post("/instances", json=CREATE, headers=key)
     assert gone.status_code == 410
+
+
+async def test_the_same_key_gives_the_same_group(bench: Bench, ann: httpx.AsyncClient) -> None:
+    key = {"Idempotency-Key": "k1"}
+    wish = CREATE | {"count": 3}
+    first, again = [await ann.post("/instances", json=wish, headers=key) for _ in range(2)]
+    ids = [one["id"] for one in first.json()["data"]]
+    assert len(set(ids)) == 3
+    assert [one["id"] for one in again.json()["data"]] == ids
+    assert len(await bench.fabric.list_instances()) == 3
+
+
+def test_a_claim_is_read_as_it_was_stored() -> None:
+    """Also one of an earlier version, which stored the ids of a group."""
+    for count in (1, 3):
+        claim = Claim("f", instance_ids("a" * 80, "seed", count), "replica", 1.5, "seed")
+        assert Claim.from_json(claim.to_json()).ids == claim.ids
+    old = '{"wish": "f", "ids": ["w-aaaaaaaa", "w-bbbbbbbb"], "by": "replica", "at": 1.5}'
+    assert Claim.from_json(old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
 async def test_a_failed_create_frees_its_idempotency_key(

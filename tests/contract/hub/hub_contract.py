@@ -10,6 +10,7 @@ The hub is empty, and `clock` is what it reads the time from. Needs pytest and p
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -508,6 +509,17 @@ class HubContract(EnvironmentsContract):
         stored = {"k3": "third", "k": "first", "k4": "fourth"}
         assert await hub.remember_all(values, 60) == stored
         assert await hub.remember_all({}, 60) == {}
+
+    async def test_a_value_is_forgotten_sooner_and_not_later(self, hub: Hub) -> None:
+        for key in ("soon", "stays"):
+            await hub.remember(key, "first", 60)
+        await hub.remember("sooner", "first", 0.001)
+        await hub.shorten(["soon", "sooner", "unknown"], 0.05)
+        await hub.shorten(["soon", "stays"], 3600)
+        async with asyncio.timeout(10):
+            while await hub.remember("soon", "b", 0.001) == "first":  # noqa: ASYNC110  # Redis forgets it
+                await asyncio.sleep(0.01)
+        assert await hub.remember("stays", "second", 60) == "first"
 
     async def test_documents_are_kept_by_kind_and_name(self, hub: Hub) -> None:
         document = {"a": [1.5, {}, None], "ü": "\0"}
