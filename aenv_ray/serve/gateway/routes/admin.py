@@ -10,7 +10,7 @@ from fastapi import Query
 from aenv_ray import ids
 from aenv_ray.actors.controller.draining import NodeState
 from aenv_ray.actors.fabric.warm_api import warm
-from aenv_ray.errors import CapacityExceeded, EnvironmentNotFound
+from aenv_ray.errors import CapacityExceeded, CatalogConflict, EnvironmentNotFound
 from aenv_ray.hub.records import AuditRecord, Quota, TokenRecord
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.routes.control import RouteCall
@@ -33,7 +33,7 @@ POOLS: Final = "pool"
 """Kind of the hub's documents that say how many sandboxes to keep ready."""
 
 
-@tokens.post("/tokens")
+@tokens.post("/tokens", responses=failures(CatalogConflict))
 async def create_token(call: AdminCall, body: TokenRequest) -> TokenObject:
     """Create a token; only this answer contains its secret."""
     call.note(role=body.role, owner=body.owner)
