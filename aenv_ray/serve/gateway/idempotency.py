@@ -17,7 +17,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aenv_ray.clock import Clock
 from aenv_ray.errors import FabricUnavailable, InstanceNotFound, InstanceReleased
@@ -64,7 +64,7 @@ class Claim:
 
     def to_json(self) -> str:
         """Return the claim as the hub stores it, without many ids: it is in the memory of Redis."""
-        made = {"ids": self.ids}
+        made: dict[str, Any] = {"ids": self.ids}
         if len(self.ids) > 1:
             name = environment_part(self.ids[0])
             made = {"name": name, "seed": self.seed, "count": len(self.ids)}
