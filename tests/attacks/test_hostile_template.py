@@ -177,15 +177,6 @@ async def test_forged_reports_change_nothing_for_others(walled: Bench, walled_no
     assert "Seccomp:\t2" in status
 
 
-async def test_a_project_does_not_have_operators_weaken_isolation(walled: Bench) -> None:
-    """Invariant 13: what it says about its own failure is not taken for the engine's."""
-    lie = b'{"failed": "namespaces are required, but the kernel allows none"}'
-    project = walled.project({"tools.py": f"{SEND_TO_ALL}send_all([{lie!r}])\n" + TOOL})
-    with pytest.raises(SandboxStartFailed, match="code does not load: namespaces are") as raised:
-        await walled.start(project)
-    assert "AENV_ISOLATION" not in str(raised.value.hint)
-
-
 @pytest.mark.parametrize(
     "packets",
     [[b'{"waits":true}'] * 2, [b'{"booted":true}']],
