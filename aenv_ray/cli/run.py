@@ -17,7 +17,7 @@ import typer
 from aenv_ray.addresses import is_loopback
 from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, variables
+from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, project_of, variables
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def run(
       aenv run ./todo --reload
       DUMMY_INSTANCE_IP=http://127.0.0.1:8081 python train.py
     """
-    from aenv_ray.project import project
-
     extra = variables(env or [], "--env")
-    loaded = project.load(work_dir / path)
+    loaded = project_of(work_dir, path)
     npx = _find_npx() if inspector else None
     runner = _Runner(
         project=loaded,
