@@ -66,7 +66,7 @@ MEASURE_S: Final = 15.0
 LOOK_S: Final = 1.0
 """Interval of the watch for ended Ray jobs and dead hosts, whose instances then end."""
 JOB_RETELL_S: Final = 120.0
-"""For how long hosts are told again and again that a job has ended; longer than a start takes."""
+"""How long hosts are repeatedly told that a job has ended; longer than a start takes."""
 CONTROL_DEADLINE_S: Final = 30.0
 """A restarted host answers within this; Ray notices a dead node after up to twenty seconds."""
 LEARN_S: Final = 10.0
@@ -124,7 +124,7 @@ class Controller:
         self._live_nodes: set[str] = set()
         # Nodes that were lost while there was no controller are unknown.
         self._lost_nodes: set[str] = {"before"} if ray_api.was_restarted() else set()
-        """Nodes that left the cluster, until the inner instances of theirs have ended."""
+        """Lost nodes whose inner instances have not all been ended yet."""
         self._metrics = ClusterMetrics(is_continued=ray_api.was_restarted())
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         loop = asyncio.get_running_loop()
@@ -553,7 +553,9 @@ class Controller:
     async def _state_of(self, node: str) -> NodeState:
         found = [state for state in await self.nodes() if state.node_id == node]
         if not found:
-            raise FabricUnavailable(f"node {node[:8]} has just left the cluster")
+            raise FabricUnavailable(
+                f"node {node[:8]} has just left the cluster", hint="see: aenv cluster nodes"
+            )
         return found[0]
 
     async def _node_named(self, name: str) -> str:
@@ -724,7 +726,7 @@ class Controller:
         try:
             claimed_for: str | None = await self._ask(name, "retire")
         except AenvError as exc:
-            logger.warning("cannot ask host %s for which instance it is claimed: %s", name, exc)
+            logger.warning("cannot ask host %s which instance claimed it: %s", name, exc)
             return
         if claimed_for is None:
             self._forget(name)

@@ -626,7 +626,9 @@ def wait(
                 waited_s += once_s
                 if waited_s >= deadline_s:
                     raise FabricUnavailable(
-                        f"{what} did not answer within {deadline_s:g} s"
+                        f"{what} did not answer within {deadline_s:g} s",
+                        hint="check the cluster with `ray status`; logs are in "
+                        "/tmp/ray/session_latest/logs on each node",
                     ) from exc
             look(waited_s)
 

@@ -176,7 +176,7 @@ class LauncherClient:
             FabricUnavailable: The launcher is gone.
         """
         if self._writer is None:
-            raise FabricUnavailable("the node's launcher is gone")
+            raise _launcher_ended()
         seq = next(self._seq)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._answers[seq] = queue
@@ -210,7 +210,7 @@ class LauncherClient:
                     hint=f"the node may be overloaded; see {self.directory}/launcher.log",
                 ) from None
         if answer.get("gone"):
-            raise FabricUnavailable("the node's launcher died")
+            raise _launcher_ended()
         return answer
 
     def forget(self, seq: int) -> None:
@@ -242,3 +242,11 @@ def _listener_pid(sock: socket.socket) -> int:
         return 0
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])
+
+
+def _launcher_ended() -> FabricUnavailable:
+    return FabricUnavailable(
+        "the process that starts this node's sandboxes (its launcher) has ended",
+        hint="create again, which starts another one; if it ends again, `dmesg` on the node says "
+        "whether the kernel killed it for lack of memory",
+    )

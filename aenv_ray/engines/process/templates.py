@@ -405,7 +405,7 @@ class Templates:
         """Act on a report of a template.
 
         Raises:
-            ValueError: It is none, or it comes at the wrong time.
+            ValueError: It is not a valid report, or it comes at the wrong time.
         """
         is_early = template.isolation is None
         match read_template_report(data):
@@ -521,7 +521,7 @@ class Templates:
         """Act on a report of a fork.
 
         Raises:
-            ValueError: It is none, or it comes at the wrong time.
+            ValueError: It is not a valid report, or it comes at the wrong time.
         """
         is_ordered = fork.number in template.ordered
         match read_fork_report(data):
