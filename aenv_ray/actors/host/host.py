@@ -603,10 +603,13 @@ class Host:
         """
         self._policy().check_ttl(ttl_s, instance_id)
         life, _ = await self.calls.enter(instance_id)
-        record = life.renewed(ttl_s, self._clock.now())
-        await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
-        life.record = life.record.model_copy(update={"deadline": record.deadline})
-        self._store.put([life.record])
+        async with life.renewing:
+            record = life.renewed(ttl_s, self._clock.now())
+            await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
+            if life.ended is not None:  # its record is deleted already
+                raise life.end_error()
+            life.record = life.record.model_copy(update={"deadline": record.deadline})
+            self._store.put([life.record])
         if self._environment_relay is not None:
             self._environment_relay.renew(life, ttl_s)
         return life.info()

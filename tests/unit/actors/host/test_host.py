@@ -418,3 +418,40 @@ async def test_an_engine_that_does_not_answer_keeps_no_sandbox_of_another_one_al
     assert await engine.ids() == {other["instance_id"]}  # all fake engines of a host share them
     await host.sweep()
     assert await engine.ids() == set()
+
+
+async def renewed_late(host: Host, engine: SpyEngine, spec: InstanceSpec, ttl_s: float) -> Any:
+    """Return a task that renews an instance, and has moved the deadline of its sandbox only."""
+    engine.deadline_gate.clear()
+    task = asyncio.create_task(host.renew(spec.instance_id, ttl_s))
+    while spec.instance_id not in engine.deadlines:  # noqa: ASYNC110  # turns of the loop
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_an_instance_that_ends_while_it_is_renewed_leaves_no_record(
+    host: Host, engine: SpyEngine, store: MemoryInstanceStore, spec: InstanceSpec
+) -> None:
+    """Invariant 4: a record that stays would keep the host, and with it the node, for ever."""
+    await host.start([spec])
+    renewing = await renewed_late(host, engine, spec, 7200.0)
+    await host.release([spec.instance_id])
+    engine.deadline_gate.set()
+    with pytest.raises(InstanceReleased):
+        await renewing
+    assert store.list() == []
+
+
+async def test_of_two_renewals_at_once_the_later_deadline_counts(
+    host: Host, engine: SpyEngine, store: MemoryInstanceStore, spec: InstanceSpec
+) -> None:
+    await host.start([spec])
+    renewing = await renewed_late(host, engine, spec, 7200.0)
+    shorter = asyncio.create_task(host.renew(spec.instance_id, 600.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    engine.deadline_gate.set()
+    promised = (await renewing).deadline
+    assert (await shorter).deadline == promised
+    assert engine.deadlines[spec.instance_id] == promised
+    assert [record.deadline for record in store.list()] == [promised]
