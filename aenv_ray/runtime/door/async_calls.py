@@ -152,7 +152,7 @@ class AsyncCalls:
         workers.submit(job.run)
         if disconnect is not None and not named:
             disconnect.listen(lambda: job.cancel("the caller went away"))
-        expiry = asyncio.get_running_loop().call_later(_seconds(timeout_s) + _GRACE_S, job.expire)
+        expiry = asyncio.get_running_loop().call_later(timeout_of(timeout_s) + _GRACE_S, job.expire)
         try:
             return await job.outcome
         except asyncio.CancelledError:
@@ -246,8 +246,8 @@ class _Job:
                 self._loop.call_soon_threadsafe(self._on_progress, progress, total, message)
 
 
-def _seconds(value: Any) -> float:
-    """Return a timeout; the dispatcher refuses an invalid one."""
+def timeout_of(value: Any) -> float:
+    """Return how long a call with this timeout may run; the dispatcher refuses an invalid one."""
     is_number = isinstance(value, int | float) and value > 0
     return min(float(value), 86_400.0) if is_number else LONGEST_CALL_S
 
