@@ -190,7 +190,17 @@ class Host:
 
         The earlier host may have died between making a sandbox and recording it. Unrecorded
         sandboxes on the engines that it used are ended; Ray repeats the `start` that made them.
+        If opening fails, the host is closed.
         """
+        try:
+            await self._adopt()
+        except BaseException:
+            await self.close()
+            raise
+        self._adopted.set()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def _adopt(self) -> None:
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
         self._pools.open()
@@ -204,8 +214,6 @@ class Host:
         live = [record for record in records if not record.has_ended]
         await self._table.end_unrecorded(live, used)
         self._table.note_if_empty()
-        self._adopted.set()
-        self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def ready(self) -> str:
         """Return this node's aenv-ray version, once an earlier host's instances are adopted."""

@@ -111,7 +111,7 @@ class InstanceTable:
             inside = exc.died_of if isinstance(exc, SandboxDiedInside) else None
             self._note_end(record.id, EndReason.LOST, EndCause(exc.message, inside))
             return
-        self._store.put([record])
+        self._update_stored(record)
         self._add_sandbox(record, sandbox)
 
     async def end_unrecorded(
@@ -127,7 +127,7 @@ class InstanceTable:
         for name in engines:
             try:
                 await self._end_left(name)
-            except FabricUnavailable as exc:
+            except AenvError as exc:
                 logger.warning("engine %s does not list its sandboxes: %s", name, exc)
 
     async def _end_left(self, engine: str) -> None:
@@ -158,7 +158,7 @@ class InstanceTable:
         self.uneven.pop(instance_id, None)
         if life.record.inner:
             life.record = life.record.model_copy(update={"has_ended": True})
-            self._store.put([life.record])  # until its inner instances have ended
+            self._update_stored(life.record)  # until its inner instances have ended
         else:
             self._store.delete([instance_id])
         self._on_end(life)
@@ -166,6 +166,13 @@ class InstanceTable:
         while len(self.lives) - len(self.sandboxes) > REMEMBERED_ENDS:
             oldest = next(i for i, life in self.lives.items() if life.ended is not None)
             del self.lives[oldest]
+
+    def _update_stored(self, record: InstanceRecord) -> None:
+        """Replace a stored record; the earlier one is enough to find the sandbox."""
+        try:
+            self._store.put([record])
+        except FabricUnavailable as exc:
+            logger.warning("the record of %s is not updated: %s", record.id, exc.message)
 
     def note_if_empty(self) -> None:
         """Update `empty_since`."""
@@ -206,5 +213,5 @@ class InstanceTable:
             await self.end(ids, reason, EndCause(reason.value))
         await self._engines.stop_owed()
         for name in list(self._unsearched):
-            with contextlib.suppress(FabricUnavailable):  # logged at the first attempt
+            with contextlib.suppress(AenvError):  # logged at the first attempt
                 await self._end_left(name)

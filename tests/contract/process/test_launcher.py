@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import EndCause, Sandbox
 from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.engine import ProcessEngine
@@ -124,6 +125,24 @@ async def test_everything_ends_with_the_launcher(bench: Bench, own_node: Node) -
     again = await bench.start()
     assert await value_of(again, "echo", text="a new launcher") == "a new launcher"
     await bench.engine.stop([sandbox.instance_id, again.instance_id])
+
+
+async def test_an_end_that_cannot_be_noted_ends_no_other_sandbox(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 2: the disk of the node may be full."""
+
+    def fail(_: EndCause) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    one, other = await bench.start(), await bench.start()
+    one.on_end(fail)
+    with pytest.raises(SandboxLost):
+        await evaluate(one, "import os; os._exit(7)")
+    await eventually(lambda: f"the end of {one.instance_id}" in caplog.text, "it is logged")
+    assert await value_of(other, "echo", text="it runs on") == "it runs on"
+    assert other.end_cause is None
+    await bench.engine.stop([other.instance_id])
 
 
 async def _speak(node: Node, *lines: bytes) -> socket.socket:

@@ -15,9 +15,11 @@ from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     CapacityExceeded,
+    DeadlineExceeded,
     FabricUnavailable,
     InsideCause,
     InstanceReleased,
@@ -242,6 +244,22 @@ async def test_what_was_not_recorded_is_ended_once_its_node_answers(
     assert len(await engine.running()) == 1
     await host.sweep()
     assert await engine.running() == []
+
+
+async def test_a_listing_that_comes_too_late_does_not_keep_a_host_from_opening(
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail() -> list[RunningSandbox]:
+        raise DeadlineExceeded("waited 60 s for the node's launcher")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "running", fail)
+        host = await restarted(open_host, spec, engine, away=0)
+        await host.sweep()
+    assert [info.id for info in await host.instances()] == [spec.instance_id]
 
 
 async def test_what_was_not_recorded_is_never_mixed_up_with_what_is_new(
