@@ -24,7 +24,7 @@ from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
-from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import ConfigError, SandboxDiedInside, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
 from tests.contract.process.node import Node
@@ -269,16 +269,18 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
     await engine.close()
 
 
+def _launch(node: Node, grace_s: float) -> None:
+    """Start the launcher of a node with a grace of its own for hosts that are away."""
+    command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher"]
+    subprocess.run(
+        [*command, str(node.directory), str(grace_s)],
+        env=daemon_environment(), check=True, timeout=30,
+    )  # fmt: skip
+
+
 async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_path: Path) -> None:
     """Invariant 3: a grace to come back within, and an end after it."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "aenv_ray.engines.process.launcher",
-        str(own_node.directory),
-    ]
-    subprocess.run([*command, "1.0"], env=daemon_environment(), check=True, timeout=30)
+    _launch(own_node, 1.0)
     leaves, stays = own_node.engine(HOST), own_node.engine(HostId("host-stays"))
     gone = await Bench(leaves, tmp_path).start()
     kept = await Bench(stays, tmp_path).start()
@@ -295,6 +297,37 @@ async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_pa
     await stays.stop([kept.instance_id])
     await stays.close()
     await again.close()
+
+
+async def test_an_id_that_is_started_again_has_no_earlier_end(
+    own_node: Node, tmp_path: Path
+) -> None:
+    """Invariants 3 and 14: Ray repeats a start after its host was away for too long."""
+    _launch(own_node, 0.5)
+    first = own_node.engine(HOST)
+    bench = Bench(first, tmp_path)
+    spec = bench.spec()
+    await first.start(spec)
+    await first.close()
+    await eventually(lambda: not own_node.sandbox_pids(), "its host stayed away")
+    second = own_node.engine(HOST)
+    await second.start(spec)
+    await second.close()
+    third = own_node.engine(HOST)
+    adopted = await third.attach(spec.instance_id)
+    assert await value_of(adopted, "echo", text="hi") == "hi"
+    with pytest.raises(SandboxDiedInside, match="closed its connection"):
+        await evaluate(
+            adopted,
+            "import os, socket\n"
+            "for fd in map(int, os.listdir('/proc/self/fd')):\n"
+            "    try:\n"
+            "        sock = socket.socket(fileno=os.dup(fd))\n"
+            "        sock.getpeername()  # raises for the listening socket\n"
+            "        sock.shutdown(socket.SHUT_RDWR)\n"
+            "    except OSError: pass\n",
+        )
+    await third.close()
 
 
 async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Node) -> None:
