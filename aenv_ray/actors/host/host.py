@@ -414,7 +414,10 @@ class Host:
             error = exc
             raise
         finally:
-            self._doomed -= starts.keys()
+            # If it failed or was cancelled, some may run nevertheless.
+            doomed = self._doomed & starts.keys()
+            self._table.end_soon(doomed, EndReason.RELEASED, EndCause("it was released"))
+            self._doomed -= doomed
             for instance_id, start in starts.items():
                 del self._starting[instance_id]
                 start.outcome.set_result(started.get(instance_id, error))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from aenv_ray.actors.host.engines import HostEngines
@@ -179,11 +179,13 @@ class InstanceTable:
         if not self.sandboxes:
             self.empty_since = self._clock.now()
 
-    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
-        """End instances and wait until their sandboxes are gone; ended ones are ignored.
+    def end_soon(
+        self, ids: Iterable[InstanceId], reason: EndReason, cause: EndCause
+    ) -> dict[str, list[InstanceId]]:
+        """End instances, whose sandboxes the next `end_due` ends; ended ones are ignored.
 
-        Raises:
-            AenvError: An engine could not end its sandboxes. Those of other engines are gone.
+        Returns:
+            The instances that this ended, by engine.
         """
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
@@ -192,8 +194,16 @@ class InstanceTable:
                 by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
                 self._note_end(life.record.id, reason, cause)
                 self._engines.owe(life.record.spec.engine, [life.record.id])  # it takes a slot
+        return by_engine
+
+    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
+        """End instances and wait until their sandboxes are gone; ended ones are ignored.
+
+        Raises:
+            AenvError: An engine could not end its sandboxes. Those of other engines are gone.
+        """
         failure: AenvError | None = None
-        for name, group in by_engine.items():
+        for name, group in self.end_soon(ids, reason, cause).items():
             try:
                 await self._engines.stop(name, group)
             except AenvError as exc:
