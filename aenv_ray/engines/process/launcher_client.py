@@ -237,9 +237,10 @@ async def _next_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """Return the next message; None once the connection is closed or broken."""
     try:
         line = await reader.readline()
-        return dict(json.loads(line)) if line else None
+        message: dict[str, Any] | None = json.loads(line) if line else None
     except (OSError, ValueError):
         return None
+    return message
 
 
 def end_cause(report: Mapping[str, Any]) -> EndCause:
