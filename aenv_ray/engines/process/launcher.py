@@ -333,6 +333,7 @@ class Launcher:
             self._peers.send(peer, {"seq": seq, "id": item["id"], "no_template": item["template"]})
             return
         self._instances[instance.id] = instance
+        self._unreported.pop(instance.id, None)  # of an earlier one with this id
         template.used_at = self._clock()
         template.queued.append(instance)
         self._assign_spares(template)
