@@ -287,7 +287,7 @@ class Runner:
             acting = act(self._policy, env, task)
             limits_s = [self._rules.episode_timeout_s, task.timeout_s]
             limit_s = min((one for one in limits_s if one is not None), default=None)
-            with phases.measured("policy"):
+            with phases.measured("policy"), env.policy_time():
                 output = await within(acting, limit_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from aenv_ray.sampling.runners.runner import (
     _Phases,
     _recordable,
 )
+from aenv_ray.sampling.user_code import PolicyTimedOut
 from aenv_ray.trajectories.schema import Call
 
 
@@ -131,6 +133,39 @@ async def test_a_lack_of_room_counts_once_an_agent_has_acted(
             await playing
     else:
         assert (await playing)["status"] is EpisodeStatus.DIED_INSIDE
+
+
+class _Slow(_NoRoom):
+    """An instance whose setup takes five minutes, and each call 80 s, on a clock of the test."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.now_s = 0.0
+
+    async def call_function(self, *_: Any) -> None:
+        self.now_s += 300.0
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        self.now_s += 80.0
+        return ToolResult([])
+
+
+async def test_the_time_of_a_setup_voids_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 14: of the policy's 600 s, calls took 80 s; a tenth of it counts."""
+    instance = _Slow()
+    monkeypatch.setattr(time, "perf_counter", lambda: instance.now_s)
+
+    async def policy(env: Any, task: Any) -> None:
+        await env.call_tool("act")
+        instance.now_s += 520.0
+        raise PolicyTimedOut("the policy did not end within 600 s")
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(policy, cast("Any", None), rules, cast("Any", None))
+    env = EpisodeEnv(cast("Any", instance), EpisodeLog())
+    task = Task(id="t", setup=Call(function="f"))
+    fields = await runner._roll_out(cast("Any", instance), task, env, _Phases())
+    assert (fields["status"], fields["reward"]) == (EpisodeStatus.TIMED_OUT, 0.0)
 
 
 class _Unshowable:
