@@ -47,7 +47,7 @@ from aenv_ray.sampling.runners.episode_env import (
 )
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
-from aenv_ray.sampling.tasks.archives import packed
+from aenv_ray.sampling.tasks.archives import check_archives, packed
 from aenv_ray.sampling.user_code import PolicyTimedOut, place_of, within
 from aenv_ray.trajectories.attachments import TEXT_LIMIT
 from aenv_ray.trajectories.schema import (
@@ -162,6 +162,7 @@ class Runner:
         phases = _Phases()
         is_reusable = False
         try:
+            await check_archives(task)
             own = None
             if task.datasource or task.instance is not None:
                 with phases.measured("image"):
