@@ -7,6 +7,7 @@ unfinished shard is JSON Lines in either format, so a crash loses at most one in
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -186,14 +187,18 @@ def shard_files(directory: Path) -> list[Path]:
     Raises:
         ConfigError: The directory cannot be read.
     """
+    found = _named_as_shards(directory)
+    both = {path for path in found if path.suffix == ".jsonl"}
+    return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
+
+
+def _named_as_shards(directory: Path) -> set[Path]:
     try:
-        found = {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
+        return {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
     except OSError as exc:
         raise ConfigError(
             f"{directory} cannot be read: {exc.strerror}", hint="check the path and its permissions"
         ) from exc
-    both = {path for path in found if path.suffix == ".jsonl"}
-    return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
 
 
 def load_shard(path: Path) -> list[Episode]:
@@ -268,10 +273,16 @@ def check_manifest(directory: Path) -> None:
 def clear(directory: Path) -> None:
     """Delete the shards, the manifest and the attachments of a directory, and nothing else in it.
 
+    Attachments are left if other files are in the directory: they may be records that have them.
+
     Raises:
-        ConfigError: They cannot be deleted.
+        ConfigError: They cannot be deleted, or a file that is named like them is something else;
+            then all are left.
     """
-    for path in [directory / MANIFEST, *(shard_files(directory) if directory.is_dir() else [])]:
+    ours = _replaced(directory)
+    if not ours:
+        return
+    for path in ours:
         try:
             path.unlink(missing_ok=True)
         except OSError as exc:
@@ -279,12 +290,55 @@ def clear(directory: Path) -> None:
                 f"{path} cannot be replaced: {exc.strerror}", hint="choose another directory"
             ) from exc
     try:
-        AttachmentFiles(directory, is_directory=True).clear()
+        if not any(path.is_file() for path in directory.iterdir()):
+            AttachmentFiles(directory, is_directory=True).clear()
     except OSError as exc:
         raise ConfigError(
             f"the attachments in {directory} cannot be replaced: {exc.strerror}",
             hint="choose another directory",
         ) from exc
+
+
+def _replaced(path: Path) -> list[Path]:
+    """Return the files of an output that a new run replaces.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    if path.is_dir():
+        manifest = path / MANIFEST
+        shards = sorted(_named_as_shards(path))
+        found = [*shards, *([manifest] if manifest.exists() else [])]
+    else:
+        found = [path] if path.is_file() else []  # there is nothing to replace in a device
+    for one in found:
+        if not _is_ours(one):
+            raise ConfigError(
+                f"{one} would be replaced, but is not a file of episodes",
+                hint=f"choose another path than {path}",
+            )
+    return found
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is empty, or what it begins with is what a run writes."""
+    try:
+        if path.suffix == ".parquet":
+            return arrow.has_episodes(path)
+        with path.open("rb") as file:
+            if path.name == MANIFEST:
+                content = json.load(file)
+                return isinstance(content, dict) and Manifest.model_fields.keys() <= content.keys()
+            start = file.read(1)
+            if start == b"{":  # otherwise a line may be as long as the file
+                Episode.model_validate_json(start + file.readline())
+        return start in {b"", b"{"}
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
+        ) from exc
+    except (ValueError, RecursionError):  # also a ValidationError
+        return False
 
 
 def is_directory(path: Path) -> bool:
@@ -295,11 +349,25 @@ def is_directory(path: Path) -> bool:
     return path.is_dir() or (not path.exists() and path.suffix in ("", ".parquet"))
 
 
-def has_episodes(path: Path) -> bool:
-    """Return whether an output path already has content of a run."""
-    if path.is_dir():
-        return any(shard.stat().st_size for shard in shard_files(path))
-    return path.is_file() and path.stat().st_size > 0
+def check_output(
+    path: Path,
+    *,
+    overwrite: bool,
+    hint: str = "continue with resume=True, replace them with overwrite=True, or choose another "
+    "path",
+) -> None:
+    """Check that a new run may write to an output path, before anything runs.
+
+    Args:
+        path: As for `open_output`.
+        overwrite: Whether the episodes that it has are replaced.
+        hint: What to do if it has episodes that are not to be replaced.
+
+    Raises:
+        ConfigError: It has episodes and `overwrite` is false, or other content.
+    """
+    if any(one.stat().st_size for one in _replaced(path) if one.name != MANIFEST) and not overwrite:
+        raise ConfigError(f"{path} already has episodes", hint=hint)
 
 
 def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:

@@ -90,8 +90,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     benchmarks = read_suite(suite)
     act = named_policy(policy, options)
     if out is not None:
-        _prepare(out, force=force)
-    evaluation = _Evaluation(out, quiet=chosen(form) is not Format.TABLE)
+        _prepare(out, benchmarks, force=force)
+    evaluation = _Evaluation(out, force=force, quiet=chosen(form) is not Format.TABLE)
     has_ended = False
     with shown.on_ray():
         driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
@@ -131,9 +131,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
 class _Evaluation:
     """Plays benchmarks and keeps their results."""
 
-    def __init__(self, out: Path | None, *, quiet: bool) -> None:
+    def __init__(self, out: Path | None, *, force: bool, quiet: bool) -> None:
         self.results: list[BenchmarkResult] = []
         self._out = out
+        self._force = force
         self._quiet = quiet
 
     def play(
@@ -148,7 +149,7 @@ class _Evaluation:
         from aenv_ray.cli.sampling import rollouts as shown
 
         console.say(f"{benchmark.label}: {len(tasks)} tasks")
-        file = None if self._out is None else self._out / f"{_file_name(benchmark.label)}.jsonl"
+        file = None if self._out is None else self._out / _file_name(benchmark)
         run = sampling.sample(
             benchmark.environment,
             policy,
@@ -156,6 +157,7 @@ class _Evaluation:
             ttl=benchmark.ttl,
             environment_variables=benchmark.environment_variables,
             out=file,
+            overwrite=self._force,
             **options,
         )
         error = None
@@ -188,7 +190,9 @@ class _Evaluation:
             (self._out / "results.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
 
 
-def _prepare(out: Path, *, force: bool) -> None:
+def _prepare(out: Path, benchmarks: Sequence[Benchmark], *, force: bool) -> None:
+    from aenv_ray.trajectories.shards import check_output
+
     try:
         out.mkdir(parents=True, exist_ok=True)
         used = sorted(one.name for one in out.iterdir())
@@ -201,10 +205,13 @@ def _prepare(out: Path, *, force: bool) -> None:
             f"{out} is not empty: it has {used[0]}",
             hint="choose another --out, or overwrite with --force",
         )
+    for benchmark in benchmarks:
+        check_output(out / _file_name(benchmark), overwrite=force)
 
 
-def _file_name(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in label)
+def _file_name(benchmark: Benchmark) -> str:
+    label = benchmark.label
+    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in label) + ".jsonl"
 
 
 def _successes(row: Any) -> str:

@@ -45,28 +45,6 @@ def check_writable(out: Path) -> None:
         ) from exc
 
 
-def check_replaceable(out: Path) -> None:
-    """Check that an existing output file has episodes, since it will be replaced.
-
-    Raises:
-        ConfigError: It has other content.
-    """
-    from pydantic import ValidationError
-
-    from aenv_ray.sampling import Episode
-
-    if not out.is_file() or not out.stat().st_size:
-        return
-    try:
-        with out.open(encoding="utf-8", errors="replace") as file:
-            Episode.model_validate_json(file.readline())
-    except (OSError, ValidationError) as exc:
-        raise ConfigError(
-            f"{out} would be overwritten, but is not a file of episodes",
-            hint="choose another file with --out",
-        ) from exc
-
-
 @contextlib.contextmanager
 def on_ray() -> Iterator[None]:
     """Disconnect from Ray after the block, and reserve standard output for data during it."""
