@@ -80,7 +80,7 @@ class ShardWriter:
     Args:
         directory: Made if missing.
         writer: Name of the writer, unique among the writers of the directory at one time; shards
-            that it wrote earlier are kept.
+            that it wrote earlier are kept, and converted if it was killed before that.
         form: Format of the finished shards.
         episodes_per_shard: Episodes in a full shard.
 
@@ -109,6 +109,8 @@ class ShardWriter:
         if form is ShardFormat.PARQUET:
             arrow.pyarrow()
         make_directory(directory)
+        if form is ShardFormat.PARQUET:
+            self._convert_earlier()
 
     def write(self, episode: Episode) -> None:
         """Append an episode; does nothing after a failed write. The first failure is logged."""
@@ -147,22 +149,41 @@ class ShardWriter:
         self.failure = self.failure or self._file.failure
         self._file, self._count = None, 0
         if self._form is ShardFormat.PARQUET and self.failure is None:
-            self._convert(self._path(ShardFormat.JSONL), self._path(ShardFormat.PARQUET))
+            _convert(self._path(ShardFormat.JSONL))
 
-    def _convert(self, lines: Path, parquet: Path) -> None:
-        """Replace a finished shard of JSON Lines, which stays if the conversion fails."""
-        partial = parquet.with_suffix(".partial")
-        try:
-            arrow.write_parquet(read_lines(lines).episodes, partial)
-            partial.replace(parquet)
-            lines.unlink()
-        except (OSError, ConfigError) as exc:
-            partial.unlink(missing_ok=True)
-            self.failure = ConfigError(
-                f"{parquet} cannot be written: {exc}; its episodes are in {lines}",
-                hint="free space, or read the directory as it is: it is complete",
-            )
-            logger.warning("%s; the run continues", self.failure.message)
+    def _convert_earlier(self) -> None:
+        """Convert the shards that an earlier writer of this name left in JSON Lines."""
+        name = re.compile(rf"{re.escape(self._writer)}-\d{{5}}\.jsonl")
+        left = [path for path in _named_as_shards(self._directory) if name.fullmatch(path.name)]
+        if left:
+            try:
+                (self._directory / MANIFEST).unlink(missing_ok=True)  # it may list them
+            except OSError as exc:
+                raise ConfigError(
+                    f"{self._directory} cannot be written: {exc.strerror}",
+                    hint="choose another directory",
+                ) from exc
+        for path in sorted(left):
+            _convert(path)
+
+
+def _convert(lines: Path) -> None:
+    """Replace a finished shard of JSON Lines, which stays, with a warning, if that fails."""
+    parquet, partial = lines.with_suffix(".parquet"), lines.with_suffix(".partial")
+    try:
+        found = read_lines(lines)
+        arrow.write_parquet(found.episodes, partial)
+        partial.replace(parquet)
+        lines.unlink()
+    except (OSError, ConfigError) as exc:
+        partial.unlink(missing_ok=True)
+        logger.warning(
+            "%s stays JSON Lines, which `aenv_ray.trajectories.read` reads and Parquet readers do "
+            "not: %s", lines, exc,
+        )  # fmt: skip
+        return
+    if found.is_torn:
+        logger.warning("%s: the last line is incomplete and is skipped", lines)
 
 
 def make_directory(directory: Path) -> None:
