@@ -87,7 +87,7 @@ def rescore(
             "before": before[one.index],
             "after": one.reward,
         }
-        for one in played.episodes()
+        for one in sorted(played.episodes(), key=lambda one: one.index)
     ]
     changed = [row for row in rows if row["before"] != row["after"]]
     diverged = sum(one.step is not None for one in found.differences)
