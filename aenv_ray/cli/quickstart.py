@@ -121,6 +121,7 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
             await env.call_tool(step.tool, step.arguments)
         return name.value
 
+    act.__qualname__ = policy.value  # the name in records
     return act
 
 

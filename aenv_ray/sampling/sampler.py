@@ -22,7 +22,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, portable
+from aenv_ray.sampling.policies.base import Policy, name_of, portable
 from aenv_ray.sampling.policies.named import policy_of
 from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
@@ -100,7 +100,7 @@ class Sampling:
         self._kept = kept
         """Episodes of an earlier run, until they are in the output."""
         self._kept_count = len(kept)
-        self._summary = RunningSummary(tasks.samples)
+        self._summary = RunningSummary(None if tasks.repeats_ids else tasks.samples)
         for episode in kept:
             self._summary.add(episode, is_new=False)
         self._held: list[Episode] = []
@@ -307,9 +307,10 @@ class Sampling:
         if self._has_output:
             self._kept = []
 
-        metrics = SamplingMetrics(self._environment)
+        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
 
-        def report(episode: Episode) -> None:
+        def report(finished_one: Episode) -> None:
+            episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
             if output is None or output.failure is not None:

@@ -222,6 +222,11 @@ def _named_as_shards(directory: Path) -> set[Path]:
         ) from exc
 
 
+def writer_of(path: Path) -> str:
+    """Return the name of the writer of a shard; that of the file itself if it is not a shard."""
+    return path.stem.rpartition("-")[0] if _SHARD.fullmatch(path.name) else path.name
+
+
 def load_shard(path: Path) -> list[Episode]:
     """Return the episodes of one shard.
 

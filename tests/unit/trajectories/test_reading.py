@@ -88,6 +88,22 @@ def test_of_an_episode_that_ran_again_the_later_record_counts(tmp_path: Path) ->
     assert list(read(tmp_path / "run.jsonl")) == [episode(0), episode(1)]
 
 
+@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("b", "t0")])
+def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_path: Path) -> None:
+    """Writers that each number from 0 would lose all episodes but those of the last."""
+    failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    for name, one in (("a", episode(0)), (writer, failed), (writer, episode(1))):
+        output = ShardWriter(tmp_path, name)
+        output.write(one)
+        output.close()
+    assert [one.index for one in read(tmp_path)] == [0, 1]
+    output = ShardWriter(tmp_path, writer)
+    output.write(episode(0, task_id=task))
+    output.close()
+    with pytest.raises(ConfigError, match="episode 0 of task"):
+        read(tmp_path)
+
+
 def test_a_directory_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for kept in ([], EPISODES[:1]):
