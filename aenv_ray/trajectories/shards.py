@@ -27,6 +27,8 @@ from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
 logger = logging.getLogger("aenv_ray")
+_BEGINNING: Final = b'{"index":'
+"""Of an episode's line."""
 _SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
 
 
@@ -356,9 +358,12 @@ def _is_ours(path: Path) -> bool:
                 content = json.load(file)
                 return isinstance(content, dict) and Manifest.model_fields.keys() <= content.keys()
             start = file.read(1)
-            if start == b"{":  # otherwise a line may be as long as the file
-                Episode.model_validate_json(start + file.readline())
-        return start in {b"", b"{"}
+            if start != b"{":  # its first line may be as long as the file
+                return not start
+            line = start + file.readline()
+        begins = _BEGINNING.startswith(line) or re.match(_BEGINNING + rb"\d+(,|\Z)", line)
+        is_torn = begins and not line.endswith(b"\n")  # its writer was killed
+        return bool(is_torn) or Episode.model_validate_json(line) is not None
     except OSError as exc:
         raise ConfigError(
             f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
@@ -405,10 +410,12 @@ def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
         kept: Episodes of an earlier run to continue; without them, its output is replaced.
 
     Raises:
-        ConfigError: The output cannot be opened.
+        ConfigError: The output cannot be opened, or what it would replace is not of episodes.
     """
     kept = tuple(kept)
     if not is_directory(path):
+        if not kept:
+            _replaced(path)
         return EpisodeFile(path, kept)
     if not kept:
         clear(path)

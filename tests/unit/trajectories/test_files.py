@@ -118,6 +118,22 @@ def test_a_run_replaces_an_earlier_one_only_if_told(name: str, tmp_path: Path) -
     assert len(read(out)) == 0
 
 
+@pytest.mark.parametrize("name", ["run.jsonl", "run/driver-00000.jsonl"])
+@pytest.mark.parametrize("length", [1, 5, 10, 20, 80])
+def test_a_run_that_was_killed_in_its_first_line_is_resumed_and_replaced(
+    length: int, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(episode(0).model_dump_json()[:length])
+    out = tmp_path / name.split("/", maxsplit=1)[0]
+    check_output(out, overwrite=True)
+    assert finished_episodes(out, TASKS) == []
+    output = open_output(out)
+    output.write(episode(0))
+    output.close()
+    assert list(read(out)) == [episode(0)]
+
+
 @pytest.mark.parametrize("content", ["a letter", '{"index": 0}', "\n", "\xff", "{\xff\n", "[1]"])
 def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
@@ -127,6 +143,8 @@ def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path
     for overwrite in (False, True):
         with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced, but is not a file"):
             aenv_ray.sample("mini-terminal", "null", TASKS, out=out, overwrite=overwrite)
+    with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced"):
+        open_output(out)  # also for a trainer's records
     assert out.read_bytes() == content.encode("latin-1")
 
 
