@@ -160,7 +160,8 @@ class _Numbers:
             raise ConfigError(
                 f"{file} has an episode {episode.index} of task {owner[0]!r}, and so has "
                 f"{first[1]!r} of task {first[0]!r}",
-                hint="give the episodes of one output different indices, or write to several",
+                hint="give the episodes of one output different indices; what is there can be read "
+                "file by file",
             )
 
 
