@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.addresses import retry_after_s
 from aenv_ray.cluster.objects import KINDS, Document, Kind
 from aenv_ray.engines.kubernetes.permissions import Permission
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Forbidden, Unauthorized
@@ -225,7 +226,7 @@ class ClusterApi:
         for _ in range(_TRIES):
             if status not in _RETRIED:
                 break
-            time.sleep(min(float(headers.get("Retry-After") or _PAUSE_S), 10.0))
+            time.sleep(min(retry_after_s(headers, _PAUSE_S), 10.0))
             status, headers, data = self._once(method, path, query, body, content_type)
         if status < 300:
             return data

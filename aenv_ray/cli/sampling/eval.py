@@ -116,8 +116,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
                     break
         except KeyboardInterrupt:
             has_ended = True
-    evaluation.write()
-    show_results(evaluation.results, form)
+        finally:  # whatever else ends it, what was played is not lost
+            evaluation.write()
+            show_results(evaluation.results, form)
     for result in evaluation.results:
         if result.error is not None:
             console.say(f"{result.benchmark}: {result.error}")
@@ -150,36 +151,34 @@ class _Evaluation:
 
         console.say(f"{benchmark.label}: {len(tasks)} tasks")
         file = None if self._out is None else self._out / _file_name(benchmark)
-        run = sampling.sample(
-            benchmark.environment,
-            policy,
-            tasks,
-            ttl=benchmark.ttl,
-            environment_variables=benchmark.environment_variables,
-            out=file,
-            overwrite=self._force,
-            **options,
-        )
-        error = None
+        run, error = None, None
         try:
+            run = sampling.sample(
+                benchmark.environment,
+                policy,
+                tasks,
+                ttl=benchmark.ttl,
+                environment_variables=benchmark.environment_variables,
+                out=file,
+                overwrite=self._force,
+                **options,
+            )
             with shown.draining(run):
                 shown.run_all(run, quiet=self._quiet)
             if run.output_failure is not None:
                 error = run.output_failure.message
         except AenvError as exc:
-            error = f"{exc.code}: {exc.message}"
+            error = f"{exc.code}: {exc.message}" + (f" ({exc.hint})" if exc.hint else "")
         finally:
             self._add(benchmark, run, error)
-        return not (run.is_draining and run.finished != run.total)
+        return run is None or not run.is_draining or run.finished == run.total
 
-    def _add(self, benchmark: Benchmark, run: Sampling, error: str | None) -> None:
+    def _add(self, benchmark: Benchmark, run: Sampling | None, error: str | None) -> None:
         from aenv_ray.sampling.suites import result_of
 
-        is_complete = run.finished == run.total
-        wall_s = run.summary().wall_s
-        self.results.append(
-            result_of(benchmark, run.episodes, wall_s, is_complete=is_complete, error=error)
-        )
+        found = ((), 0.0) if run is None else (run.episodes, run.summary().wall_s)
+        is_complete = run is not None and run.finished == run.total
+        self.results.append(result_of(benchmark, *found, is_complete=is_complete, error=error))
 
     def write(self) -> None:
         """Write the results to the output directory, if there is one."""

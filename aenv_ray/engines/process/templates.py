@@ -83,7 +83,6 @@ _JAILER_VARIABLES: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """Variables of the jailer. The project's variables are not set: it runs outside the sandbox."""
-NAMESPACES_REQUIRED: Final = "namespaces are required, but the kernel allows none"
 _DIED: Final = "its template process died"
 _EXIT_CODE_S: Final = 0.1
 
@@ -219,6 +218,8 @@ class TemplateProcess:
     """Until then no spare is ordered ahead, because one could not be created, or died."""
     has_raised: bool = False
     """Whether the project's code raised when it was loaded."""
+    lacks_namespaces: bool = False
+    """Whether the operator requires namespaces, and the kernel allows none."""
     env_reads: list[str] = field(default_factory=list)
     """If the code failed to load: the variables that it had read."""
     held: list[FileLock] = field(default_factory=list)
@@ -546,7 +547,8 @@ class Templates:
         A project could ask for a jail that cannot be built: then only its start fails.
         """
         if template.setup["isolation"] == "required":
-            self._end(template, f"{NAMESPACES_REQUIRED}: {why}")
+            template.lacks_namespaces = True
+            self._end(template, f"namespaces are required, but the kernel allows none: {why}")
             return
         if self._probed is None:
             self._probed = self._probe(template.setup)
@@ -714,6 +716,7 @@ class Templates:
             "failed": f"{why}\n{output}".strip(),
             "env_reads": template.env_reads,
             "raised": template.has_raised,
+            "lacks_namespaces": template.lacks_namespaces,
         }
         for peer, seq in template.waiting:
             self._peers.send(peer, {"seq": seq, **failed})

@@ -15,7 +15,8 @@ import httpx
 from pydantic import SecretStr
 
 import aenv_ray
-from aenv_ray.client.gateway_http import CONNECT_S, is_proxied, parse_url, retry_after_s
+from aenv_ray.addresses import is_proxied, retry_after_s
+from aenv_ray.client.gateway_http import CONNECT_S, parse_url
 from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unauthorized
 from aenv_ray.sampling.policies.chat import ContextFull, Filtered
 from aenv_ray.sampling.policies.completion import (

@@ -6,6 +6,8 @@ import base64
 import builtins
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,6 +288,11 @@ def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
     emulated.throttle(3)
     life.apply(manifests.load("dev"))
     assert pauses == [1.0, 1.0, 1.0]  # as the API says
+    pauses.clear()
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=5), usegmt=True)
+    emulated.throttle(1, soon)  # as a load balancer says it
+    life.apply(manifests.load("dev"))
+    assert 2.0 < pauses[0] < 6.0
     emulated.denied.add(("list", "pods"))
     with pytest.raises(Forbidden, match=r"pods is forbidden: User .* cannot list"):
         life.snapshot()
