@@ -93,30 +93,32 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
         _prepare(out, benchmarks, force=force)
     evaluation = _Evaluation(out, force=force, quiet=chosen(form) is not Format.TABLE)
     has_ended = False
-    with shown.on_ray():
-        driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
-        for benchmark in benchmarks:
-            named = benchmark.engine or engine
-            shown.say_engine(benchmark.environment, named, f"engine of {benchmark.label}")
-        tasks = [benchmark.chosen_tasks(limit) for benchmark in benchmarks]
-        try:
-            for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
-                has_ended = not evaluation.play(
-                    benchmark,
-                    act,
-                    chosen_tasks,
-                    samples_per_task=benchmark.samples_per_task or samples_per_task,
-                    concurrency=benchmark.concurrency or concurrency,
-                    runners=runners,
-                    infra_retries=infra_retries,
-                    episode_timeout=benchmark.episode_timeout or episode_timeout,
-                    engine=benchmark.engine or engine,
-                )
-                if has_ended:
-                    break
-        except KeyboardInterrupt:
-            has_ended = True
-        finally:  # whatever else ends it, what was played is not lost
+    try:
+        with shown.on_ray():
+            driver_api.init()  # on the main thread: only it can install Ray's signal handlers
+            for benchmark in benchmarks:
+                named = benchmark.engine or engine
+                shown.say_engine(benchmark.environment, named, f"engine of {benchmark.label}")
+            tasks = [benchmark.chosen_tasks(limit) for benchmark in benchmarks]
+            try:
+                for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
+                    has_ended = not evaluation.play(
+                        benchmark,
+                        act,
+                        chosen_tasks,
+                        samples_per_task=benchmark.samples_per_task or samples_per_task,
+                        concurrency=benchmark.concurrency or concurrency,
+                        runners=runners,
+                        infra_retries=infra_retries,
+                        episode_timeout=benchmark.episode_timeout or episode_timeout,
+                        engine=benchmark.engine or engine,
+                    )
+                    if has_ended:
+                        break
+            except KeyboardInterrupt:
+                has_ended = True
+    finally:  # whatever ends it, what was played is not lost
+        if evaluation.results:
             evaluation.write()
             show_results(evaluation.results, form)
     for result in evaluation.results:
