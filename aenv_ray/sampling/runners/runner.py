@@ -47,7 +47,7 @@ from aenv_ray.sampling.runners.episode_env import (
 )
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
-from aenv_ray.sampling.tasks.archives import packed
+from aenv_ray.sampling.tasks.archives import check_archives, packed
 from aenv_ray.sampling.user_code import PolicyTimedOut, place_of, within
 from aenv_ray.trajectories.attachments import TEXT_LIMIT
 from aenv_ray.trajectories.schema import (
@@ -162,6 +162,7 @@ class Runner:
         phases = _Phases()
         is_reusable = False
         try:
+            await check_archives(task)
             own = None
             if task.datasource or task.instance is not None:
                 with phases.measured("image"):
@@ -287,7 +288,7 @@ class Runner:
             acting = act(self._policy, env, task)
             limits_s = [self._rules.episode_timeout_s, task.timeout_s]
             limit_s = min((one for one in limits_s if one is not None), default=None)
-            with phases.measured("policy"):
+            with phases.measured("policy"), env.policy_time():
                 output = await within(acting, limit_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise

@@ -73,7 +73,7 @@ def test_a_benchmark_that_cannot_begin_is_a_result_beside_the_others(
         raise ConfigError("no variable is named 'A=B'", hint="rename it")
 
     monkeypatch.setattr(sampling, "sample", sample)
-    evaluation = _Evaluation(tmp_path, quiet=True)
+    evaluation = _Evaluation(tmp_path, force=False, quiet=True)
     evaluation.results.append(result("code"))
     assert evaluation.play(Benchmark(environment="tau2"), "null", [])
     evaluation.write()
