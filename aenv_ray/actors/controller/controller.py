@@ -675,6 +675,7 @@ class Controller:
             await asyncio.sleep(MEASURE_S)
 
     async def _measure(self) -> None:
+        alive = await asyncio.to_thread(ray_api.actor_names)
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         names = self._hosts.actors.keys() - self._spares.names
         hosts = {name: self._hosts.nodes.get(name, "") for name in names}
@@ -687,7 +688,7 @@ class Controller:
             if name.startswith(SHARED_PREFIX)
         ]
         self._metrics.note(nodes, loads, self._admission.queued())
-        self._metrics.happened(found, hosts, nodes.keys())
+        self._metrics.happened(found, hosts, set(alive), nodes.keys())
 
     async def _measures_of(self, name: str) -> HostMeasures | None:
         """Return what a host reports; None if it does not answer."""
