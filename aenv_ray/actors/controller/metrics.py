@@ -145,7 +145,7 @@ class ClusterMetrics:
             ("aenv_lost_sandboxes", "cause", self._lost,
              {host: found.tally.lost for host, found in measures.items()}),
         ):  # fmt: skip
-            increments.forget(hosts.keys())
+            increments.forget(alive)
             self._count(name, label, increments.of(reports))
         pods: Counter[str] = Counter(dict.fromkeys(PHASES, 0))
         for found in measures.values():

@@ -109,6 +109,15 @@ def test_what_ended_before_its_node_is_not_lost(exported: dict[str, Any]) -> Non
     assert ("any", "node") not in exported["aenv_lost_sandboxes"].values
 
 
+def test_a_host_that_was_silent_counts_only_what_is_new(exported: dict[str, Any]) -> None:
+    """Its history would raise alerts about old events."""
+    metrics = ClusterMetrics(is_continued=False)
+    metrics.happened({"a": measures(4000)}, {"a": "n1"}, {"a"}, {"n1"})
+    metrics.happened({}, {}, {"a"}, {"n1"})
+    metrics.happened({"a": measures(4001)}, {"a": "n1"}, {"a"}, {"n1"})
+    assert exported["aenv_creates"].values == {("process", "ok"): 4001}
+
+
 def test_refused_creates_are_counted(exported: dict[str, Any]) -> None:
     metrics = ClusterMetrics(is_continued=False)
     metrics.created(EngineOutcome("any", "capacity_exceeded"), 4)
