@@ -381,6 +381,37 @@ def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(e
     assert set(images_of(emulated).values()) == {"aenv-ray:3"}
 
 
+def autoscaled(emulated: EmulatedCluster, workers: int) -> None:
+    """Have the autoscaler want this many workers."""
+    with edited(emulated, "RayCluster", "aenv") as ray:
+        ray["spec"]["workerGroupSpecs"][0]["replicas"] = workers
+    emulated.controllers.reconcile()
+
+
+def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, said):
+    """The autoscaler wants as many as there is demand for, whatever the nodes hold."""
+    images = [manifests.load("dev", None, {"image": f"aenv-ray:{n}"}) for n in (1, 2)]
+    life.apply(images[0])
+    emulated.controllers.worker_room = 2
+    autoscaled(emulated, 3)
+    assert [pod["status"]["phase"] for pod in all_of(emulated, "Pod")].count("Pending") == 1
+    life.upgrade(images[1], 0.5)
+    assert deleted(said)[-1] == "headgroup-0"
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+
+
+def test_an_upgrade_stops_if_no_node_has_room_for_its_workers(emulated, life, said):
+    """Although there was a worker that waited for room before."""
+    images = [manifests.load("dev", None, {"image": f"aenv-ray:{n}"}) for n in (1, 2)]
+    life.apply(images[0])
+    emulated.controllers.worker_room = 2
+    autoscaled(emulated, 3)
+    emulated.controllers.worker_room = 1  # the new version needs more
+    with pytest.raises(DeadlineExceeded, match="Insufficient cpu"):
+        life.upgrade(images[1], 0.5)
+    assert sorted(deleted(said)) == ["kubernetes-0", "kubernetes-2"]
+
+
 def test_there_must_be_something_to_upgrade(life):
     with pytest.raises(ConfigError, match="no cluster"):
         life.upgrade(upgraded("aenv-ray:2"), LONG_S)

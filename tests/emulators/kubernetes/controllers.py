@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tests.emulators.kubernetes import apply, kuberay, rules
+from tests.emulators.kubernetes import apply, claims, kuberay, rules
 from tests.emulators.kubernetes.node import NODE
 from tests.emulators.kubernetes.store import Kind, Object, Refused, Store
 
@@ -21,6 +21,7 @@ _JOBS: Final = ("ray.io", "rayjobs")
 _SETS: Final = ("apps", "statefulsets")
 _CLAIMS: Final = ("", "persistentvolumeclaims")
 _BOUND: Final = {"phase": "Bound"}
+_UNPLACED: Final = claims.waiting("0/1 nodes are available: 1 Insufficient cpu.")
 
 
 class Controllers:
@@ -34,6 +35,7 @@ class Controllers:
         has_kuberay: KubeRay is installed; without it the API does not know its kinds.
         is_operator_running: It acts on its objects, and removes its finalizer.
         missing_images: Pods with these never start.
+        worker_room: Number of workers for which nodes have room; further ones wait. None: all.
         mirror: Admission puts this before the image of each container of a pod.
         redis_outlived_ray: Ray's records were still there to be removed when a RayCluster ended.
     """
@@ -44,6 +46,7 @@ class Controllers:
         self.has_kuberay = True
         self.is_operator_running = True
         self.missing_images: set[str] = set()
+        self.worker_room: int | None = None
         self.mirror = ""
         self.redis_outlived_ray = False
 
@@ -88,6 +91,7 @@ class Controllers:
             worker = {"ray.io/node-type": "worker", "ray.io/group": group["groupName"]}
             for number in range(wanted):
                 self._ray_pod(ray, number, group["template"], worker)
+        self._place_workers(kind.namespace)
         ray["status"] = {"state": "ready", "observedGeneration": metadata["generation"]}
         return apply.owned(ray, _AUTOSCALER, "workerGroupSpecs")
 
@@ -97,6 +101,24 @@ class Controllers:
         name = f"{labels['ray.io/group']}-{number}"
         cluster = {"ray.io/cluster": ray["metadata"]["name"]}
         self._make_pod(ray, name, template, {**cluster, **labels})
+
+    def _place_workers(self, namespace: str) -> None:
+        """Start the workers that waited for room, as far as there is some now."""
+        kind = Kind(*rules.PODS, namespace)
+        for pod in self._store.all(kind):
+            if pod["status"] == _UNPLACED and self._has_room(kind):
+                name, spec = pod["metadata"]["name"], {**pod["spec"], "nodeName": NODE}
+                self._store.change(kind, name, {**pod, "spec": spec, "status": self._status(spec)})
+
+    def _has_room(self, pods: Kind) -> bool:
+        is_worker = {"ray.io/node-type": "worker"}.items()
+        placed = [
+            pod
+            for pod in self._store.all(pods)
+            if is_worker <= (pod["metadata"].get("labels") or {}).items()
+            and "nodeName" in pod["spec"]
+        ]
+        return self.worker_room is None or len(placed) < self.worker_room
 
     def _job(self, kind: Kind, job: Object) -> Object | None:
         """Submit a RayJob: a Kubernetes Job runs its submitter's pod to the end."""
@@ -152,7 +174,9 @@ class Controllers:
             "name": name, "ownerReferences": [above],
             "labels": {**template["metadata"].get("labels", {}), **(labels or {})},
         }  # fmt: skip
-        spec = {**template["spec"], "nodeName": NODE}
+        is_worker = (labels or {}).get("ray.io/node-type") == "worker"
+        is_placed = not is_worker or self._has_room(kind)
+        spec = {**template["spec"], **({"nodeName": NODE} if is_placed else {})}
         spec["containers"] = [
             {**container, "image": self.mirror + container["image"]}
             for container in spec["containers"]
@@ -164,7 +188,8 @@ class Controllers:
             node = (labels or {}).get("ray.io/node-type", "").capitalize()
             self._warn(owner, f"FailedToCreate{node}Pod" if node else "FailedCreate", str(exc))
             return
-        self._store.add(kind, {**pod, "status": self._status(spec)})
+        status = self._status(spec) if is_placed else _UNPLACED
+        self._store.add(kind, {**pod, "status": copy.deepcopy(status)})
 
     def _status(self, spec: Object) -> dict[str, Any]:
         image = spec["containers"][0]["image"]
