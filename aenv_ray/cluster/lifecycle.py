@@ -72,12 +72,14 @@ class Lifecycle:
         """Create or change the cluster; running pods are unaffected.
 
         Raises:
-            ConfigError: KubeRay is not installed, the API refuses an object, or the Secret with the
-                password of the user's own Redis does not exist.
+            ConfigError: KubeRay is not installed, the cluster runs another version of Ray, the API
+                refuses an object, or the Secret with the password of the user's own Redis does not
+                exist.
             AenvError: As `ClusterApi.request`.
         """
         ordered = objects.in_order(documents)
         self.check_kuberay()
+        self._check_ray_version(ordered)
         for document in ordered:
             kind = objects.kind_of(document)
             if dry_run and kind.is_namespaced and not self._has_namespace():
@@ -94,6 +96,29 @@ class Lifecycle:
                 self._create_secrets(ordered)
         if not dry_run:
             self._report_missing_pull_secrets(ordered)
+
+    def _check_ray_version(self, documents: Sequence[Document]) -> None:
+        """Check that new workers can join the head that runs.
+
+        Ray refuses nodes with another version of Ray or Python than the head. The manifests name
+        only that of Ray.
+
+        Raises:
+            ConfigError: They cannot; nothing was changed.
+        """
+        live = self._api.get(KINDS["RayCluster"], self._namespace, NAME)
+        has = None if live is None else live["spec"].get("rayVersion")
+        for document in documents:
+            is_ray = document["kind"] == "RayCluster"
+            wanted = document["spec"].get("rayVersion") if is_ray else None
+            if has and wanted and wanted != has:
+                raise ConfigError(
+                    f"the cluster in namespace {self._namespace} runs Ray {has}, and workers with "
+                    f"Ray {wanted} cannot join it",
+                    hint="end the samplings, then run: aenv cluster delete; aenv cluster apply. "
+                    "All instances end; volumes, published environments and services are kept. "
+                    f"If the image has Ray {has}, correct rayVersion instead",
+                )
 
     def _has_namespace(self) -> bool:
         return self._api.get(KINDS["Namespace"], None, self._namespace) is not None

@@ -420,6 +420,23 @@ def test_there_must_be_something_to_upgrade(life):
         life.upgrade(others, LONG_S)
 
 
+def test_another_version_of_ray_is_refused_before_anything_is_changed(emulated, life):
+    """Its workers could not join the head, which is replaced after all workers."""
+    life.apply(upgraded("aenv-ray:1"))
+    newer = manifests.load("dev", None, {"image": "aenv-ray:2", "rayVersion": "9.9.9"})
+    before = [all_of(emulated, kind) for kind in KINDS]
+    for change in life.upgrade, life.apply:
+        with pytest.raises(
+            ConfigError, match=r"runs Ray .*, and workers with Ray 9\.9\.9"
+        ) as caught:
+            change(newer)
+        assert "aenv cluster delete; aenv cluster apply" in (caught.value.hint or "")
+    assert [all_of(emulated, kind) for kind in KINDS] == before
+    life.delete(LONG_S)
+    life.apply(newer)
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+
+
 def deleted(said: list[str]) -> list[str]:
     return [line.split()[1].rstrip(":") for line in said if line.endswith("deleted")]
 
