@@ -147,6 +147,48 @@ def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(emulated,
     assert one(emulated, "RayCluster", "aenv")["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 
 
+def with_redis_volume(size: str, **more: str) -> list[dict[str, Any]]:
+    volume = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+    return manifests.load("dev", None, {"redis.volume": json.dumps(volume | more)})
+
+
+def redis_sizes(emulated: EmulatedCluster) -> tuple[str, str]:
+    """Return the size that the claim of Redis asks for, and that in its StatefulSet."""
+    claim = one(emulated, "PersistentVolumeClaim", "data-aenv-redis-0")
+    (template,) = one(emulated, "StatefulSet", "aenv-redis")["spec"]["volumeClaimTemplates"]
+    sizes = [each["spec"]["resources"]["requests"]["storage"] for each in (claim, template)]
+    return sizes[0], sizes[1]
+
+
+def test_apply_enlarges_the_volume_of_redis(emulated, life, said):
+    """In its StatefulSet the size is immutable: the API would refuse each further `apply`."""
+    life.apply(manifests.load("dev"))
+    life.apply(with_redis_volume("5Gi"), dry_run=True)
+    assert redis_sizes(emulated) == ("2Gi", "2Gi")
+    life.apply(with_redis_volume("5Gi"))
+    assert redis_sizes(emulated) == ("5Gi", "2Gi")
+    life.upgrade(with_redis_volume("6Gi"), LONG_S)
+    assert redis_sizes(emulated) == ("6Gi", "2Gi")
+    life.apply(with_redis_volume("3Gi"))
+    assert "PersistentVolumeClaim data-aenv-redis-0: keeps 6Gi, because no volume shrinks" in said
+    life.delete(LONG_S)
+    life.apply(with_redis_volume("7Gi"))
+    assert redis_sizes(emulated) == ("7Gi", "7Gi")
+
+
+def test_a_volume_that_cannot_be_enlarged_is_refused_with_the_ways_out(emulated, life):
+    life.apply(manifests.load("dev"))
+    with edited(emulated, "StorageClass", "standard") as storage_class:
+        storage_class["allowVolumeExpansion"] = False
+    with pytest.raises(ConfigError, match="must support resize") as caught:
+        life.apply(with_redis_volume("5Gi"))
+    for words in ("old size", "allowVolumeExpansion", "back up the hub"):
+        assert words in (caught.value.hint or "")
+    assert redis_sizes(emulated) == ("2Gi", "2Gi")
+    with pytest.raises(ConfigError, match="updates to statefulset spec for fields other than"):
+        life.apply(with_redis_volume("2Gi", storageClassName="fast"))
+
+
 def test_a_field_that_somebody_else_set_is_taken_over_only_when_asked(emulated, life, api):
     life.apply(manifests.load("dev"))
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "aenv-gateway"},

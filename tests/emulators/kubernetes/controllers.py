@@ -18,8 +18,6 @@ _FINALIZER: Final = "ray.io/gcs-ft-redis-cleanup-finalizer"
 _AUTOSCALER: Final = "kuberay-autoscaler"
 _RAYS: Final = ("ray.io", "rayclusters")
 _JOBS: Final = ("ray.io", "rayjobs")
-_SETS: Final = ("apps", "statefulsets")
-_CLAIMS: Final = ("", "persistentvolumeclaims")
 _BOUND: Final = {"phase": "Bound"}
 _UNPLACED: Final = claims.waiting("0/1 nodes are available: 1 Insufficient cpu.")
 
@@ -62,8 +60,8 @@ class Controllers:
         if self.is_operator_running:
             self._each(_RAYS, self._ray)
             self._each(_JOBS, self._job)
-        self._each(_SETS, self._stateful_set)
-        self._each(_CLAIMS, lambda _, claim: {**claim, "status": _BOUND})
+        self._each(rules.SETS, self._stateful_set)
+        self._each(claims.CLAIMS, lambda _, claim: {**claim, "status": _BOUND})
 
     def _each(self, of: tuple[str, str], act: Callable[[Kind, Object], Object | None]) -> None:
         """Let `act` return the new state of every object of a kind; None: it is not changed."""
@@ -76,7 +74,7 @@ class Controllers:
     def _ray(self, kind: Kind, ray: Object) -> Object | None:
         metadata, spec = ray["metadata"], ray["spec"]
         if "deletionTimestamp" in metadata:
-            self.redis_outlived_ray = bool(self._store.all(Kind(*_SETS, kind.namespace)))
+            self.redis_outlived_ray = bool(self._store.all(Kind(*rules.SETS, kind.namespace)))
             self._remove(kind, metadata["name"], metadata["uid"])
             return None
         if wrong := kuberay.faults(ray):
@@ -146,7 +144,7 @@ class Controllers:
                 source = {"claimName": claim_name}
                 volumes.append({"name": volume, "persistentVolumeClaim": source})
                 metadata = {"name": claim_name, "labels": spec["selector"]["matchLabels"]}
-                self._make(Kind(*_CLAIMS, kind.namespace), {
+                self._make(Kind(*claims.CLAIMS, kind.namespace), {
                     "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata,
                     "spec": claim["spec"],
                 })  # fmt: skip
