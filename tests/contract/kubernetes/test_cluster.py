@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import builtins
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +19,19 @@ from aenv_ray.cluster import lifecycle, manifests, yaml_files
 from aenv_ray.cluster.checks import Doctor
 from aenv_ray.cluster.objects import KINDS
 from aenv_ray.cluster.readiness import Snapshot, why
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.kubernetes.manifest import pod_manifest
+from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from aenv_ray.findings import Verdict
+from aenv_ray.ids import InstanceId
+from aenv_ray.project.config import EnvironmentConfig
 from tests.contract.kubernetes.kubernetes_objects import add, all_of, edited, one
+from tests.emulators.kubernetes import drain
 from tests.emulators.kubernetes.api import EmulatedCluster
 
+ROOT = Path(__file__).parents[3]
 LONG_S = 60.0
 
 
@@ -580,6 +590,48 @@ def test_a_worker_that_ends_drains_and_has_time_for_it(emulated, life):
     assert spec["terminationGracePeriodSeconds"] == 1234
     hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[:3] == ["aenv", "cluster", "drain"]
+
+
+# --- machines that are drained ------------------------------------------------------------------
+
+
+def drained(emulated: EmulatedCluster) -> set[str]:
+    """Return the names of the pods that the `kubectl drain` of the run book evicts."""
+    book = (ROOT / "docs" / "operations.md").read_text()
+    (options,) = re.findall(r"(?m)^kubectl drain NODE (.*)$", book)
+    pods = all_of(emulated, "Pod")
+    assert drain.refusals(pods, options.split()) == {}
+    return drain.evicted(pods, all_of(emulated, "PodDisruptionBudget"))
+
+
+def add_sandbox(emulated: EmulatedCluster) -> None:
+    """Put a pod of an instance there, with the manifest of the engine."""
+    uid = one(emulated, "Pod", "kubernetes-0")["metadata"]["uid"]
+    config = EnvironmentConfig(name="made")
+    spec = SandboxSpec(InstanceId("made-abcdefgh"), Path("/p"), config, 1000.0)
+    plan = PodPlan(
+        name="aenv-made", host_id="h", owner=OwnerPod("kubernetes-0", uid, "ray:2"), nonce="n",
+        settings=PodSettings(), secret_digest="d", image="python:3.12",
+    )  # fmt: skip
+    pod = pod_manifest(spec, plan, now=0.0)
+    pod["metadata"]["namespace"] = "aenv"
+    add(emulated, pod | {"status": {"phase": "Running"}})
+
+
+def test_kubectl_drains_a_machine_with_the_options_of_the_run_book(emulated, life):
+    """Workers drain by their hooks; budgets keep it from evicting what is used by others."""
+    life.apply(manifests.load("production"))
+    add_sandbox(emulated)
+    refused = drain.refusals(all_of(emulated, "Pod"), ())
+    assert {"headgroup-0", "kubernetes-0", "aenv-redis-0", "aenv-made"} <= refused.keys()
+    assert drained(emulated) == {"kubernetes-0", "kubernetes-1"}
+
+
+def test_kubectl_evicts_sandboxes_where_no_budget_keeps_them(emulated, life):
+    """As the run book says of `dev`."""
+    life.apply(manifests.load("dev"))
+    add_sandbox(emulated)
+    assert "aenv-made" in drained(emulated)
 
 
 # --- down ---------------------------------------------------------------------------------------

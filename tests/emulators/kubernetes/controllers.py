@@ -168,6 +168,7 @@ class Controllers:
             return
         above = {field: owner[field] for field in ("apiVersion", "kind")}
         above |= {field: owner["metadata"][field] for field in ("name", "uid")}
+        above["controller"] = True
         metadata = {
             "name": name, "ownerReferences": [above],
             "labels": {**template["metadata"].get("labels", {}), **(labels or {})},
