@@ -154,7 +154,7 @@ def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: flo
         if state.node_id not in found:
             console.say("the node has left the cluster")
             return dataclasses.replace(
-                state, status=NodeStatus.DRAINED, instances=0, runners=0, replicas=0
+                state, status=NodeStatus.DRAINED, instances=0, runners=0, replicas=0, silent=0
             )
         state = found[state.node_id]
     return state
@@ -162,9 +162,10 @@ def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: flo
 
 def _rest(state: NodeState) -> str:
     """Return what a node still has."""
+    silent = f", and {state.silent} hosts that do not answer" if state.silent else ""
     return (
         f"{state.instances} instances, {state.runners} samplings and "
-        f"{state.replicas} replicas of services"
+        f"{state.replicas} replicas of services{silent}"
     )
 
 
