@@ -170,9 +170,13 @@ def _rest(state: NodeState) -> str:
 
 
 def _fabric() -> Fabric:
-    """Return a connection to the cluster; none is started."""
+    """Return a connection to the cluster, whatever its version; none is started.
+
+    A worker drains also if the head has been replaced by one of another version: see `_with_head`.
+    """
     from aenv_ray import local_fabric
-    from aenv_ray.actors.fabric import driver_api
+    from aenv_ray.actors.fabric.driver_api import connect_inner
+    from aenv_ray.actors.fabric.fabric import Fabric
     from aenv_ray.config import settings
 
     address = settings().ray_address
@@ -183,7 +187,7 @@ def _fabric() -> Fabric:
         raise ConfigError(
             "no cluster is configured", hint="set RAY_ADDRESS, or run this on a node of the cluster"
         )
-    return driver_api.init(address)
+    return Fabric(connect_inner, address, any_version=True)
 
 
 def _shown(state: NodeState) -> dict[str, Any]:

@@ -475,6 +475,8 @@ class Controller:
         return await count_processes(self._hosts, self._ask)
 
     # --- draining ---------------------------------------------------------------------------
+    # Workers of other versions drain with these, too: keep their arguments, and `NodeState`, as
+    # other versions know them.
 
     async def drain(self, name: str, is_leaving: bool = False) -> NodeState:
         """Stop new instances on a node; its present instances continue. Idempotent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.ray.faults import (
     stop,
 )
 from tests.ray.nodes.nodes import Console, Node, Nodes, RemoteError, by_node, own_root, raised
+from tests.ray.nodes.pod_nodes import drain_hook
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 RELEASE = "aenv_ray.release_many({})"
@@ -243,6 +245,25 @@ def test_versions_that_do_not_understand_each_other_are_named(
         assert no.value.classes[0] == "ConfigError"
     finally:
         driver.close()
+
+
+def test_a_worker_drains_also_with_a_head_of_another_version(
+    passing: Callable[..., Node], nodes: Nodes, console: Console, tmp_path: Path
+) -> None:
+    """The head may have been replaced first, and a hook that fails ends the worker at once."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    console.do(f"kept = aenv_ray.create(PROBE, actor='shared', near={third.node_id!r}, ttl=15)")
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_VERSION)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        drain_hook(third.node_id),
+        env={**os.environ, "RAY_ADDRESS": nodes.address, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "waiting for 1 instances" in done.stderr
+    assert "drained" in done.stdout
 
 
 KILLED = """
