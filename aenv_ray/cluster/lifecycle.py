@@ -143,8 +143,9 @@ class Lifecycle:
                 kind = KINDS["PersistentVolumeClaim"]
                 change = [{"op": "replace", "path": _SIZE_PATH, "value": wants}]
                 self._api.patch(kind, self._namespace, name, change, dry_run=dry_run)
-                self._say(f"{kind.name} {name}: {has} enlarged to {wants}")
-            elif wants != has:
+                done = "can be enlarged" if dry_run else "enlarged"
+                self._say(f"{kind.name} {name}: {done} from {has} to {wants}")
+            elif quantities.parse(wants) < quantities.parse(has):
                 self._say(f"PersistentVolumeClaim {name}: keeps {has}, because no volume shrinks")
 
     def _has_namespace(self) -> bool:
