@@ -433,34 +433,43 @@ def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(e
     assert set(images_of(emulated).values()) == {"aenv-ray:3"}
 
 
-def autoscaled(emulated: EmulatedCluster, workers: int) -> None:
-    """Have the autoscaler want this many workers."""
-    with edited(emulated, "RayCluster", "aenv") as ray:
-        ray["spec"]["workerGroupSpecs"][0]["replicas"] = workers
-    emulated.controllers.reconcile()
+def autoscaled(api: cluster_api.ClusterApi, workers: int) -> None:
+    """Want this many workers, as the autoscaler does."""
+    path = "/spec/workerGroupSpecs/0/replicas"
+    change = [{"op": "replace", "path": path, "value": workers}]
+    api.patch(KINDS["RayCluster"], "aenv", "aenv", change)
 
 
-def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, said):
+def unplaced(emulated: EmulatedCluster) -> int:
+    """Return how many pods wait for room."""
+    return [pod["status"]["phase"] for pod in all_of(emulated, "Pod")].count("Pending")
+
+
+IMAGES = ("aenv-ray:1", "aenv-ray:2")
+
+
+def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, api, said):
     """The autoscaler wants as many as there is demand for, whatever the nodes hold."""
-    images = [manifests.load("dev", None, {"image": f"aenv-ray:{n}"}) for n in (1, 2)]
-    life.apply(images[0])
-    emulated.controllers.worker_room = 2
-    autoscaled(emulated, 3)
-    assert [pod["status"]["phase"] for pod in all_of(emulated, "Pod")].count("Pending") == 1
-    life.upgrade(images[1], 0.5)
+    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
+    life.apply(old)
+    emulated.controllers.worker_room = 1
+    autoscaled(api, 2)
+    assert unplaced(emulated) == 1
+    during(api, said, lambda: autoscaled(api, 3)).upgrade(new, 0.5)
+    assert unplaced(emulated) == 2
     assert deleted(said)[-1] == "headgroup-0"
     assert set(images_of(emulated).values()) == {"aenv-ray:2"}
 
 
-def test_an_upgrade_stops_if_no_node_has_room_for_its_workers(emulated, life, said):
+def test_an_upgrade_stops_if_no_node_has_room_for_its_workers(emulated, life, api, said):
     """Although there was a worker that waited for room before."""
-    images = [manifests.load("dev", None, {"image": f"aenv-ray:{n}"}) for n in (1, 2)]
-    life.apply(images[0])
+    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
+    life.apply(old)
     emulated.controllers.worker_room = 2
-    autoscaled(emulated, 3)
+    autoscaled(api, 3)
     emulated.controllers.worker_room = 1  # the new version needs more
     with pytest.raises(DeadlineExceeded, match="Insufficient cpu"):
-        life.upgrade(images[1], 0.5)
+        life.upgrade(new, 0.5)
     assert sorted(deleted(said)) == ["kubernetes-0", "kubernetes-2"]
 
 
