@@ -745,6 +745,15 @@ class Host:
         """
         return await asyncio.to_thread(self._count_processes)
 
+    async def count_instances(self) -> int:
+        """Return how many instances run or start here; while the node drains, also how many may.
+
+        Those have a reservation, with which they are still accepted.
+        """
+        await self._adopted.wait()
+        expected = self._capacity.reserved() if self._capacity.is_draining() else set()
+        return len(self._sandboxes.keys() | self._starting.keys() | expected)
+
     async def instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
         await self._adopted.wait()

@@ -365,6 +365,10 @@ class EmulatedCluster:
         rules.check_schema(after)
         if (kind.group, kind.resource) == rules.PODS:
             rules.check_change(before, after)
+        if (kind.group, kind.resource) == rules.SETS:
+            rules.check_set_change(before, after)
+        if (kind.group, kind.resource) == claims.CLAIMS:
+            claims.check_change(self._store, before, after)
         if after == before or _is_dry(request):
             return after
         if after.get("spec") != before.get("spec"):

@@ -58,6 +58,27 @@ async def test_a_repeated_start_waits_for_the_first(
     assert host.load()[0] == 1
 
 
+async def test_instances_that_start_or_are_expected_count(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Otherwise a node counts as drained, and is stopped, while they start."""
+    expected = new_instance_id("probe")
+    assert host.reserve([expected], 30.0)
+    assert await host.count_instances() == 0, "it may be started elsewhere"
+    engine.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(host.start([spec]))
+        await engine.at_gate.wait()
+        assert (await host.count_instances(), await host.instances()) == (1, [])
+        await host.drain(60.0)
+        assert await host.count_instances() == 2
+        engine.gate.set()
+    host.reserve([expected], 0.0)
+    assert await host.count_instances() == 1
+    await host.release([spec.instance_id])
+    assert await host.count_instances() == 0
+
+
 async def test_a_repeated_start_is_told_of_the_firsts_failure(
     host: Host, engine: SpyEngine, spec: InstanceSpec
 ) -> None:
