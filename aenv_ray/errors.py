@@ -72,7 +72,7 @@ class AenvError(Exception):
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     way_out: ClassVar[str | None] = None
-    """What a reader can do about any error of the class: the `hint` of one that has no own."""
+    """What a reader can do about any error of the class: the default `hint`."""
 
     def __init_subclass__(
         cls, *, code: str | None = None, http_status: int | None = None, **kwargs: Any

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output, WorkDir
+from aenv_ray.cli.terminal.options import Output, ProjectPath, WorkDir, project_of
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -27,12 +27,7 @@ _PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH", help="Project directory, or the name of a built-in environment."
-        ),
-    ] = Path(),
+    path: ProjectPath = Path(),
     work_dir: WorkDir = Path(),
     image_name: Annotated[
         str | None,
@@ -74,7 +69,6 @@ def build(
     added. Instances in containers run exactly this image, by its digest. Prints the
     image's name and digest.
 
-    PATH may also be the name of an environment that comes with aenv-ray.
     Log in to registries with `docker login`.
 
     Example:
@@ -103,21 +97,6 @@ def build(
     if image.runtime_bytes:
         console.say(f"added the runtime, {image.runtime_bytes / 1e6:.1f} MB")
     show({"image": reference, "digest": digest}, output, f"{reference} {digest}")
-
-
-def project_of(work_dir: Path, path: Path) -> Project:
-    """Return the project in a directory, or the built-in environment of that name.
-
-    Raises:
-        EnvironmentNotFound: There is neither.
-        ConfigError: The project is malformed, or the built-in lacks files that the user provides.
-    """
-    from aenv_ray.project import project
-
-    directory = work_dir / path
-    if not directory.exists() and str(path) in project.builtins():
-        return project.resolve(str(path))
-    return project.load(directory)
 
 
 async def _build(plan: BuildPlan, *, push: bool) -> tuple[BuiltImage, str]:

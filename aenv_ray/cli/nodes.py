@@ -154,7 +154,7 @@ def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: flo
         if state.node_id not in found:
             console.say("the node has left the cluster")
             return dataclasses.replace(
-                state, status=NodeStatus.DRAINED, instances=0, runners=0, replicas=0
+                state, status=NodeStatus.DRAINED, instances=0, runners=0, replicas=0, silent=0
             )
         state = found[state.node_id]
     return state
@@ -162,16 +162,21 @@ def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: flo
 
 def _rest(state: NodeState) -> str:
     """Return what a node still has."""
+    silent = f", and {state.silent} hosts that do not answer" if state.silent else ""
     return (
         f"{state.instances} instances, {state.runners} samplings and "
-        f"{state.replicas} replicas of services"
+        f"{state.replicas} replicas of services{silent}"
     )
 
 
 def _fabric() -> Fabric:
-    """Return a connection to the cluster; none is started."""
+    """Return a connection to the cluster, whatever its version; none is started.
+
+    A worker drains also if the head has been replaced by one of another version: see `_with_head`.
+    """
     from aenv_ray import local_fabric
-    from aenv_ray.actors.fabric import driver_api
+    from aenv_ray.actors.fabric.driver_api import connect_inner
+    from aenv_ray.actors.fabric.fabric import Fabric
     from aenv_ray.config import settings
 
     address = settings().ray_address
@@ -182,7 +187,7 @@ def _fabric() -> Fabric:
         raise ConfigError(
             "no cluster is configured", hint="set RAY_ADDRESS, or run this on a node of the cluster"
         )
-    return driver_api.init(address)
+    return Fabric(connect_inner, address, any_version=True)
 
 
 def _shown(state: NodeState) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from aenv_ray.cli.terminal.options import (
     Timeout,
     WorkDir,
     gateway,
+    project_of,
 )
 from aenv_ray.cli.terminal.output import Format, progress, show, size
 
@@ -62,11 +63,10 @@ def push(
       aenv push ./todo --dry-run
     """
     from aenv_ray.hub import packing
-    from aenv_ray.project import project
 
     if force:
         console.say("--force has no effect: a published version never changes")
-    with _versioned(project.load(work_dir / path), version) as source:
+    with _versioned(project_of(work_dir, path), version) as source:
         package = packing.pack(source, allow=allow_secret or [])
         if dry_run:
             _show_dry(package, output)

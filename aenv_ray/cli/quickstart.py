@@ -59,8 +59,9 @@ def quickstart(
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32
     """
     from aenv_ray.cli.sampling import rollouts as shown
+    from aenv_ray.trajectories.shards import check_output
 
-    shown.check_replaceable(out)
+    check_output(out, overwrite=True)
     shown.check_writable(out)
     owner = f"quickstart-{secrets.token_hex(4)}"
     sampling = _prepare(policy, rollouts, concurrency, out, seed, engine, owner)
@@ -102,7 +103,7 @@ def _prepare(
     chosen = [tasks[index % len(tasks)] for index in range(rollouts)]
     return sample(
         source.reference, _scripted(policy, seed), chosen,
-        concurrency=concurrency, out=out, engine=engine, owner=owner,
+        concurrency=concurrency, out=out, overwrite=True, engine=engine, owner=owner,
     )  # fmt: skip
 
 
@@ -120,6 +121,7 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
             await env.call_tool(step.tool, step.arguments)
         return name.value
 
+    act.__qualname__ = policy.value  # the name in records
     return act
 
 

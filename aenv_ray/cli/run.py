@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import shutil
 import subprocess
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from aenv_ray.addresses import is_loopback
 from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, variables
+from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, project_of, variables
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def run(
       aenv run ./todo --reload
       DUMMY_INSTANCE_IP=http://127.0.0.1:8081 python train.py
     """
-    from aenv_ray.project import project
-
     extra = variables(env or [], "--env")
-    loaded = project.load(work_dir / path)
+    loaded = project_of(work_dir, path)
     npx = _find_npx() if inspector else None
     runner = _Runner(
         project=loaded,
@@ -208,7 +206,7 @@ class _Runner:
             console.say(f"{console.strong(self.project.reference)} is served at {url}")
             for name, value in rows:
                 console.say(f"  {name:<8}{value}")
-            if not _is_loopback(self.host):
+            if not is_loopback(self.host):
                 console.say("  anyone who can reach this machine can call it without a token")
         if self.npx is not None and self._inspector is None:
             self._start_inspector(self.npx)
@@ -265,10 +263,3 @@ class _Runner:
     def _say(self, text: str) -> None:
         if not self.quiet:
             console.say(text)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

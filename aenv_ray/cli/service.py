@@ -311,7 +311,7 @@ def _settled(client: Gateway, found: ServiceAnswer, wait_s: float) -> ServiceAns
             answer = found.available_replicas
             raise SandboxStartFailed(
                 f"service {found.id} is Failed: {found.reason}",
-                hint=f"{answer} of its replicas still answer"
+                hint=f"{answer} of its replicas still answer; see: aenv service logs {found.id}"
                 if answer
                 else f"change it with: aenv service update {found.id}, or delete it",
             )

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir
+from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, directory_of, project_of
 from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
 
@@ -50,15 +50,15 @@ def run_tests(
       aenv test ./todo --check
     """
     if check:
-        _check(work_dir / path, output)
+        _check(directory_of(work_dir, path), output)
         return
-    from aenv_ray.project import project
+    from aenv_ray.project.project import CONFIG_NAME
 
-    loaded = project.load(work_dir / path)
+    loaded = project_of(work_dir, path)
     script = loaded.config.test.script.strip()
     if not script:
         raise ConfigError(
-            f"{loaded.path / project.CONFIG_NAME} has no testConfig.script",
+            f"{loaded.path / CONFIG_NAME} has no testConfig.script",
             hint='add one, for example: "testConfig": {"script": "python -m pytest -q tests"}',
         )
     as_data = output not in {None, Format.TABLE}

@@ -129,14 +129,14 @@ def _bring_up(
 
 
 def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
+    from aenv_ray.addresses import local_host
     from aenv_ray.cli.local import local_ray
     from aenv_ray.clock import SystemClock
     from aenv_ray.config import settings
     from aenv_ray.local_fabric import LocalFabric, Phase
 
     address = settings().ray_address
-    name = "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host
-    name = f"[{name}]" if ":" in name else name
+    name = local_host(host)
     return LocalFabric(
         id=secrets.token_hex(8),
         phase=Phase.STARTING,

@@ -62,8 +62,10 @@ logger = logging.getLogger("aenv_ray")
 T = TypeVar("T")
 BackendT = TypeVar("BackendT", bound=EnvironmentBackend)
 
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 10.0
+"""With the default number of attempts a minute: in this time, a lost head is replaced, and with it
+its gateway."""
 
 
 class Environment:
@@ -237,10 +239,12 @@ class Environment:
             try:
                 return await create()
             except AenvError as exc:
-                if not exc.retryable or attempt == self.max_retries:
+                asked_s = getattr(exc, "retry_after_s", 0.0)
+                is_last = attempt == self.max_retries or asked_s > self._wait.remaining_s
+                if not exc.retryable or is_last:
                     raise
                 self._wait.goes_on(with_hint(exc))
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(pause_s, asked_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise AssertionError
 

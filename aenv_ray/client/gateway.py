@@ -314,7 +314,10 @@ class Gateway:
                     yield found
                     if found.status in _ENDED:
                         return
-        raise FabricUnavailable(f"the event stream of {instance_id} ended early")
+        raise FabricUnavailable(
+            f"the event stream of {instance_id} ended early",
+            hint="follow it again; the instance is not affected",
+        )
 
     # --- pools, tokens, the hub -----------------------------------------------------------------
 

@@ -7,21 +7,19 @@ which error a failure becomes. The clients only send, sleep and read.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 import aenv_ray
+from aenv_ray.addresses import is_proxied, retry_after_s
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -482,23 +480,6 @@ def rate_limited(url: object, text: str, headers: Mapping[str, str]) -> RateLimi
     )
 
 
-def retry_after_s(headers: Mapping[str, str], default: float = 1.0) -> float:
-    """Return the seconds that a ``Retry-After`` header asks for, as a number or a date.
-
-    Args:
-        headers: The headers of a response. A date is compared with its ``Date``.
-        default: If it asks for none.
-    """
-    asked = headers.get("Retry-After", "")
-    if asked.replace(".", "", 1).isdecimal():
-        return float(asked)
-    try:
-        pause = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
-    except (TypeError, ValueError):  # no dates, or one with and one without a zone
-        return default
-    return max(0.0, pause.total_seconds())
-
-
 def _with_hint(error: AenvError) -> AenvError:
     if isinstance(error, Unauthorized | Forbidden) and error.hint is None:
         error.hint = "use another token with --api-key, AENV_API_KEY or hub_config.api_key"
@@ -521,21 +502,3 @@ def _full(request: dict[str, Any]) -> dict[str, Any]:
             full["content"] = json.dumps(full.pop("json"), allow_nan=False).encode()
         full["headers"] = {"Content-Type": "application/json", **(full.get("headers") or {})}
     return full
-
-
-def is_proxied(url: str) -> bool:
-    """Return whether the environment names a proxy for a URL; loopback is always direct."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if _is_loopback(host):
-        return False
-    proxies = getproxies()
-    named = proxies.get(parts.scheme) or proxies.get("all")
-    return bool(named) and not proxy_bypass(host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray.addresses import retry_after_s
 from aenv_ray.cluster.objects import KINDS, Document, Kind
 from aenv_ray.engines.kubernetes.permissions import Permission
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Forbidden, Unauthorized
@@ -144,7 +145,13 @@ class ClusterApi:
         return self.request("POST", path, query=query, body=document, existing=True)
 
     def patch(
-        self, kind: Kind, namespace: str, name: str, operations: list[dict[str, Any]]
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        operations: list[dict[str, Any]],
+        *,
+        dry_run: bool = False,
     ) -> Document:
         """Change an object by a JSON Patch.
 
@@ -152,8 +159,14 @@ class ClusterApi:
             AenvError: As `request`.
         """
         content_type = "application/json-patch+json"
-        path = kind.path(namespace, name)
-        return self.request("PATCH", path, body=operations, content_type=content_type) or {}
+        done = self.request(
+            "PATCH",
+            kind.path(namespace, name),
+            query={"dryRun": "All"} if dry_run else {},
+            body=operations,
+            content_type=content_type,
+        )
+        return done or {}
 
     def delete(
         self, kind: Kind, namespace: str | None, name: str, *, grace_s: int | None = None
@@ -225,7 +238,7 @@ class ClusterApi:
         for _ in range(_TRIES):
             if status not in _RETRIED:
                 break
-            time.sleep(min(float(headers.get("Retry-After") or _PAUSE_S), 10.0))
+            time.sleep(min(retry_after_s(headers, _PAUSE_S), 10.0))
             status, headers, data = self._once(method, path, query, body, content_type)
         if status < 300:
             return data
@@ -289,6 +302,13 @@ def _refused(status: int, data: Mapping[str, Any], what: str) -> AenvError:
     if status == 403 and "exceeded quota" in words:
         return ConfigError(
             words, hint="raise that ResourceQuota, or lower the requests in values.yaml"
+        )
+    if status == 403 and "must support resize" in words:
+        return ConfigError(
+            words,
+            hint="use the old size in values.yaml, or set allowVolumeExpansion in the StorageClass "
+            "if its provisioner can enlarge volumes; otherwise back up the hub, delete the cluster "
+            "with its storage, and restore the hub to a new one",
         )
     if status == 403:
         return Forbidden(words, hint="list all missing permissions with: aenv cluster doctor")

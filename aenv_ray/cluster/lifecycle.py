@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from aenv_ray.cluster import objects
+from aenv_ray.cluster import objects, quantities
 from aenv_ray.cluster.api import ClusterApi
 from aenv_ray.cluster.objects import KINDS, NAME, PART_OF, RAY_PODS, Document, title
 from aenv_ray.cluster.readiness import Snapshot, label
@@ -28,6 +28,8 @@ _DELETED_LAST: Final = (
 )  # fmt: skip
 _CLAIMS: Final = (PART_OF, "app.kubernetes.io/name=aenv-redis")
 """Selectors of claims: those of a StatefulSet have only the labels of its selector."""
+
+_SIZE_PATH: Final = "/spec/resources/requests/storage"
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -72,12 +74,14 @@ class Lifecycle:
         """Create or change the cluster; running pods are unaffected.
 
         Raises:
-            ConfigError: KubeRay is not installed, the API refuses an object, or the Secret with the
-                password of the user's own Redis does not exist.
+            ConfigError: KubeRay is not installed, the cluster runs another version of Ray, the API
+                refuses an object, or the Secret with the password of the user's own Redis does not
+                exist.
             AenvError: As `ClusterApi.request`.
         """
         ordered = objects.in_order(documents)
         self.check_kuberay()
+        self._check_ray_version(ordered)
         for document in ordered:
             kind = objects.kind_of(document)
             if dry_run and kind.is_namespaced and not self._has_namespace():
@@ -87,6 +91,10 @@ class Lifecycle:
                 live = self._api.get(kind, self._namespace, document["metadata"]["name"])
                 # To the API each list is one field, which the autoscaler changes too.
                 self._api.apply(kind, as_scaled(document, live), force=True, dry_run=dry_run)
+            elif kind.name == "StatefulSet":
+                live = self._api.get(kind, self._namespace, document["metadata"]["name"])
+                self._enlarge_volumes(document, dry_run=dry_run)
+                self._api.apply(kind, with_sizes_of(document, live), force=force, dry_run=dry_run)
             else:
                 self._api.apply(kind, document, force=force, dry_run=dry_run)
             self._say(f"{title(document)}: {'valid' if dry_run else 'applied'}")
@@ -94,6 +102,51 @@ class Lifecycle:
                 self._create_secrets(ordered)
         if not dry_run:
             self._report_missing_pull_secrets(ordered)
+
+    def _check_ray_version(self, documents: Sequence[Document]) -> None:
+        """Check that new workers can join the head that runs.
+
+        Ray refuses nodes with another version of Ray or Python than the head. The manifests name
+        only that of Ray.
+
+        Raises:
+            ConfigError: They cannot; nothing was changed.
+        """
+        live = self._api.get(KINDS["RayCluster"], self._namespace, NAME)
+        has = None if live is None else live["spec"].get("rayVersion")
+        for document in documents:
+            is_ray = document["kind"] == "RayCluster"
+            wanted = document["spec"].get("rayVersion") if is_ray else None
+            if has and wanted and wanted != has:
+                raise ConfigError(
+                    f"the cluster in namespace {self._namespace} runs Ray {has}, and workers with "
+                    f"Ray {wanted} cannot join it",
+                    hint="end the samplings, then run: aenv cluster delete; aenv cluster apply. "
+                    "All instances end; volumes, published environments and services are kept. "
+                    f"If the image has Ray {has}, correct rayVersion instead",
+                )
+
+    def _enlarge_volumes(self, wanted: Document, *, dry_run: bool) -> None:
+        """Let the existing claims of a StatefulSet ask for what it wants now.
+
+        Kubernetes itself does so only for new claims.
+        """
+        sizes = {
+            f"{template['metadata']['name']}-{wanted['metadata']['name']}-{number}": _size(template)
+            for template in wanted["spec"].get("volumeClaimTemplates") or []
+            for number in range(wanted["spec"].get("replicas", 1))
+        }
+        claims = {claim["metadata"]["name"]: _size(claim) for claim in self._claims()}
+        for name, wants in sizes.items():
+            has = claims.get(name, wants)
+            if quantities.parse(wants) > quantities.parse(has):
+                kind = KINDS["PersistentVolumeClaim"]
+                change = [{"op": "replace", "path": _SIZE_PATH, "value": wants}]
+                self._api.patch(kind, self._namespace, name, change, dry_run=dry_run)
+                done = "can be enlarged" if dry_run else "enlarged"
+                self._say(f"{kind.name} {name}: {done} from {has} to {wants}")
+            elif quantities.parse(wants) < quantities.parse(has):
+                self._say(f"PersistentVolumeClaim {name}: keeps {has}, because no volume shrinks")
 
     def _has_namespace(self) -> bool:
         return self._api.get(KINDS["Namespace"], None, self._namespace) is not None
@@ -464,6 +517,27 @@ def pull_secrets(documents: Iterable[Any]) -> set[str]:
         elif isinstance(each, list):
             found |= pull_secrets(each)
     return found
+
+
+def with_sizes_of(wanted: Document, live: Mapping[str, Any] | None) -> Document:
+    """Return the wanted StatefulSet with the sizes of volumes of the live one.
+
+    They are immutable there, and count only for new claims.
+    """
+    result = copy.deepcopy(wanted)
+    templates = (live or {}).get("spec", {}).get("volumeClaimTemplates") or []
+    sizes = {template["metadata"]["name"]: _size(template) for template in templates}
+    for template in result["spec"].get("volumeClaimTemplates") or []:
+        name = template["metadata"]["name"]
+        if name in sizes:
+            template["spec"]["resources"]["requests"]["storage"] = sizes[name]
+    return result
+
+
+def _size(claim: Mapping[str, Any]) -> str:
+    """Return the size that a claim, or a template of claims, asks for."""
+    requests = (claim["spec"].get("resources") or {}).get("requests") or {}
+    return str(requests.get("storage", 0))
 
 
 def as_scaled(wanted: Document, live: Mapping[str, Any] | None) -> Document:

@@ -171,6 +171,14 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     )
 
 
+def unschedulable(pod: Mapping[str, Any]) -> str | None:
+    """Return why no node takes a pod; None if one does, or if that is not decided yet."""
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _line(condition.get("message"))
+    return None
+
+
 def why(pod: Mapping[str, Any]) -> str:
     """Return why a pod is not ready."""
     if pod["metadata"].get("deletionTimestamp"):
@@ -179,9 +187,8 @@ def why(pod: Mapping[str, Any]) -> str:
     if status.get("phase") == "Failed":
         ended = [_end(state) for state in _states(status) if "terminated" in state]
         return "it failed: " + _line(status.get("reason"), status.get("message"), *ended)
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "no node is suitable: " + _line(condition.get("message"))
+    if (reason := unschedulable(pod)) is not None:
+        return f"no node is suitable: {reason}"
     for state in _states(status):
         waiting = state.get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):

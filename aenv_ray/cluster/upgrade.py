@@ -9,11 +9,11 @@ head is not ready, and the head is replaced last.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aenv_ray.cluster.objects import Document
-from aenv_ray.cluster.readiness import Snapshot, is_ready, label
+from aenv_ray.cluster.readiness import Snapshot, is_ready, label, unschedulable
 
 _HEAD_GROUP: Final = "headgroup"
 """KubeRay's name for the group of the head, in the label of its pod."""
@@ -47,7 +47,9 @@ class UpgradePlan:
         ray: The wanted RayCluster.
         before: The cluster when the wanted RayCluster was applied. Only its pods are replaced, each
             once: admission may give new pods other images than the wanted ones, too.
-        at_once: Maximum number of workers that may be missing at a time.
+        at_once: Maximum number of workers that may be missing at a time. Workers that no node has
+            room for do not count if they were missing when the upgrade began, or if the autoscaler
+            has wanted more since.
         everything: Replace all pods. False: those with another image than the wanted one.
     """
 
@@ -62,7 +64,10 @@ class UpgradePlan:
         ours = [pod for pod in before.pods if label(pod, "ray.io/node-type") in ("worker", "head")]
         old = [pod for pod in ours if everything or self._differs(pod)]
         self._old_uids = {pod["metadata"]["uid"] for pod in old}
-        self._old_workers = [pod for pod in old if label(pod, "ray.io/node-type") == "worker"]
+        self._old_workers = list(filter(_is_worker, old))
+        self._wanted = _wanted(before)
+        self._waiting = _missing(before)
+        """How many workers at most are missing for another reason than the upgrade."""
 
     @property
     def default_timeout_s(self) -> float:
@@ -74,13 +79,14 @@ class UpgradePlan:
 
     def next(self, found: Snapshot) -> UpgradeStep:
         """Return what to do, given the present state of the cluster."""
-        workers = [pod for pod in found.pods if label(pod, "ray.io/node-type") == "worker"]
-        old = [pod for pod in workers if self._is_old(pod)]
+        self._follow(found)
+        old = [pod for pod in found.pods if _is_worker(pod) and self._is_old(pod)]
+        unplaced = [p for p in found.pods if _is_worker(p) and unschedulable(p) is not None]
         head = found.head
         if old and (head is None or not is_ready(head)):
             return self._await_head(head, found)
         if old:
-            room = max(0, self._at_once - _missing_workers(found))
+            room = max(0, self._at_once - (_missing(found) - min(self._waiting, len(unplaced))))
             staying = [pod for pod in old if not _is_ending(pod)]
             # A worker that does not run is replaced first: it costs nothing.
             staying.sort(key=lambda pod: (is_ready(pod), pod["metadata"]["name"]))
@@ -92,6 +98,8 @@ class UpgradePlan:
         if head is not None and self._is_old(head):
             chosen = [] if _is_ending(head) else [head]
             return UpgradeStep(chosen, ["the head is being replaced"])
+        if len(unplaced) <= self._waiting:  # they would wait without the upgrade, too
+            found = replace(found, pods=[pod for pod in found.pods if pod not in unplaced])
         return UpgradeStep([], found.problems())
 
     def _await_head(self, head: Document | None, found: Snapshot) -> UpgradeStep:
@@ -106,6 +114,13 @@ class UpgradePlan:
             "find the cause with: aenv cluster status; to start the new version of a head that "
             "does not recover, delete its pod; then run the command again",
         )
+
+    def _follow(self, found: Snapshot) -> None:
+        """Note how many of the missing workers the upgrade has not caused."""
+        wanted = _wanted(found)
+        more = sum(max(0, count - self._wanted.get(group, 0)) for group, count in wanted.items())
+        self._wanted = wanted
+        self._waiting = min(self._waiting + more, _missing(found))
 
     def _is_old(self, pod: Document) -> bool:
         return pod["metadata"]["uid"] in self._old_uids
@@ -122,11 +137,16 @@ def _images(spec: Mapping[str, Any]) -> dict[str, str]:
     return {one["name"]: one["image"] for one in containers}
 
 
-def _missing_workers(found: Snapshot) -> int:
-    """Return how many workers the groups lack, compared with what the autoscaler wants now."""
+def _wanted(found: Snapshot) -> dict[str, int]:
+    """Return how many workers the autoscaler wants now, by group."""
     groups = (found.ray or {}).get("spec", {}).get("workerGroupSpecs") or []
+    return {group["groupName"]: group.get("replicas") or 0 for group in groups}
+
+
+def _missing(found: Snapshot) -> int:
+    """Return how many workers the groups lack, compared with what the autoscaler wants now."""
     ready = {row["group"]: row["ready"] for row in found.groups}
-    return sum(max(0, (g.get("replicas") or 0) - ready[g["groupName"]]) for g in groups)
+    return sum(max(0, count - ready[group]) for group, count in _wanted(found).items())
 
 
 def _never_ran(pod: Document) -> bool:
@@ -146,6 +166,10 @@ def _way_out(old: list[Document]) -> str:
         "find out why a worker is not ready with: aenv cluster status; then run the command again, "
         "with a corrected version or a higher --timeout"
     )
+
+
+def _is_worker(pod: Document) -> bool:
+    return label(pod, "ray.io/node-type") == "worker"
 
 
 def _is_ending(pod: Document) -> bool:

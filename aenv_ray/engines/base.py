@@ -376,7 +376,10 @@ def read_json(data: bytes, most_values: int = MAX_VALUES) -> Any:
 
 
 def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:
-    """Return the error for a sandbox that ended; a cause in words alone is none from inside."""
+    """Return the error for a sandbox that ended.
+
+    A cause given only as text does not count as one from inside.
+    """
     message = f"the sandbox of {instance_id} is gone: {cause}"
     if isinstance(cause, EndCause) and cause.inside is not None:
         return SandboxDiedInside(

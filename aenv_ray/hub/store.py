@@ -8,15 +8,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.files import write_atomically
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceRecord
+
+logger = logging.getLogger(__name__)
 
 
 class InstanceStore(ABC):
@@ -28,7 +32,11 @@ class InstanceStore(ABC):
 
     @abstractmethod
     def put(self, records: Sequence[InstanceRecord]) -> None:
-        """Write records, replacing those with the same id; each write is atomic."""
+        """Write records, replacing those with the same id; each write is atomic.
+
+        Raises:
+            FabricUnavailable: They cannot be written, or only some; an earlier record stays.
+        """
 
     @abstractmethod
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:
@@ -36,7 +44,11 @@ class InstanceStore(ABC):
 
     @abstractmethod
     def delete(self, instance_ids: Sequence[InstanceId]) -> None:
-        """Delete records; unknown ids are ignored."""
+        """Delete records; unknown ids are ignored.
+
+        A record that cannot be deleted is logged. It names a sandbox that does not run, so it is
+        enough that the next host with its id finds that out.
+        """
 
     @abstractmethod
     def list(self, host_id: HostId | None = None) -> list[InstanceRecord]:
@@ -52,6 +64,9 @@ class InstanceStore(ABC):
 
         If the host dies after it made a sandbox and before it recorded it, this tells its successor
         where to look.
+
+        Raises:
+            FabricUnavailable: It cannot be noted.
         """
 
     @abstractmethod
@@ -78,15 +93,24 @@ class FileInstanceStore(InstanceStore):
             self._write(self._path(record.id), record.model_dump_json())
 
     def _write(self, path: Path, text: str) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, text)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(path, text)
+        except OSError as exc:
+            raise FabricUnavailable(
+                f"the records of instances in {self._directory} cannot be written: {exc.strerror}",
+                hint="AENV_RUNTIME_DIR must be writable, with free space",
+            ) from exc
 
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102
         return self._read(self._path(instance_id))
 
     def delete(self, instance_ids: Sequence[InstanceId]) -> None:  # noqa: D102
         for instance_id in instance_ids:
-            self._path(instance_id).unlink(missing_ok=True)
+            try:
+                self._path(instance_id).unlink(missing_ok=True)
+            except OSError as exc:
+                logger.warning("the record of %s cannot be deleted: %s", instance_id, exc)
 
     def list(self, host_id: HostId | None = None) -> list[InstanceRecord]:  # noqa: D102
         records = [self._read(path) for path in self._directory.glob("*.json")]

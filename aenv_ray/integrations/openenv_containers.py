@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import shlex
 import time
-import urllib.error
-import urllib.request
 from typing import Any, Final
+
+import httpx
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -116,10 +116,11 @@ class InstanceProvider(ContainerProvider):
         gives_up = time.monotonic() + timeout_s
         while time.monotonic() < gives_up:
             try:
-                with urllib.request.urlopen(f"{base_url}/health", timeout=timeout_s) as answer:
-                    if answer.status == 200:
-                        return
-            except (urllib.error.URLError, OSError):
+                # Not through a proxy of the environment: the port is forwarded on loopback.
+                answer = httpx.get(f"{base_url}/health", timeout=timeout_s, trust_env=False)
+                if answer.status_code == 200:
+                    return
+            except httpx.HTTPError:
                 self._check_runs()
             time.sleep(_POLL_S)
         raise TimeoutError(

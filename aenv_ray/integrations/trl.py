@@ -187,7 +187,7 @@ class TrlEnvironment:
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         if self._tools is None:
-            raise ToolFailed("the environment was not reset")
+            raise ToolFailed("the environment was not reset: call reset before a tool")
         result = await self._tools.call(name, arguments)
         if result.is_error:
             raise ToolFailed(model_text(result))

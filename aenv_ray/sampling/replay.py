@@ -52,6 +52,18 @@ class Replay(NamedTuple):
             for one in self.sampling.episodes
         ]
 
+    def rescored(self, replayed: Episode) -> Episode:
+        """Return a recorded episode with the outcome and the reward of its replay.
+
+        All else is as recorded: its steps, conversation, tokens, task and group belong together.
+
+        Args:
+            replayed: An episode that `sampling` yielded.
+        """
+        fields = ("status", "reward", "reward_detail", "error", "environment", "environment_digest")
+        update = {name: getattr(replayed, name) for name in fields}
+        return self.originals[replayed.index].model_copy(update=update)
+
 
 def replay(
     episodes: Iterable[Episode],

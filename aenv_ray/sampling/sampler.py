@@ -22,7 +22,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, portable
+from aenv_ray.sampling.policies.base import Policy, name_of, portable
 from aenv_ray.sampling.policies.named import policy_of
 from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
@@ -34,7 +34,7 @@ from aenv_ray.sampling.tasks.feed import TaskFeed, TaskSource
 from aenv_ray.trajectories.attachments import AttachmentFiles
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Attachment, Episode
-from aenv_ray.trajectories.shards import open_output
+from aenv_ray.trajectories.shards import check_output, open_output
 from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
@@ -100,7 +100,7 @@ class Sampling:
         self._kept = kept
         """Episodes of an earlier run, until they are in the output."""
         self._kept_count = len(kept)
-        self._summary = RunningSummary(tasks.samples)
+        self._summary = RunningSummary(None if tasks.repeats_ids else tasks.samples)
         for episode in kept:
             self._summary.add(episode, is_new=False)
         self._held: list[Episode] = []
@@ -307,9 +307,10 @@ class Sampling:
         if self._has_output:
             self._kept = []
 
-        metrics = SamplingMetrics(self._environment)
+        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
 
-        def report(episode: Episode) -> None:
+        def report(finished_one: Episode) -> None:
+            episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
             if output is None or output.failure is not None:
@@ -467,6 +468,7 @@ def sample(  # noqa: PLR0913  # each is an option
     reward_on_failure: float | None = 0.0,
     out: str | Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     actor: str = "shared",
     **options: Any,
 ) -> Sampling:
@@ -510,6 +512,8 @@ def sample(  # noqa: PLR0913  # each is an option
         resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
             rest; episodes with infrastructure failures run again. The summary covers all episodes,
             except that `wall_s` and `calls_per_s` cover only this run.
+        overwrite: Replace the episodes that `out` has. Otherwise, and unless they are resumed, such
+            an `out` is refused. Files that are not of episodes are never replaced.
         actor: Density of the instances; shared is a hundred times cheaper.
         options: Further options of `aenv_ray.create`.
 
@@ -517,8 +521,8 @@ def sample(  # noqa: PLR0913  # each is an option
         An iterator of `Episode`; nothing runs before it is iterated, or `Sampling.run` is called.
 
     Raises:
-        ConfigError: An invalid file, option or task, or a policy that does not exist, is not
-            callable or is a generator.
+        ConfigError: An invalid file, option or task; a policy that does not exist, is not callable
+            or is a generator; or `out` has content that is neither resumed nor to be overwritten.
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     if concurrency < 1:
@@ -542,6 +546,13 @@ def sample(  # noqa: PLR0913  # each is an option
     feed = GroupFeed(TaskFeed(given), samples_per_task, hedge)
     if resume and file is None:
         raise ConfigError("resume requires out", hint="give the output file of the run to resume")
+    if resume and overwrite:
+        raise ConfigError(
+            "resume and overwrite exclude each other",
+            hint="resume=True keeps the episodes of the earlier run, overwrite=True deletes them",
+        )
+    if file is not None and not resume:
+        check_output(file, overwrite=overwrite)
     return Sampling(
         str(environment),
         chosen,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.project.project import CONFIG_NAME, builtins, looks_like_path
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
 from aenv_ray.sampling.tasks.selection import select_tasks
 from aenv_ray.trajectories.schema import Episode, Task
@@ -170,12 +171,15 @@ def _of_file(path: Path) -> list[Benchmark]:
 def _relative(benchmark: Benchmark, directory: Path) -> Benchmark:
     """Return a benchmark whose paths are relative to the working directory."""
     changes = {}
-    for field in ("environment", "tasks"):
-        value = getattr(benchmark, field)
-        if value is not None and (directory / value).exists():
-            changes[field] = str(directory / value)
-    if "environment" in changes and not benchmark.name:
-        changes["name"] = Path(benchmark.environment).name
+    name = benchmark.environment
+    path = directory / Path(name).expanduser()
+    # The name of an environment stays one, though a directory of that name may be there, too.
+    if looks_like_path(name) or (name not in builtins() and (path / CONFIG_NAME).is_file()):
+        changes["environment"] = str(path.absolute())
+        if not benchmark.name:
+            changes["name"] = path.name
+    if benchmark.tasks is not None and (directory / benchmark.tasks).exists():
+        changes["tasks"] = str(directory / benchmark.tasks)
     return benchmark.model_copy(update=changes)
 
 

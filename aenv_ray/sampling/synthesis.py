@@ -135,7 +135,7 @@ class Synthesizer:
         """
         dropped: list[DroppedTask] = []
         found: dict[int, Task] = {}
-        count = 0
+        count, known = 0, set(self._ids)
         for number, proposal in enumerate(_read(proposals)):
             count += 1
             task = self._valid(number, proposal, dropped)
@@ -144,6 +144,9 @@ class Synthesizer:
         for policy, verdict in ((reference, self._of_reference), (null, self._of_null)):
             found = self._confirmed(found, policy, verdict, dropped)
         kept = self._distinct(found, dropped)
+        # A task that was dropped may be proposed again, corrected.
+        self._ids = known | {task.id for task in kept}
+        self._questions |= {_question(task) for task in kept}
         dropped.sort(key=lambda one: one.number)
         return Synthesis(proposed=count, kept=tuple(kept), dropped=tuple(dropped))
 

@@ -104,6 +104,20 @@ def read_parquet(path: Path) -> list[Episode]:
         raise _not_episodes(path, exc) from exc
 
 
+def has_episodes(path: Path) -> bool:
+    """Whether a file is a Parquet file with the columns that every episode has.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    arrow = pyarrow()
+    try:
+        names = pyarrow("pyarrow.parquet").read_schema(path).names
+    except (OSError, arrow.ArrowException):
+        return False
+    return {name for name, one in Episode.model_fields.items() if one.is_required()} <= {*names}
+
+
 def count_rows(path: Path) -> int:
     """Return the number of episodes in a Parquet file, without reading them.
 

@@ -111,7 +111,8 @@ def read(path: str | Path) -> Trajectories:
 
     Raises:
         ConfigError: It is missing, cannot be read, or holds something else; a listed shard is
-            missing; or the records are of a newer version of the schema.
+            missing; different episodes have the same index; or the records are of a newer version
+            of the schema.
     """
     source = Path(path)
     if source.is_dir():
@@ -121,17 +122,47 @@ def read(path: str | Path) -> Trajectories:
         files = [source]
     episodes: list[Episode] = []
     torn: list[Path] = []
+    numbers = _Numbers()
     for file in files:
         if file.suffix == ".parquet":
-            episodes += arrow.read_parquet(file)
-            continue
-        lines = read_lines(file)
-        episodes += lines.episodes
-        if lines.is_torn:
-            torn.append(file)
-            logger.warning("%s: the last line is incomplete and is skipped", file)
+            found = arrow.read_parquet(file)
+        else:
+            lines = read_lines(file)
+            found = lines.episodes
+            if lines.is_torn:
+                torn.append(file)
+                logger.warning("%s: the last line is incomplete and is skipped", file)
+        for episode in found:
+            numbers.check(file, episode)
+        episodes += found
     attachments = AttachmentFiles(source, is_directory=source.is_dir())
     return Trajectories(episodes, torn, attachments)
+
+
+class _Numbers:
+    """Whose the indices of an output are, so that no episode hides another one."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, tuple[str, str]] = {}
+        """Task and writer of the episode with an index."""
+
+    def check(self, file: Path, episode: Episode) -> None:
+        """Note an episode.
+
+        Raises:
+            ConfigError: Another one, that no later one replaces, has its index.
+        """
+        if episode.status is EpisodeStatus.INFRA_FAILED:
+            return
+        owner = episode.task_id, shards.writer_of(file)
+        first = self._owners.setdefault(episode.index, owner)
+        if first != owner:
+            raise ConfigError(
+                f"{file} has an episode {episode.index} of task {owner[0]!r}, and so has "
+                f"{first[1]!r} of task {first[0]!r}",
+                hint="give the episodes of one output different indices; what is there can be read "
+                "file by file",
+            )
 
 
 def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:

@@ -296,7 +296,7 @@ class Episode(BaseModel):
     node_id: str | None = None
     """The node that the episode ran on."""
     policy: str | None = None
-    """Name of the policy."""
+    """Name of the policy: its attribute `name`, or ``module:function``. None if a trainer acted."""
     policy_versions: tuple[int, ...] = ()
     """Versions of the model's weights during the episode, in order, as the trainer reported them:
     several if the weights were updated meanwhile. The last one is the version at the end of the

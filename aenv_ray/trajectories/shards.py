@@ -7,6 +7,7 @@ unfinished shard is JSON Lines in either format, so a crash loses at most one in
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
 logger = logging.getLogger("aenv_ray")
+_BEGINNING: Final = b'{"index":'
+"""Of an episode's line."""
 _SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
 
 
@@ -79,7 +82,7 @@ class ShardWriter:
     Args:
         directory: Made if missing.
         writer: Name of the writer, unique among the writers of the directory at one time; shards
-            that it wrote earlier are kept.
+            that it wrote earlier are kept, and converted if it was killed before that.
         form: Format of the finished shards.
         episodes_per_shard: Episodes in a full shard.
 
@@ -108,6 +111,8 @@ class ShardWriter:
         if form is ShardFormat.PARQUET:
             arrow.pyarrow()
         make_directory(directory)
+        if form is ShardFormat.PARQUET:
+            self._convert_earlier()
 
     def write(self, episode: Episode) -> None:
         """Append an episode; does nothing after a failed write. The first failure is logged."""
@@ -146,22 +151,41 @@ class ShardWriter:
         self.failure = self.failure or self._file.failure
         self._file, self._count = None, 0
         if self._form is ShardFormat.PARQUET and self.failure is None:
-            self._convert(self._path(ShardFormat.JSONL), self._path(ShardFormat.PARQUET))
+            _convert(self._path(ShardFormat.JSONL))
 
-    def _convert(self, lines: Path, parquet: Path) -> None:
-        """Replace a finished shard of JSON Lines, which stays if the conversion fails."""
-        partial = parquet.with_suffix(".partial")
-        try:
-            arrow.write_parquet(read_lines(lines).episodes, partial)
-            partial.replace(parquet)
-            lines.unlink()
-        except (OSError, ConfigError) as exc:
-            partial.unlink(missing_ok=True)
-            self.failure = ConfigError(
-                f"{parquet} cannot be written: {exc}; its episodes are in {lines}",
-                hint="free space, or read the directory as it is: it is complete",
-            )
-            logger.warning("%s; the run continues", self.failure.message)
+    def _convert_earlier(self) -> None:
+        """Convert the shards that an earlier writer of this name left in JSON Lines."""
+        name = re.compile(rf"{re.escape(self._writer)}-\d{{5}}\.jsonl")
+        left = [path for path in _named_as_shards(self._directory) if name.fullmatch(path.name)]
+        if left:
+            try:
+                (self._directory / MANIFEST).unlink(missing_ok=True)  # it may list them
+            except OSError as exc:
+                raise ConfigError(
+                    f"{self._directory} cannot be written: {exc.strerror}",
+                    hint="choose another directory",
+                ) from exc
+        for path in sorted(left):
+            _convert(path)
+
+
+def _convert(lines: Path) -> None:
+    """Replace a finished shard of JSON Lines, which stays, with a warning, if that fails."""
+    parquet, partial = lines.with_suffix(".parquet"), lines.with_suffix(".partial")
+    try:
+        found = read_lines(lines)
+        arrow.write_parquet(found.episodes, partial)
+        partial.replace(parquet)
+        lines.unlink()
+    except (OSError, ConfigError) as exc:
+        partial.unlink(missing_ok=True)
+        logger.warning(
+            "%s stays JSON Lines, which `aenv_ray.trajectories.read` reads and Parquet readers do "
+            "not: %s", lines, exc,
+        )  # fmt: skip
+        return
+    if found.is_torn:
+        logger.warning("%s: the last line is incomplete and is skipped", lines)
 
 
 def make_directory(directory: Path) -> None:
@@ -186,14 +210,23 @@ def shard_files(directory: Path) -> list[Path]:
     Raises:
         ConfigError: The directory cannot be read.
     """
+    found = _named_as_shards(directory)
+    both = {path for path in found if path.suffix == ".jsonl"}
+    return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
+
+
+def _named_as_shards(directory: Path) -> set[Path]:
     try:
-        found = {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
+        return {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
     except OSError as exc:
         raise ConfigError(
             f"{directory} cannot be read: {exc.strerror}", hint="check the path and its permissions"
         ) from exc
-    both = {path for path in found if path.suffix == ".jsonl"}
-    return sorted(found - {path for path in both if path.with_suffix(".parquet") in found})
+
+
+def writer_of(path: Path) -> str:
+    """Return the name of the writer of a shard; that of the file itself if it is not a shard."""
+    return path.stem.rpartition("-")[0] if _SHARD.fullmatch(path.name) else path.name
 
 
 def load_shard(path: Path) -> list[Episode]:
@@ -268,10 +301,16 @@ def check_manifest(directory: Path) -> None:
 def clear(directory: Path) -> None:
     """Delete the shards, the manifest and the attachments of a directory, and nothing else in it.
 
+    Attachments are left if other files are in the directory: they may be records that have them.
+
     Raises:
-        ConfigError: They cannot be deleted.
+        ConfigError: They cannot be deleted, or a file that is named like them is something else;
+            then all are left.
     """
-    for path in [directory / MANIFEST, *(shard_files(directory) if directory.is_dir() else [])]:
+    ours = _replaced(directory)
+    if not ours:
+        return
+    for path in ours:
         try:
             path.unlink(missing_ok=True)
         except OSError as exc:
@@ -279,12 +318,58 @@ def clear(directory: Path) -> None:
                 f"{path} cannot be replaced: {exc.strerror}", hint="choose another directory"
             ) from exc
     try:
-        AttachmentFiles(directory, is_directory=True).clear()
+        if not any(path.is_file() for path in directory.iterdir()):
+            AttachmentFiles(directory, is_directory=True).clear()
     except OSError as exc:
         raise ConfigError(
             f"the attachments in {directory} cannot be replaced: {exc.strerror}",
             hint="choose another directory",
         ) from exc
+
+
+def _replaced(path: Path) -> list[Path]:
+    """Return the files of an output that a new run replaces.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    if path.is_dir():
+        manifest = path / MANIFEST
+        shards = sorted(_named_as_shards(path))
+        found = [*shards, *([manifest] if manifest.exists() else [])]
+    else:
+        found = [path] if path.is_file() else []  # there is nothing to replace in a device
+    for one in found:
+        if not _is_ours(one):
+            raise ConfigError(
+                f"{one} would be replaced, but is not a file of episodes",
+                hint=f"choose another path than {path}",
+            )
+    return found
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is empty, or what it begins with is what a run writes."""
+    try:
+        if path.suffix == ".parquet":
+            return arrow.has_episodes(path)
+        with path.open("rb") as file:
+            if path.name == MANIFEST:
+                content = json.load(file)
+                return isinstance(content, dict) and Manifest.model_fields.keys() <= content.keys()
+            start = file.read(1)
+            if start != b"{":  # its first line may be as long as the file
+                return not start
+            line = start + file.readline()
+        begins = _BEGINNING.startswith(line) or re.match(_BEGINNING + rb"\d+(,|\Z)", line)
+        is_torn = begins and not line.endswith(b"\n")  # its writer was killed
+        return bool(is_torn) or Episode.model_validate_json(line) is not None
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
+        ) from exc
+    except (ValueError, RecursionError):  # also a ValidationError
+        return False
 
 
 def is_directory(path: Path) -> bool:
@@ -295,11 +380,25 @@ def is_directory(path: Path) -> bool:
     return path.is_dir() or (not path.exists() and path.suffix in ("", ".parquet"))
 
 
-def has_episodes(path: Path) -> bool:
-    """Return whether an output path already has content of a run."""
-    if path.is_dir():
-        return any(shard.stat().st_size for shard in shard_files(path))
-    return path.is_file() and path.stat().st_size > 0
+def check_output(
+    path: Path,
+    *,
+    overwrite: bool,
+    hint: str = "continue with resume=True, replace them with overwrite=True, or choose another "
+    "path",
+) -> None:
+    """Check that a new run may write to an output path, before anything runs.
+
+    Args:
+        path: As for `open_output`.
+        overwrite: Whether the episodes that it has are replaced.
+        hint: What to do if it has episodes that are not to be replaced.
+
+    Raises:
+        ConfigError: It has episodes and `overwrite` is false, or other content.
+    """
+    if any(one.stat().st_size for one in _replaced(path) if one.name != MANIFEST) and not overwrite:
+        raise ConfigError(f"{path} already has episodes", hint=hint)
 
 
 def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
@@ -311,10 +410,12 @@ def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
         kept: Episodes of an earlier run to continue; without them, its output is replaced.
 
     Raises:
-        ConfigError: The output cannot be opened.
+        ConfigError: The output cannot be opened, or what it would replace is not of episodes.
     """
     kept = tuple(kept)
     if not is_directory(path):
+        if not kept:
+            _replaced(path)
         return EpisodeFile(path, kept)
     if not kept:
         clear(path)

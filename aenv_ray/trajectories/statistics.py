@@ -176,8 +176,8 @@ class RunningSummary:
     """A summary that is kept up to date; it holds no episodes.
 
     Args:
-        samples: Episodes of each task, after which its figures are dropped. None: unknown, so its
-            size grows with the number of tasks.
+        samples: Episodes of each task, after which its figures are dropped. None: unknown, or
+            several tasks have the same id, so its size grows with the number of tasks.
     """
 
     def __init__(self, samples: int | None = None) -> None:
@@ -245,8 +245,11 @@ class RunningSummary:
             wall_s: Duration of the run.
         """
         groups, worst = self._closed.copy(), list(self._worst)
+        tasks: dict[str, _TaskFigures] = {}  # a task may be played in several groups
         for figures in self._open.values():
             groups.update(figures.for_pass_at_k())
+            tasks.setdefault(figures.task_id, _TaskFigures(figures.task_id, False)).join(figures)
+        for figures in tasks.values():
             _keep_worst(worst, figures)
         count = self._statuses
         phases = {name: 1000 * total / times for name, (times, total) in self._phases.items()}
@@ -294,6 +297,11 @@ class _TaskFigures:
             self.rewarded += 1
             self.reward_sum += episode.reward
             self.succeeded += is_success(episode)
+
+    def join(self, other: _TaskFigures) -> None:
+        self.rewarded += other.rewarded
+        self.succeeded += other.succeeded
+        self.reward_sum += other.reward_sum
 
     def for_pass_at_k(self) -> dict[tuple[int, int], int]:
         if not self._is_group or not self.rewarded:

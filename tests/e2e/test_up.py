@@ -155,6 +155,31 @@ def test_ray_code_and_samples_join_the_fabric_that_is_up(aenv, up):
     assert (found["succeeded"], found["infra_failed"]) == (4, 0)
     assert len((machine.root / "h" / "episodes.jsonl").read_text().splitlines()) == 4
     aenv(*words, code=3)  # the file has episodes
+    aenv(*words, "--force", "-o", "json")
+
+
+def test_a_rescored_run_is_the_run_with_other_rewards(aenv, up):
+    machine, _ = up
+    home = machine.root / "h"
+    aenv(
+        "sample", "mini-terminal", "--policy", "reference", "--limit", "3", "--out", "run1.jsonl",
+        "-o", "json",
+    )  # fmt: skip
+    said = {"role": "user", "content": "solve it"}
+    records = sorted(
+        map(json.loads, (home / "run1.jsonl").read_text().splitlines()), key=lambda r: r["index"]
+    )
+    records = [record | {"reward": 0.0, "messages": [said]} for record in records]
+    records[0] |= {"status": "timed_out"}  # which is not replayed
+    (home / "run1.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    found = aenv("rescore", "run1.jsonl", "--out", "rescored.jsonl", "-o", "json")
+    assert [(one["index"], one["after"]) for one in found["episodes"]] == [(1, 1.0), (2, 1.0)]
+    rescored = sorted(
+        map(json.loads, (home / "rescored.jsonl").read_text().splitlines()),
+        key=lambda r: r["index"],
+    )
+    for before, after in zip(records[1:], rescored, strict=True):
+        assert after == before | {"reward": 1.0, "reward_detail": after["reward_detail"]}
 
 
 def test_a_suite_is_evaluated_on_the_fabric_that_is_up(aenv, up):

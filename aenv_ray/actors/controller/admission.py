@@ -132,13 +132,13 @@ class Admission:
         self._held: dict[str, tuple[HostLoad, Any]] = {}
         """The hosts that were told to accept only instances with a reservation, by name."""
         self._held_until = float("-inf")
-        """When those accept all instances again if nobody tells them anything."""
+        """When these hosts accept all instances again, unless they are told otherwise before."""
 
     async def open(self) -> None:
         """Withdraw the demand of an earlier controller, unless a waiting create has replaced it."""
         if not self._demanded:
             await asyncio.to_thread(self._cluster.demand_slots, [])
-            self._demanded = []  # one that was told meanwhile is told again
+            self._demanded = []  # a host that was told in the meantime is told again
 
     # --- room -----------------------------------------------------------------------------------
 

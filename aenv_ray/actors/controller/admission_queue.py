@@ -109,7 +109,7 @@ class AdmissionQueue:
         return [ticket for ticket in tied if not any(map(ticket.need.may_be_on, alive))]
 
     def take_back(self, grant: Grant) -> None:
-        """Add a create again that did not get what it was granted."""
+        """Put a create back in the queue if its granted slots could not be reserved."""
         owner, slots = grant.ticket.owner, grant.granted * grant.ticket.need.places
         self._granted[owner] = max(0, self._granted[owner] - slots)
         self.add(grant.ticket)

@@ -20,6 +20,7 @@ from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
 from aenv_ray.actors.controller.draining import NodeState, node_named, node_states
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.host_queries import (
+    count_instances_on,
     count_pools,
     count_processes,
     list_instances_on,
@@ -66,7 +67,7 @@ MEASURE_S: Final = 15.0
 LOOK_S: Final = 1.0
 """Interval of the watch for ended Ray jobs and dead hosts, whose instances then end."""
 JOB_RETELL_S: Final = 120.0
-"""For how long hosts are told again and again that a job has ended; longer than a start takes."""
+"""How long hosts are repeatedly told that a job has ended; longer than a start takes."""
 CONTROL_DEADLINE_S: Final = 30.0
 """A restarted host answers within this; Ray notices a dead node after up to twenty seconds."""
 LEARN_S: Final = 10.0
@@ -124,7 +125,7 @@ class Controller:
         self._live_nodes: set[str] = set()
         # Nodes that were lost while there was no controller are unknown.
         self._lost_nodes: set[str] = {"before"} if ray_api.was_restarted() else set()
-        """Nodes that left the cluster, until the inner instances of theirs have ended."""
+        """Lost nodes whose inner instances have not all been ended yet."""
         self._metrics = ClusterMetrics(is_continued=ray_api.was_restarted())
         # Ray runs the constructor on the actor's loop, also after a restart that nobody notices.
         loop = asyncio.get_running_loop()
@@ -439,8 +440,7 @@ class Controller:
         names = await asyncio.to_thread(ray_api.actor_names)
         # These hosts may have no instance yet.
         creating = {self._own_host(instance_id) for instance_id in self._creating}
-        others = _NO_HOSTS | self._spares.names
-        hosts = await self._hosts.find([n for n in names if n not in others])
+        hosts = await self._hosts.find([n for n in names if n not in self._no_hosts()])
         seen = await list_instances_on(self._ask, hosts)
         doubtful = seen.doubtful(ids, self._where)
         for name in seen.unheard:
@@ -454,6 +454,10 @@ class Controller:
                 self._forget(name)
                 self._forget_dedicated(name)  # its instance has ended, and the host may too
         return sorted(seen.found, key=lambda info: info.created_at), doubtful
+
+    def _no_hosts(self) -> Collection[str]:
+        """Return the names of our actors that are no hosts with instances."""
+        return _NO_HOSTS | self._spares.names
 
     async def pools(self) -> dict[str, int]:
         """Return how many warm sandboxes all hosts have, by environment reference.
@@ -471,6 +475,8 @@ class Controller:
         return await count_processes(self._hosts, self._ask)
 
     # --- draining ---------------------------------------------------------------------------
+    # Workers of other versions drain with these, too: keep their arguments, and `NodeState`, as
+    # other versions know them.
 
     async def drain(self, name: str, is_leaving: bool = False) -> NodeState:
         """Stop new instances on a node; its present instances continue. Idempotent.
@@ -544,16 +550,32 @@ class Controller:
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         runners = await asyncio.to_thread(ray_api.actors_by_node, _is_runner)
         replicas = await asyncio.to_thread(ray_api.replicas_by_node)
-        infos = await self.list_instances()
-        instances = Counter(info.node_id for info in infos)
-        for name in {self._own_host(i) for i in self._creating} - {info.host for info in infos}:
-            instances[self._hosts.nodes.get(name, "")] += 1
-        return node_states(nodes, usable(nodes), instances, runners, replicas)
+        instances, silent = await self._instances_by_node(nodes)
+        return node_states(nodes, usable(nodes), instances, runners, replicas, silent)
+
+    async def _instances_by_node(self, nodes: Collection[str]) -> tuple[Counter[str], Counter[str]]:
+        """Return on each node the number of instances that run or start, and of silent hosts."""
+        names = await asyncio.to_thread(ray_api.actor_names)
+        hosts = await self._hosts.find([n for n in names if n not in self._no_hosts()])
+        counts, silent = await count_instances_on(self._ask, hosts)
+        where = await asyncio.to_thread(ray_api.actor_nodes)  # now, as some may have restarted
+        creating = {self._own_host(instance_id) for instance_id in self._creating}
+        instances: Counter[str] = Counter()
+        for name in counts.keys() | creating:
+            node = where.get(name, self._hosts.nodes.get(name, ""))
+            instances[node] += max(counts.get(name, 0), name in creating)
+        # One that has been restarting for so long could be on any node.
+        doubtful = Counter(
+            n for name in silent for n in ([where[name]] if name in where else nodes)
+        )
+        return instances, doubtful
 
     async def _state_of(self, node: str) -> NodeState:
         found = [state for state in await self.nodes() if state.node_id == node]
         if not found:
-            raise FabricUnavailable(f"node {node[:8]} has just left the cluster")
+            raise FabricUnavailable(
+                f"node {node[:8]} has just left the cluster", hint="see: aenv cluster nodes"
+            )
         return found[0]
 
     async def _node_named(self, name: str) -> str:
@@ -675,6 +697,7 @@ class Controller:
             await asyncio.sleep(MEASURE_S)
 
     async def _measure(self) -> None:
+        alive = await asyncio.to_thread(ray_api.actor_names)
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
         names = self._hosts.actors.keys() - self._spares.names
         hosts = {name: self._hosts.nodes.get(name, "") for name in names}
@@ -687,7 +710,7 @@ class Controller:
             if name.startswith(SHARED_PREFIX)
         ]
         self._metrics.note(nodes, loads, self._admission.queued())
-        self._metrics.happened(found, hosts, nodes.keys())
+        self._metrics.happened(found, hosts, set(alive), nodes.keys())
 
     async def _measures_of(self, name: str) -> HostMeasures | None:
         """Return what a host reports; None if it does not answer."""
@@ -724,7 +747,7 @@ class Controller:
         try:
             claimed_for: str | None = await self._ask(name, "retire")
         except AenvError as exc:
-            logger.warning("cannot ask host %s for which instance it is claimed: %s", name, exc)
+            logger.warning("cannot ask host %s which instance claimed it: %s", name, exc)
             return
         if claimed_for is None:
             self._forget(name)

@@ -26,8 +26,8 @@ class NodeStatus(StrEnum):
     CONTROL = "control"
     """It takes no instances: it runs only the control plane, or has no slots while others have."""
     DRAINING = "draining"
-    """It takes no new instances, but still has instances or runners of samplings; or it is leaving,
-    and still has replicas of services."""
+    """It takes no new instances, but still has instances, runners of samplings or hosts that do not
+    answer; or it is leaving, and still has replicas of services."""
     DRAINED = "drained"
     """It takes no instances and has none: it can be stopped."""
 
@@ -40,6 +40,7 @@ class NodeState:
         instances: Number of instances that run or start there.
         runners: Number of samplings that play episodes there.
         replicas: Number of replicas of services.
+        silent: Number of hosts that do not answer, and may have instances.
     """
 
     node_id: str
@@ -48,6 +49,7 @@ class NodeState:
     instances: int
     runners: int
     replicas: int = 0
+    silent: int = 0
 
 
 def node_named(name: str, alive: Iterable[str], machines: Mapping[str, str]) -> str:
@@ -71,6 +73,7 @@ def node_states(
     instances: Mapping[str, int],
     runners: Mapping[str, int],
     replicas: Mapping[str, int],
+    silent: Mapping[str, int],
 ) -> list[NodeState]:
     """Return the state of each live node.
 
@@ -80,11 +83,12 @@ def node_states(
         instances: Number of instances that run or start, by node.
         runners: Number of runners of samplings, by node.
         replicas: Number of replicas of services, by node.
+        silent: Number of hosts that do not answer, by node.
     """
 
     def status(node: str, facts: NodeFacts) -> NodeStatus:
         if facts.is_draining:
-            is_used = instances.get(node, 0) or runners.get(node, 0)
+            is_used = instances.get(node, 0) or runners.get(node, 0) or silent.get(node, 0)
             if facts.is_leaving:
                 is_used = is_used or replicas.get(node, 0)
             return NodeStatus.DRAINING if is_used else NodeStatus.DRAINED
@@ -98,6 +102,7 @@ def node_states(
             instances.get(node, 0),
             runners.get(node, 0),
             replicas.get(node, 0),
+            silent.get(node, 0),
         )
         for node, facts in sorted(nodes.items(), key=lambda pair: (pair[1].machine, pair[0]))
     ]

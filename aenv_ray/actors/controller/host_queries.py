@@ -78,31 +78,48 @@ def without_outer(found: Collection[InstanceInfo], doubtful: Collection[str]) ->
 
 async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing:
     """Ask hosts, by name, for their instances, all at the same time."""
-    async with asyncio.TaskGroup() as group:
-        tasks = {name: group.create_task(_instances_on(ask, name)) for name in names}
-    found: list[InstanceInfo] = []
+    answers, errors = await _ask_each(ask, "instances", names)
+    found: list[InstanceInfo] = [info for infos in answers.values() for info in infos]
+    return InstanceListing(found, frozenset(errors), frozenset(_silent(errors)))
+
+
+async def count_instances_on(ask: Ask, names: Collection[str]) -> tuple[dict[str, int], set[str]]:
+    """Ask hosts, by name, how many instances run or start there.
+
+    Returns:
+        The answers, and the names of the hosts that do not answer but may be alive.
+    """
+    answers, errors = await _ask_each(ask, "count_instances", names)
+    return answers, _silent(errors)
+
+
+async def _ask_each(
+    ask: Ask, operation: str, names: Collection[str]
+) -> tuple[dict[str, Any], dict[str, AenvError]]:
+    """Return the answers of hosts that are asked at the same time, and the errors of the others."""
+    answers: dict[str, Any] = {}
     errors: dict[str, AenvError] = {}
-    for name, task in tasks.items():
-        answer = task.result()
-        if isinstance(answer, AenvError):
-            errors[name] = answer
-        else:
-            found += answer
-    silent = {
+
+    async def ask_one(name: str) -> None:
+        try:
+            answers[name] = await ask(name, operation)
+        except AenvError as exc:
+            logger.warning("host %s is left out: %s", name, exc)
+            errors[name] = exc
+
+    async with asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(ask_one(name))
+    return answers, errors
+
+
+def _silent(errors: Mapping[str, AenvError]) -> set[str]:
+    """Return the hosts that may still be alive."""
+    return {
         name
         for name, error in errors.items()
         if isinstance(error, FabricUnavailable) and not ray_api.is_of_a_dead_actor(error)
     }
-    return InstanceListing(found, frozenset(errors), frozenset(silent))
-
-
-async def _instances_on(ask: Ask, name: str) -> list[InstanceInfo] | AenvError:
-    try:
-        found: list[InstanceInfo] = await ask(name, "instances")
-    except AenvError as exc:
-        logger.warning("the instances of host %s are not listed: %s", name, exc)
-        return exc
-    return found
 
 
 async def count_processes(hosts: HostDirectory, ask: Ask) -> int:

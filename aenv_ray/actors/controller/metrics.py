@@ -68,9 +68,9 @@ class Increments:
         self._is_continued = False
         return added
 
-    def forget(self, present: Set[str]) -> None:
+    def forget(self, alive: Set[str]) -> None:
         """Forget hosts that are gone."""
-        self._last = {host: counts for host, counts in self._last.items() if host in present}
+        self._last = {host: counts for host, counts in self._last.items() if host in alive}
 
 
 class ClusterMetrics:
@@ -93,8 +93,8 @@ class ClusterMetrics:
         }
         self._creates = Increments(is_continued=is_continued)
         self._lost = Increments(is_continued=is_continued)
-        self._on_node: Counter[str] = Counter()
-        """Instances on each node at the last measurement."""
+        self._instances: dict[str, tuple[str, int]] = {}
+        """The node of each host, and its instances when it last answered."""
 
     def note(
         self, nodes: Mapping[str, NodeFacts], loads: Iterable[HostLoad],
@@ -115,27 +115,37 @@ class ClusterMetrics:
             self._gauges[name].set(float(value))
 
     def happened(
-        self, measures: Mapping[str, HostMeasures], hosts: Mapping[str, str], nodes: Set[str]
+        self,
+        measures: Mapping[str, HostMeasures],
+        hosts: Mapping[str, str],
+        alive: Set[str],
+        nodes: Set[str],
     ) -> None:
         """Count what hosts report, and the instances of nodes that are gone.
 
+        Ray notices a dead node only after some seconds, in which its hosts do not answer.
+
         Args:
             measures: By the host's name; hosts that do not answer are missing.
-            hosts: The nodes of all hosts, by name.
+            hosts: The nodes of these hosts, by name.
+            alive: The names of all actors that Ray considers alive, read before `nodes`.
             nodes: The live nodes.
         """
-        gone = sum(count for node, count in self._on_node.items() if node not in nodes)
+        gone = sum(count for node, count in self._instances.values() if node not in nodes)
         self._count("aenv_lost_sandboxes", "cause", {EngineOutcome(ANY_ENGINE, NODE): gone})
-        self._on_node = Counter()
-        for host, found in measures.items():
-            self._on_node[hosts[host]] += found.instances
+        now = {host: (hosts[host], found.instances) for host, found in measures.items()}
+        self._instances = {
+            host: (node, count)
+            for host, (node, count) in (self._instances | now).items()
+            if host in alive and node in nodes
+        }
         for name, label, increments, reports in (
             ("aenv_creates", "outcome", self._creates,
              {host: found.tally.creates for host, found in measures.items()}),
             ("aenv_lost_sandboxes", "cause", self._lost,
              {host: found.tally.lost for host, found in measures.items()}),
         ):  # fmt: skip
-            increments.forget(hosts.keys())
+            increments.forget(alive)
             self._count(name, label, increments.of(reports))
         pods: Counter[str] = Counter(dict.fromkeys(PHASES, 0))
         for found in measures.values():

@@ -340,28 +340,41 @@ class CreateProtocol:
     async def _start(
         self, source: Project, shares: Sequence[Share]
     ) -> tuple[list[_Started], _Refusals]:
-        """Have each host start its share, all at the same time."""
+        """Have each host start its share, all at the same time.
+
+        Those whose node lacks the project are asked once more, when it has been sent.
+        """
         mark = self._sends
         asked = [(share, self._ask_to_start(share)) for share in shares]
         started: list[_Started] = []
         refusals: _Refusals = {}
-        for share, reference in asked:
-            what = f"creating on {share.name}"
-            try:
-                answer, doors = self._answer(await self._long_wait(reference, what, source))
+        for is_last in (False, True):
+            missing: list[tuple[Share, ProjectMissing]] = []
+            for share, reference in asked:
+                try:
+                    data = await self._long_wait(reference, f"creating on {share.name}", source)
+                except (CapacityExceeded, FabricUnavailable) as exc:
+                    refusals[share.name] = exc
+                    continue
+                answer, doors = self._answer(data)
                 if isinstance(answer, ProjectMissing):
+                    missing.append((share, answer))
+                    continue
+                for spec, outcome, door in zip(
+                    share.specs, answer, doors or [None] * len(answer), strict=True
+                ):
+                    started.append(_Started(spec, share.host, outcome, door))
+            asked = []
+            for share, answer in missing:
+                if is_last:
+                    refusals[share.name] = _lost_project(source, answer)
+                    continue
+                try:
                     await self._send_project(source, answer.node_id, share.host, mark)
-                    reference = self._ask_to_start(share)  # noqa: PLW2901
-                    answer, doors = self._answer(await self._long_wait(reference, what, source))
-            except (CapacityExceeded, FabricUnavailable) as exc:
-                refusals[share.name] = exc
-                continue
-            if isinstance(answer, ProjectMissing):
-                refusals[share.name] = _lost_project(source, answer)
-                continue
-            doors = doors or [None] * len(answer)
-            for spec, outcome, door in zip(share.specs, answer, doors, strict=True):
-                started.append(_Started(spec, share.host, outcome, door))
+                except (CapacityExceeded, FabricUnavailable) as exc:
+                    refusals[share.name] = exc
+                else:
+                    asked.append((share, self._ask_to_start(share)))
         return started, refusals
 
     def _ask_to_start(self, share: Share) -> Any:

@@ -35,9 +35,21 @@ class Fabric:
     Args:
         connect_inner: As for `Controller`; used if there is no controller yet.
         address: Ray cluster, as for `init`.
+        any_version: Connect also to a controller with an incompatible version of aenv-ray. Only
+            `nodes`, `drain` and `undrain` work then: their messages are the same in all versions.
+
+    Raises:
+        ConfigError: The versions are incompatible.
+        FabricUnavailable: As `init`.
     """
 
-    def __init__(self, connect_inner: ConnectInner, address: str | None = None) -> None:
+    def __init__(
+        self,
+        connect_inner: ConnectInner,
+        address: str | None = None,
+        *,
+        any_version: bool = False,
+    ) -> None:
         from aenv_ray.actors.controller import controller
         from aenv_ray.actors.fabric.create_protocol import CreateProtocol
         from aenv_ray.actors.fabric.quota_client import QuotaClient
@@ -56,9 +68,12 @@ class Fabric:
         self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
         self._quotas = QuotaClient()
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
-        check_version(
-            version, "the cluster's head", "install the version of the cluster here, or upgrade it"
-        )
+        if not any_version:
+            check_version(
+                version,
+                "the cluster's head",
+                "install the version of the cluster here, or upgrade it",
+            )
         self.head_watch = HeadWatch(
             ray_api.head_address(),
             has_node=lambda: ray_api.node_id() in ray_api.alive_nodes(),

@@ -341,7 +341,7 @@ class EnvironmentRelay:
             # A call that is cancelled does not end it: others may wait for it, too.
             await asyncio.wait({start.task}, timeout=share * left_s)
             if start.task.cancelled():
-                raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
+                raise _released_early(inner_id)
             if start.task.done():
                 start.task.result()
                 return
@@ -378,12 +378,14 @@ class EnvironmentRelay:
             self._note(life, left)
             if isinstance(exc, TimeoutError) and not isinstance(exc, AenvError):
                 raise FabricUnavailable(
-                    f"{request.environment} did not start within {START_S:g} s"
+                    f"{request.environment} did not start within the {START_S:g} s that an inner "
+                    "instance has",
+                    hint="see how it starts with: aenv test --check",
                 ) from None
             raise
         if life.ended is not None or self._released.get(inner_id):
             self._in_background(self._end_surely(life.record, [inner_id]), f"ending {inner_id}")
-            raise InstanceReleased(f"{inner_id} was released", instance_id=inner_id)
+            raise _released_early(inner_id)
         if life.record.deadline > record.deadline:
             self.renew(life, life.record.deadline - self._clock.now())
 
@@ -524,3 +526,11 @@ def check_nesting(reference: str, outer: InstanceSpec) -> None:
             f"environments may be nested at most {MAX_DEPTH} deep: {path}",
             hint="call the innermost environment from an outer one",
         )
+
+
+def _released_early(inner_id: InstanceId) -> InstanceReleased:
+    return InstanceReleased(
+        f"inner instance {inner_id} was released while it started",
+        instance_id=inner_id,
+        hint="call the environment again, which creates another one",
+    )

@@ -190,7 +190,17 @@ class Host:
 
         The earlier host may have died between making a sandbox and recording it. Unrecorded
         sandboxes on the engines that it used are ended; Ray repeats the `start` that made them.
+        If opening fails, the host is closed.
         """
+        try:
+            await self._adopt()
+        except BaseException:
+            await self.close()
+            raise
+        self._adopted.set()
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def _adopt(self) -> None:
         deadline = asyncio.get_running_loop().time() + ADOPT_DEADLINE_S
         records = self._store.list(self._id)
         self._pools.open()
@@ -204,8 +214,6 @@ class Host:
         live = [record for record in records if not record.has_ended]
         await self._table.end_unrecorded(live, used)
         self._table.note_if_empty()
-        self._adopted.set()
-        self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def ready(self) -> str:
         """Return this node's aenv-ray version, once an earlier host's instances are adopted."""
@@ -406,7 +414,10 @@ class Host:
             error = exc
             raise
         finally:
-            self._doomed -= starts.keys()
+            # If it failed or was cancelled, some may run nevertheless.
+            doomed = self._doomed & starts.keys()
+            self._table.end_soon(doomed, EndReason.RELEASED, EndCause("it was released"))
+            self._doomed -= doomed
             for instance_id, start in starts.items():
                 del self._starting[instance_id]
                 start.outcome.set_result(started.get(instance_id, error))
@@ -603,10 +614,13 @@ class Host:
         """
         self._policy().check_ttl(ttl_s, instance_id)
         life, _ = await self.calls.enter(instance_id)
-        record = life.renewed(ttl_s, self._clock.now())
-        await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
-        life.record = life.record.model_copy(update={"deadline": record.deadline})
-        self._store.put([life.record])
+        async with life.renewing:
+            record = life.renewed(ttl_s, self._clock.now())
+            await self._engines.get(record.spec.engine).set_deadline(record.id, record.deadline)
+            if life.ended is not None:  # its record is deleted already
+                raise life.end_error()
+            life.record = life.record.model_copy(update={"deadline": record.deadline})
+            self._store.put([life.record])
         if self._environment_relay is not None:
             self._environment_relay.renew(life, ttl_s)
         return life.info()
@@ -730,6 +744,15 @@ class Host:
                 answer.
         """
         return await asyncio.to_thread(self._count_processes)
+
+    async def count_instances(self) -> int:
+        """Return how many instances run or start here; while the node drains, also how many may.
+
+        Those have a reservation, with which they are still accepted.
+        """
+        await self._adopted.wait()
+        expected = self._capacity.reserved() if self._capacity.is_draining() else set()
+        return len(self._sandboxes.keys() | self._starting.keys() | expected)
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the live instances."""

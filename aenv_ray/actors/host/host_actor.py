@@ -248,6 +248,7 @@ class HostShell:
     put_project = _forwarded(Host.put_project)
     delete_storage = _forwarded(Host.delete_storage)
     count_processes = _forwarded(Host.count_processes)
+    count_instances = _forwarded(Host.count_instances)
 
 
 async def _make_host(

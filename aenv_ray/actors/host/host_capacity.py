@@ -45,13 +45,14 @@ class HostCapacity:
     @property
     def capacity(self) -> int:
         """Number of slots; while the node drains, only those that are in use."""
-        return min(self._slots, self.taken()) if self._is_draining() else self._slots
+        return min(self._slots, self.taken()) if self.is_draining() else self._slots
 
     def drain(self, seconds: float) -> None:
         """Accept only instances that have a reservation already, for this long."""
         self._drained_until = self._clock.now() + seconds
 
-    def _is_draining(self) -> bool:
+    def is_draining(self) -> bool:
+        """Return whether only instances that have a reservation already are accepted."""
         return self._clock.now() < self._drained_until
 
     def slots_of(self, places: int) -> int:
@@ -60,10 +61,18 @@ class HostCapacity:
 
     def taken(self, without: Collection[InstanceId] = ()) -> int:
         """Return the number of used or reserved slots, without reservations for these ids."""
+        reserved = (slots for i, (_, slots) in self._kept().items() if i not in without)
+        return self._present() + sum(reserved)
+
+    def reserved(self) -> set[InstanceId]:
+        """Return the instances that have a reservation."""
+        return set(self._kept())
+
+    def _kept(self) -> dict[InstanceId, tuple[float, int]]:
+        """Return the reservations that have not ended, and forget the others."""
         now = self._clock.now()
         self._reserved = {i: kept for i, kept in self._reserved.items() if now < kept[0]}
-        reserved = (slots for i, (_, slots) in self._reserved.items() if i not in without)
-        return self._present() + sum(reserved)
+        return self._reserved
 
     def hold(self, seconds: float) -> None:
         """Accept only instances with a reservation, for this long: others have waited longer.
@@ -106,7 +115,7 @@ class HostCapacity:
     def _check(self, ids: Collection[InstanceId], wanted: int) -> None:
         taken = self.taken(without=ids)
         is_reserved = self._reserved.keys() >= set(ids)
-        if self._is_draining() and not is_reserved:
+        if self.is_draining() and not is_reserved:
             raise FabricUnavailable(
                 f"host {self._host_id} takes no new instances: its node is being drained",
                 hint="create them on another node",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aenv_ray.engines.base import EndCause, lost
@@ -31,6 +32,8 @@ class InstanceLife:
     calls_under_way: int = 0
     ended: EndReason | None = None
     end_cause: EndCause | None = None
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a renewal until its deadline is recorded, so that the next one cannot precede it."""
 
     def call_started(self) -> None:
         """Note the start of a call.

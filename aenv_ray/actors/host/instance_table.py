@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from aenv_ray.actors.host.engines import HostEngines
@@ -111,7 +111,7 @@ class InstanceTable:
             inside = exc.died_of if isinstance(exc, SandboxDiedInside) else None
             self._note_end(record.id, EndReason.LOST, EndCause(exc.message, inside))
             return
-        self._store.put([record])
+        self._update_stored(record)
         self._add_sandbox(record, sandbox)
 
     async def end_unrecorded(
@@ -127,7 +127,7 @@ class InstanceTable:
         for name in engines:
             try:
                 await self._end_left(name)
-            except FabricUnavailable as exc:
+            except AenvError as exc:
                 logger.warning("engine %s does not list its sandboxes: %s", name, exc)
 
     async def _end_left(self, engine: str) -> None:
@@ -158,7 +158,7 @@ class InstanceTable:
         self.uneven.pop(instance_id, None)
         if life.record.inner:
             life.record = life.record.model_copy(update={"has_ended": True})
-            self._store.put([life.record])  # until its inner instances have ended
+            self._update_stored(life.record)  # until its inner instances have ended
         else:
             self._store.delete([instance_id])
         self._on_end(life)
@@ -167,16 +167,25 @@ class InstanceTable:
             oldest = next(i for i, life in self.lives.items() if life.ended is not None)
             del self.lives[oldest]
 
+    def _update_stored(self, record: InstanceRecord) -> None:
+        """Replace a stored record; the earlier one is enough to find the sandbox."""
+        try:
+            self._store.put([record])
+        except FabricUnavailable as exc:
+            logger.warning("the record of %s is not updated: %s", record.id, exc.message)
+
     def note_if_empty(self) -> None:
         """Update `empty_since`."""
         if not self.sandboxes:
             self.empty_since = self._clock.now()
 
-    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
-        """End instances and wait until their sandboxes are gone; ended ones are ignored.
+    def end_soon(
+        self, ids: Iterable[InstanceId], reason: EndReason, cause: EndCause
+    ) -> dict[str, list[InstanceId]]:
+        """End instances, whose sandboxes the next `end_due` ends; ended ones are ignored.
 
-        Raises:
-            AenvError: An engine could not end its sandboxes. Those of other engines are gone.
+        Returns:
+            The instances that this ended, by engine.
         """
         by_engine: dict[str, list[InstanceId]] = {}
         for instance_id in ids:
@@ -185,8 +194,16 @@ class InstanceTable:
                 by_engine.setdefault(life.record.spec.engine, []).append(life.record.id)
                 self._note_end(life.record.id, reason, cause)
                 self._engines.owe(life.record.spec.engine, [life.record.id])  # it takes a slot
+        return by_engine
+
+    async def end(self, ids: Sequence[InstanceId], reason: EndReason, cause: EndCause) -> None:
+        """End instances and wait until their sandboxes are gone; ended ones are ignored.
+
+        Raises:
+            AenvError: An engine could not end its sandboxes. Those of other engines are gone.
+        """
         failure: AenvError | None = None
-        for name, group in by_engine.items():
+        for name, group in self.end_soon(ids, reason, cause).items():
             try:
                 await self._engines.stop(name, group)
             except AenvError as exc:
@@ -206,5 +223,5 @@ class InstanceTable:
             await self.end(ids, reason, EndCause(reason.value))
         await self._engines.stop_owed()
         for name in list(self._unsearched):
-            with contextlib.suppress(FabricUnavailable):  # logged at the first attempt
+            with contextlib.suppress(AenvError):  # logged at the first attempt
                 await self._end_left(name)

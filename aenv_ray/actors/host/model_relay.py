@@ -11,6 +11,7 @@ own. Only if that fails too, the endpoint has failed.
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import httpx
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from aenv_ray.addresses import is_proxied, retry_after_s
 from aenv_ray.config import Settings, secret
 from aenv_ray.errors import (
     ConfigError,
@@ -94,8 +96,8 @@ class ModelRelay:
         Raises:
             ConfigError: This node has no endpoint, or the request is malformed or refused.
             PolicyRefused: The instance has reached a limit.
-            EndpointUnavailable: The endpoint failed several times, or did not answer in time; nor
-                does it answer the host.
+            EndpointUnavailable: The endpoint failed several times, or did not answer in time, and a
+                request of the host failed as well.
             ToolTimeout: There was no answer in time, but the endpoint works.
             ConfigError: The endpoint fails at this request, but works.
         """
@@ -120,7 +122,7 @@ class ModelRelay:
         account.running += 1
         try:
             try:
-                async with asyncio.timeout(timeout_s), self._free:
+                async with asyncio.timeout(timeout_s):
                     return await self._asked(url, body, account)
             except TimeoutError:
                 words = f"the chat model of {instance_id} did not answer within {timeout_s:g} s"
@@ -150,7 +152,7 @@ class ModelRelay:
                 await self._sent(url, body, _Account())
         except (TimeoutError, _Failed):
             return False
-        except ConfigError:  # it answers, whatever it does not like
+        except ConfigError:  # any answer, a refusal too, shows that it works
             return True
         return True
 
@@ -168,7 +170,7 @@ class ModelRelay:
         body = pydantic_core.to_json(fields)
         if len(body) > MAX_REQUEST_BYTES:
             raise ConfigError(
-                f"a chat request has {len(body)} bytes, over {MAX_REQUEST_BYTES}",
+                f"a chat request has {len(body)} bytes; the limit is {MAX_REQUEST_BYTES}",
                 hint="shorten the conversation, for example by dropping old tool results",
             )
         return body
@@ -198,14 +200,17 @@ class ModelRelay:
     async def _asked(self, url: str, body: bytes, account: _Account) -> bytes:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._sent(url, body, account)
+                async with self._free:
+                    return await self._sent(url, body, account)
             except _Failed as exc:
+                grown_s = _PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+                pause_s = max(grown_s, exc.asked_pause_s)
                 if attempt == ATTEMPTS:
                     raise EndpointUnavailable(
                         f"the chat model for environments failed {attempt} times: {exc}",
                         hint="the operator checks the server at AENV_CHAT_MODEL_URL",
                     ) from None
-            await asyncio.sleep(_PAUSE_S * 2 ** (attempt - 1))
+            await asyncio.sleep(pause_s)
         raise AssertionError("not reached: the last attempt raises")
 
     async def _sent(self, url: str, body: bytes, account: _Account) -> bytes:
@@ -216,7 +221,9 @@ class ModelRelay:
         if self._http is None:
             # Redirects are not followed: the key is sent to the configured address only.
             timeout = httpx.Timeout(None, connect=_CONNECT_S)
-            self._http = httpx.AsyncClient(timeout=timeout, follow_redirects=False)
+            self._http = httpx.AsyncClient(
+                timeout=timeout, follow_redirects=False, trust_env=is_proxied(url)
+            )
         target = f"{url.rstrip('/')}/chat/completions"
         try:
             async with self._http.stream("POST", target, content=body, headers=headers) as response:
@@ -228,7 +235,7 @@ class ModelRelay:
             text = text.replace(key, "[key]") if key else text
             said = f"HTTP {response.status_code}: {text[:_SHOWN_CHARACTERS]}"
             if response.status_code in _RETRIED or response.status_code >= 500:
-                raise _Failed(said)
+                raise _Failed(said, retry_after_s(response.headers, default=0.0))
             raise ConfigError(
                 f"the chat model for environments answered {said}",
                 hint="shorten or correct the request; if every request fails, the operator checks "
@@ -244,6 +251,10 @@ class ModelRelay:
 
 class _Failed(Exception):
     """A request failed, but may succeed if it is repeated."""
+
+    def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.asked_pause_s = asked_pause_s
 
 
 async def _read(response: httpx.Response) -> bytes:

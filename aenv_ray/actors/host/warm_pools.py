@@ -20,7 +20,7 @@ from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import EndCause, Sandbox
-from aenv_ray.errors import AenvError, DeadlineExceeded
+from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId, new_instance_id, split_reference
 from aenv_ray.models import InstanceRecord, InstanceSpec
@@ -304,7 +304,13 @@ class WarmPools:
             for record, sandbox in made:
                 self._put_ready(record, sandbox)
             self._tell_change()
-            self._store.put([record for record, _ in made if record.id in self._ready])
+            self._record([record for record, _ in made if record.id in self._ready])
+
+    def _record(self, records: Sequence[InstanceRecord]) -> None:
+        try:
+            self._store.put(records)
+        except FabricUnavailable as exc:  # a later host with this id ends those without a record
+            logger.warning("warm sandboxes are not recorded: %s", exc.message)
 
     def _note_failure(self, key: PoolKey, failure: AenvError | None) -> None:
         self._failures.pop(key, None)

@@ -73,7 +73,10 @@ class _Reader:
         self._reading = None if done else reading
         try:
             if not done:
-                raise FabricUnavailable("Ray did not return the operator's policy in time")
+                raise FabricUnavailable(
+                    "Ray's head did not return the operator's policy in time",
+                    hint="check the head with: aenv status",
+                )
             self._known = reading.result()
             self._fresh_until = time.monotonic() + FRESH_S
         except FabricUnavailable:

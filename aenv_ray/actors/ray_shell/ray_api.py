@@ -389,6 +389,14 @@ def actors_by_node(is_meant: Callable[[str], bool]) -> Counter[str]:
     )
 
 
+def actor_nodes() -> dict[str, str]:
+    """Return the ids of the nodes on which named actors run, by name; not of those that restart."""
+    from ray._private import state
+
+    rows: dict[str, dict[str, Any]] = state.actors(actor_state_name="ALIVE")
+    return {str(row["Name"]): str(row["Address"]["NodeID"]) for row in rows.values()}
+
+
 def replicas_by_node() -> Counter[str]:
     """Return the number of replicas of Serve on each node, without those of the gateway."""
 
@@ -626,7 +634,9 @@ def wait(
                 waited_s += once_s
                 if waited_s >= deadline_s:
                     raise FabricUnavailable(
-                        f"{what} did not answer within {deadline_s:g} s"
+                        f"{what} did not answer within {deadline_s:g} s",
+                        hint="check the cluster with `ray status`; logs are in "
+                        "/tmp/ray/session_latest/logs on each node",
                     ) from exc
             look(waited_s)
 

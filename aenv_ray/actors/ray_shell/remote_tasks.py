@@ -47,7 +47,7 @@ def on_a_worker(work: Callable[[], T], label: tuple[str, str], timeout_s: float)
                 hint="check the nodes with: ray status",
             ) from exc
         except RayError as exc:
-            raise FabricUnavailable(f"the worker failed: {exc}") from exc
+            raise FabricUnavailable(f"a check on another node failed: {exc}") from exc
         return result
     finally:
         if not was_connected:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from aenv_ray.addresses import is_loopback
 from aenv_ray.cli.checks import node as node_checks
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
@@ -31,7 +32,6 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _CONTROLLERS: Final = "cgroup.controllers"
 _QUEUE: Final = Path("/proc/sys/net/core/wmem_default")
 _USUAL_QUEUE_BYTES: Final = 212_992
-_LOOPBACK: Final = ("127.", "::1", "::ffff:127.")
 _RAYS_PROGRAMS: Final = ("/gcs_server", "/raylet")
 _PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel", "rediss+cluster")
 _KNOWN_GAPS: Final[Mapping[str, str]] = {
@@ -260,7 +260,7 @@ def redis(url: str | None, password: str | None = None) -> Finding:
     if not (parts.password or password) and parts.scheme != "unix":
         mend = "set a password in Redis and in AENV_REDIS_PASSWORD"
         return Finding("hub's Redis", Verdict.FAILED, f"{where} is used without a password", mend)
-    is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
+    is_local = is_loopback(parts.hostname or "")
     if parts.scheme not in _PRIVATE_SCHEMES and not is_local:
         mend = "use rediss://, or a private network"
         return Finding("hub's Redis", Verdict.WARNING, f"{where} is not encrypted", mend)
@@ -373,11 +373,6 @@ def gateway_address(fabric: LocalFabric | None) -> list[Finding]:
     )
     found = f"{', '.join(opened)} without TLS: tokens can be read on the way"
     return [Finding("gateway's address", Verdict.FAILED, found, mend)]
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an IP address is one of loopback."""
-    return address.startswith(_LOOPBACK)
 
 
 def not_defended(policy: Policy) -> list[Finding]:

@@ -90,34 +90,37 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     benchmarks = read_suite(suite)
     act = named_policy(policy, options)
     if out is not None:
-        _prepare(out, force=force)
-    evaluation = _Evaluation(out, quiet=chosen(form) is not Format.TABLE)
+        _prepare(out, benchmarks, force=force)
+    evaluation = _Evaluation(out, force=force, quiet=chosen(form) is not Format.TABLE)
     has_ended = False
-    with shown.on_ray():
-        driver_api.init()  # on the main thread, the only one that can install Ray's signal handlers
-        for benchmark in benchmarks:
-            named = benchmark.engine or engine
-            shown.say_engine(benchmark.environment, named, f"engine of {benchmark.label}")
-        tasks = [benchmark.chosen_tasks(limit) for benchmark in benchmarks]
-        try:
-            for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
-                has_ended = not evaluation.play(
-                    benchmark,
-                    act,
-                    chosen_tasks,
-                    samples_per_task=benchmark.samples_per_task or samples_per_task,
-                    concurrency=benchmark.concurrency or concurrency,
-                    runners=runners,
-                    infra_retries=infra_retries,
-                    episode_timeout=benchmark.episode_timeout or episode_timeout,
-                    engine=benchmark.engine or engine,
-                )
-                if has_ended:
-                    break
-        except KeyboardInterrupt:
-            has_ended = True
-    evaluation.write()
-    show_results(evaluation.results, form)
+    try:
+        with shown.on_ray():
+            driver_api.init()  # on the main thread: only it can install Ray's signal handlers
+            for benchmark in benchmarks:
+                named = benchmark.engine or engine
+                shown.say_engine(benchmark.environment, named, f"engine of {benchmark.label}")
+            tasks = [benchmark.chosen_tasks(limit) for benchmark in benchmarks]
+            try:
+                for benchmark, chosen_tasks in zip(benchmarks, tasks, strict=True):
+                    has_ended = not evaluation.play(
+                        benchmark,
+                        act,
+                        chosen_tasks,
+                        samples_per_task=benchmark.samples_per_task or samples_per_task,
+                        concurrency=benchmark.concurrency or concurrency,
+                        runners=runners,
+                        infra_retries=infra_retries,
+                        episode_timeout=benchmark.episode_timeout or episode_timeout,
+                        engine=benchmark.engine or engine,
+                    )
+                    if has_ended:
+                        break
+            except KeyboardInterrupt:
+                has_ended = True
+    finally:  # whatever ends it, what was played is not lost
+        if evaluation.results:
+            evaluation.write()
+            show_results(evaluation.results, form)
     for result in evaluation.results:
         if result.error is not None:
             console.say(f"{result.benchmark}: {result.error}")
@@ -131,9 +134,10 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
 class _Evaluation:
     """Plays benchmarks and keeps their results."""
 
-    def __init__(self, out: Path | None, *, quiet: bool) -> None:
+    def __init__(self, out: Path | None, *, force: bool, quiet: bool) -> None:
         self.results: list[BenchmarkResult] = []
         self._out = out
+        self._force = force
         self._quiet = quiet
 
     def play(
@@ -148,36 +152,35 @@ class _Evaluation:
         from aenv_ray.cli.sampling import rollouts as shown
 
         console.say(f"{benchmark.label}: {len(tasks)} tasks")
-        file = None if self._out is None else self._out / f"{_file_name(benchmark.label)}.jsonl"
-        run = sampling.sample(
-            benchmark.environment,
-            policy,
-            tasks,
-            ttl=benchmark.ttl,
-            environment_variables=benchmark.environment_variables,
-            out=file,
-            **options,
-        )
-        error = None
+        file = None if self._out is None else self._out / _file_name(benchmark)
+        run, error = None, None
         try:
+            run = sampling.sample(
+                benchmark.environment,
+                policy,
+                tasks,
+                ttl=benchmark.ttl,
+                environment_variables=benchmark.environment_variables,
+                out=file,
+                overwrite=self._force,
+                **options,
+            )
             with shown.draining(run):
                 shown.run_all(run, quiet=self._quiet)
             if run.output_failure is not None:
                 error = run.output_failure.message
         except AenvError as exc:
-            error = f"{exc.code}: {exc.message}"
+            error = f"{exc.code}: {exc.message}" + (f" ({exc.hint})" if exc.hint else "")
         finally:
             self._add(benchmark, run, error)
-        return not (run.is_draining and run.finished != run.total)
+        return run is None or not run.is_draining or run.finished == run.total
 
-    def _add(self, benchmark: Benchmark, run: Sampling, error: str | None) -> None:
+    def _add(self, benchmark: Benchmark, run: Sampling | None, error: str | None) -> None:
         from aenv_ray.sampling.suites import result_of
 
-        is_complete = run.finished == run.total
-        wall_s = run.summary().wall_s
-        self.results.append(
-            result_of(benchmark, run.episodes, wall_s, is_complete=is_complete, error=error)
-        )
+        found = ((), 0.0) if run is None else (run.episodes, run.summary().wall_s)
+        is_complete = run is not None and run.finished == run.total
+        self.results.append(result_of(benchmark, *found, is_complete=is_complete, error=error))
 
     def write(self) -> None:
         """Write the results to the output directory, if there is one."""
@@ -188,7 +191,9 @@ class _Evaluation:
             (self._out / "results.json").write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
 
 
-def _prepare(out: Path, *, force: bool) -> None:
+def _prepare(out: Path, benchmarks: Sequence[Benchmark], *, force: bool) -> None:
+    from aenv_ray.trajectories.shards import check_output
+
     try:
         out.mkdir(parents=True, exist_ok=True)
         used = sorted(one.name for one in out.iterdir())
@@ -201,10 +206,13 @@ def _prepare(out: Path, *, force: bool) -> None:
             f"{out} is not empty: it has {used[0]}",
             hint="choose another --out, or overwrite with --force",
         )
+    for benchmark in benchmarks:
+        check_output(out / _file_name(benchmark), overwrite=force)
 
 
-def _file_name(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in label)
+def _file_name(benchmark: Benchmark) -> str:
+    label = benchmark.label
+    return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in label) + ".jsonl"
 
 
 def _successes(row: Any) -> str:

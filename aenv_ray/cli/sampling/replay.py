@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli.sampling.trajectories import Source, show_comparison
+from aenv_ray.cli.sampling.trajectories import Source, copy_attachments, show_comparison
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Engine, Output
 from aenv_ray.cli.terminal.output import Format, chosen, show
@@ -15,6 +17,7 @@ from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.sampling.replay import Replay
+    from aenv_ray.trajectories import Episode, Trajectories
 
 Environment = Annotated[
     str | None,
@@ -50,7 +53,7 @@ def replay(
       aenv replay run1.jsonl --environment ./my-env
       aenv replay run1.jsonl --files terminal-bench/tasks
     """
-    played = _play(path, environment, files, concurrency, engine, None, output)
+    played = _play(path, environment, files, concurrency, engine, output)
     show_comparison(played.comparison(), output)
 
 
@@ -66,14 +69,15 @@ def rescore(
     """Score recorded episodes again with a changed reward.
 
     Each episode's setup and calls run again on new instances, then the reward
-    of the environment that you name. The output has the new records.
+    of the environment that you name. The output has the recorded episodes with the
+    new rewards and outcomes; all else in them is as recorded.
 
     Example:
       aenv rescore run1.jsonl --environment ./my-env --out rescored.jsonl
     """
     if out.exists():
         raise ConfigError(f"{out} already exists", hint="choose another --out")
-    played = _play(path, environment, files, concurrency, engine, out, output)
+    played = _play(path, environment, files, concurrency, engine, output, out)
     found = played.comparison()
     before = {one.index: one.reward for one in played.originals}
     rows = [
@@ -83,7 +87,7 @@ def rescore(
             "before": before[one.index],
             "after": one.reward,
         }
-        for one in played.episodes()
+        for one in sorted(played.episodes(), key=lambda one: one.index)
     ]
     changed = [row for row in rows if row["before"] != row["after"]]
     diverged = sum(one.step is not None for one in found.differences)
@@ -101,10 +105,10 @@ def _play(
     files: list[Path] | None,
     concurrency: int,
     engine: str | None,
-    out: Path | None,
     output: Format | None,
+    out: Path | None = None,
 ) -> Replay:
-    """Replay the episodes with a progress bar.
+    """Replay the episodes with a progress bar; write them with their new rewards to `out`.
 
     Raises:
         ConfigError: The output could not be written.
@@ -114,13 +118,35 @@ def _play(
     from aenv_ray.sampling.replay import replay as prepared
     from aenv_ray.trajectories import read
 
-    episodes = read(path)
-    options: dict[str, Any] = {"concurrency": concurrency, "engine": engine, "out": out}
-    options["files"] = files or ()
+    recorded = read(path)
+    options: dict[str, Any] = {"concurrency": concurrency, "engine": engine, "files": files or ()}
     with shown.on_ray():
         driver_api.init()
-        played = prepared(episodes, environment, **options)
-        shown.run_all(played.sampling, quiet=chosen(output) is not Format.TABLE)
-    if played.sampling.output_failure is not None:
-        raise played.sampling.output_failure
+        played = prepared(recorded, environment, **options)
+        with _rescoring(recorded, played, out) as each:
+            shown.run_all(played.sampling, quiet=chosen(output) is not Format.TABLE, each=each)
     return played
+
+
+@contextmanager
+def _rescoring(
+    recorded: Trajectories, played: Replay, out: Path | None
+) -> Iterator[Callable[[Episode], None] | None]:
+    """Return what writes a replayed episode to the output; None without one.
+
+    Raises:
+        ConfigError: The output could not be written.
+    """
+    from aenv_ray.trajectories.shards import is_directory, open_output
+
+    if out is None:
+        yield None
+        return
+    copy_attachments(recorded, played.originals, out, is_directory=is_directory(out))
+    output = open_output(out)
+    try:
+        yield lambda episode: output.write(played.rescored(episode))
+    finally:
+        output.close()
+    if output.failure is not None:
+        raise output.failure

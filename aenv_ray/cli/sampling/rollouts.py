@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from aenv_ray.cli.terminal.output import pairs, printable
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aenv_ray.sampling import Sampling, Summary
+    from aenv_ray.sampling import Episode, Sampling, Summary
     from aenv_ray.trajectories.statistics import PassAtK
 
 _SETTLE_S: Final = 10.0
@@ -42,28 +42,6 @@ def check_writable(out: Path) -> None:
     except OSError as exc:
         raise ConfigError(
             f"{out} cannot be written: {exc.strerror}", hint="choose another file with --out"
-        ) from exc
-
-
-def check_replaceable(out: Path) -> None:
-    """Check that an existing output file has episodes, since it will be replaced.
-
-    Raises:
-        ConfigError: It has other content.
-    """
-    from pydantic import ValidationError
-
-    from aenv_ray.sampling import Episode
-
-    if not out.is_file() or not out.stat().st_size:
-        return
-    try:
-        with out.open(encoding="utf-8", errors="replace") as file:
-            Episode.model_validate_json(file.readline())
-    except (OSError, ValidationError) as exc:
-        raise ConfigError(
-            f"{out} would be overwritten, but is not a file of episodes",
-            hint="choose another file with --out",
         ) from exc
 
 
@@ -112,17 +90,25 @@ def draining(sampling: Sampling) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_all(sampling: Sampling, *, quiet: bool) -> Summary:
-    """Run all episodes and return their summary, even if the output file cannot be written."""
+def run_all(
+    sampling: Sampling, *, quiet: bool, each: Callable[[Episode], None] | None = None
+) -> Summary:
+    """Run all episodes and return their summary, even if the output file cannot be written.
+
+    Args:
+        sampling: The sampling.
+        quiet: Show no progress bar.
+        each: Called with each episode as it finishes.
+    """
     try:
-        return _run(sampling, quiet=quiet)
+        return _run(sampling, each, quiet=quiet)
     except ConfigError as exc:
         if exc is not sampling.output_failure:
             raise
         return sampling.summary()
 
 
-def _run(sampling: Sampling, *, quiet: bool) -> Summary:
+def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: bool) -> Summary:
     from aenv_ray.sampling.progress import Progress
 
     progress = Progress(sampling.total, sampling.episodes)
@@ -130,6 +116,8 @@ def _run(sampling: Sampling, *, quiet: bool) -> Summary:
     with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:
             progress.add(episode)
+            if each is not None:
+                each(episode)
             if episode.error is not None:
                 errors += 1
                 if errors <= _ERRORS_SHOWN:

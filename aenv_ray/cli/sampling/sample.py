@@ -13,7 +13,6 @@ from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Engine, Output, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
-from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Episode
@@ -144,7 +143,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.sampling import rollouts as shown
     from aenv_ray.sampling.policies.named import named_policy
-    from aenv_ray.trajectories.shards import has_episodes
+    from aenv_ray.trajectories.shards import check_output
 
     model_options = model.given(
         base_url=base_url,
@@ -165,11 +164,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     act = named_policy(policy or "null", model_options)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
-    if has_episodes(out) and not (force or resume):
-        raise ConfigError(
-            f"{out} already has episodes",
-            hint="continue with --resume, overwrite with --force, or choose another --out",
-        )
+    if not resume:
+        hint = "continue with --resume, overwrite with --force, or choose another --out"
+        check_output(out, overwrite=force, hint=hint)
     shown.check_writable(out)
     quiet = chosen(output) is not Format.TABLE
     with shown.on_ray():
@@ -206,6 +203,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             reward_on_failure=_reward(reward_on_failure, "--reward-on-failure"),
             out=out,
             resume=resume,
+            overwrite=force,
             ttl=ttl,
             engine=engine,
             environment_variables=variables(env or [], "--env"),

@@ -262,7 +262,6 @@ def filter_(  # each is an option
       aenv trajectories filter run1.jsonl --min-reward 1 --out solved.jsonl
     """
     from aenv_ray.trajectories import EpisodeStatus
-    from aenv_ray.trajectories.attachments import AttachmentFiles
 
     known = [one.value for one in EpisodeStatus]
     for name in status or []:
@@ -283,13 +282,27 @@ def filter_(  # each is an option
 
     everything = _read(path)
     kept = [episode for episode in everything if matches(episode)]
-    with _writing(out):
-        files = AttachmentFiles(out, is_directory=False)
-        for digest in {a.digest for one in kept for step in one.steps for a in step.attachments}:
-            files.write({digest: everything.attachment(digest)})
+    copy_attachments(everything, kept, out)
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
+
+
+def copy_attachments(
+    source: Trajectories, episodes: Iterable[Episode], out: Path, *, is_directory: bool = False
+) -> None:
+    """Copy the attachments of recorded episodes to an output.
+
+    Raises:
+        ConfigError: One is missing, or cannot be written.
+    """
+    from aenv_ray.trajectories.attachments import AttachmentFiles
+
+    files = AttachmentFiles(out, is_directory=is_directory)
+    steps = [step for one in episodes for step in one.steps]
+    with _writing(out):
+        for digest in {one.digest for step in steps for one in step.attachments}:
+            files.write({digest: source.attachment(digest)})
 
 
 @trajectories.command("export")

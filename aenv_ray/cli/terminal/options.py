@@ -16,6 +16,7 @@ from aenv_ray.errors import ConfigError
 if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
     from aenv_ray.local_fabric import LocalFabric
+    from aenv_ray.project.project import Project
 
 FormatAlias = Annotated[
     Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
@@ -44,7 +45,9 @@ Timeout = Annotated[
     typer.Option("--timeout", min=0.1, help="Seconds for one response. Default: config file, 30."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-ProjectPath = Annotated[Path, typer.Argument(metavar="PATH", help="Project directory.")]
+ProjectPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="Project directory, or a built-in environment.")
+]
 WorkDir = Annotated[
     Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
 ]
@@ -52,6 +55,32 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes. Default: the project's."),
 ]
+
+
+def directory_of(work_dir: Path, path: Path) -> Path:
+    """Return the directory of a project: one that exists, or a built-in environment's of that name.
+
+    Raises:
+        ConfigError: The built-in lacks files that the user provides.
+    """
+    from aenv_ray.project import project
+
+    directory = work_dir / path
+    if not directory.exists() and str(path) in project.builtins():
+        return project.resolve(str(path)).path
+    return directory
+
+
+def project_of(work_dir: Path, path: Path) -> Project:
+    """Return the project in a directory, or the built-in environment of that name.
+
+    Raises:
+        EnvironmentNotFound: There is neither.
+        ConfigError: The project is malformed, or the built-in lacks files that the user provides.
+    """
+    from aenv_ray.project import project
+
+    return project.load(directory_of(work_dir, path))
 
 
 def gateway(

@@ -142,7 +142,9 @@ class Containers:
         try:
             return list(await self._client.request("GET", "/containers/json", params=params))
         except DaemonRefused as exc:
-            raise FabricUnavailable(f"the Docker daemon refused a list: {exc.message}") from exc
+            raise FabricUnavailable(
+                f"the Docker daemon did not list containers: {exc.message}"
+            ) from exc
 
     async def running(self) -> list[RunningSandbox]:
         """Return this host's instances whose main container runs."""

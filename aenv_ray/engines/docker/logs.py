@@ -129,7 +129,9 @@ class ContainerLog:
                     yield [(stamp, text) for stamp, _, text in rows]
         except DaemonRefused as exc:
             if exc.status not in _GONE:
-                raise FabricUnavailable(f"the Docker daemon refused a log: {exc.message}") from exc
+                raise FabricUnavailable(
+                    f"the Docker daemon did not read a container's log: {exc.message}"
+                ) from exc
 
 
 class _Newer:

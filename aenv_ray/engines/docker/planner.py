@@ -89,7 +89,10 @@ class ContainerPlanner:
         try:
             info: dict[str, Any] = await self._host.client.request("GET", "/info")
         except DaemonRefused as exc:
-            raise FabricUnavailable(f"the Docker daemon refused: {exc.message}") from exc
+            raise FabricUnavailable(
+                f"the Docker daemon refused to describe itself: {exc.message}",
+                hint="allow this user to use the daemon's socket; `docker info` shows the same",
+            ) from exc
         options = [str(option) for option in info.get("SecurityOptions") or ()]
         self._features = DaemonFeatures(
             seccomp=any("name=seccomp" in option for option in options),

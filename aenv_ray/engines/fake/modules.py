@@ -102,7 +102,7 @@ class ModuleSpace:
                 sys.meta_path[:] = [f for f in sys.meta_path if f not in self._finders]
                 sys.dont_write_bytecode = writes_bytecode
                 sys.path[:] = path
-                # New ones are at the end. If the last one of before is gone, all are looked at.
+                # New ones are at the end. If the previously last one is gone, all are scanned.
                 new = itertools.takewhile(lambda name: name != last, reversed(sys.modules))
                 self._modules |= {n: sys.modules[n] for n in new if self._owns(sys.modules[n])}
                 for name in self._modules:

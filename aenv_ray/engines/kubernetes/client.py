@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from aenv_ray.addresses import retry_after_s
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.errors import ConfigError, FabricUnavailable
 
@@ -156,7 +157,7 @@ class KubernetesClient:
                     self._fails_at = loop.time() + _TRY_S
                 self._problem = str(data.get("message") or f"it answers {status}")
                 wait = next(pauses)
-                if asked := _seconds(headers.get("Retry-After")):
+                if asked := retry_after_s(headers, default=0.0):
                     self._resumes_at, wait = loop.time() + asked, asked
             if loop.time() + wait > min(end, self._fails_at):
                 raise FabricUnavailable(
@@ -334,13 +335,6 @@ def _status_of(data: bytes) -> dict[str, Any]:
         return dict(json.loads(data))
     except ValueError:
         return {"message": data[:500].decode(errors="replace")}
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:  # a date; use our own pause
-        return None
 
 
 def _own_namespace() -> str | None:

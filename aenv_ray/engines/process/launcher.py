@@ -37,17 +37,15 @@ from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.daemon import detach, raise_file_limit
 from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
 from aenv_ray.engines.node.oom_kills import node_oom_kills
+from aenv_ray.engines.process.end_causes import cause_of, inside_of
+from aenv_ray.engines.process.forks import Fork, InstanceProcess
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.resource_watch import ResourceWatch, Watched
 from aenv_ray.engines.process.templates import (
     SPARE_PAUSE_S,
-    Fork,
-    InstanceProcess,
     TemplateProcess,
     Templates,
-    cause_of,
-    inside_of,
 )
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock
@@ -335,6 +333,7 @@ class Launcher:
             self._peers.send(peer, {"seq": seq, "id": item["id"], "no_template": item["template"]})
             return
         self._instances[instance.id] = instance
+        self._unreported.pop(instance.id, None)  # of an earlier one with this id
         template.used_at = self._clock()
         template.queued.append(instance)
         self._assign_spares(template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import socket
 import struct
 import sys
@@ -15,6 +16,8 @@ from typing import Any, Final
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, inside_cause
+
+logger = logging.getLogger(__name__)
 
 START_DEADLINE_S: Final = 20.0
 ANSWER_DEADLINE_S: Final = 60.0
@@ -130,17 +133,16 @@ class LauncherClient:
         await process.wait()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while line := await reader.readline():
-                message = json.loads(line)
-                if message.get("event") == "exited":
+        while (message := await _next_message(reader)) is not None:
+            if message.get("event") == "exited":
+                try:
                     self._on_exit(message["id"], end_cause(message), message["log"])
-                    continue
-                queue = self._answers.get(message["seq"])
-                if queue is not None:
-                    queue.put_nowait(message)
-        except (OSError, ValueError):
-            pass  # handled like a closed connection
+                except Exception:  # it concerns this instance; the connection serves all
+                    logger.exception("the end of %s could not be noted", message["id"])
+                continue
+            queue = self._answers.get(message["seq"])
+            if queue is not None:
+                queue.put_nowait(message)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -176,7 +178,7 @@ class LauncherClient:
             FabricUnavailable: The launcher is gone.
         """
         if self._writer is None:
-            raise FabricUnavailable("the node's launcher is gone")
+            raise _launcher_ended()
         seq = next(self._seq)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._answers[seq] = queue
@@ -210,7 +212,7 @@ class LauncherClient:
                     hint=f"the node may be overloaded; see {self.directory}/launcher.log",
                 ) from None
         if answer.get("gone"):
-            raise FabricUnavailable("the node's launcher died")
+            raise _launcher_ended()
         return answer
 
     def forget(self, seq: int) -> None:
@@ -231,6 +233,16 @@ class LauncherClient:
             self._writer = None
 
 
+async def _next_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """Return the next message; None once the connection is closed or broken."""
+    try:
+        line = await reader.readline()
+        message: dict[str, Any] | None = json.loads(line) if line else None
+    except (OSError, ValueError):
+        return None
+    return message
+
+
 def end_cause(report: Mapping[str, Any]) -> EndCause:
     """Return the cause that the launcher reports."""
     return EndCause(report["cause"], inside_cause(report["inside"]))
@@ -242,3 +254,11 @@ def _listener_pid(sock: socket.socket) -> int:
         return 0
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[0])
+
+
+def _launcher_ended() -> FabricUnavailable:
+    return FabricUnavailable(
+        "the process that starts this node's sandboxes (its launcher) has ended",
+        hint="create again, which starts another one; if it ends again, `dmesg` on the node says "
+        "whether the kernel killed it for lack of memory",
+    )

@@ -15,7 +15,6 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.engines.node.variables import shared_variables
-from aenv_ray.engines.process.templates import NAMESPACES_REQUIRED
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
@@ -154,7 +153,7 @@ def loaded(report: dict[str, Any]) -> dict[str, Any]:
     Raises:
         SandboxStartFailed: The code does not load, or the kernel allows no namespaces.
     """
-    if str(report.get("failed")).startswith(NAMESPACES_REQUIRED):
+    if report.get("lacks_namespaces"):  # not its text, which the project's code may choose
         raise SandboxStartFailed(
             f"the process engine cannot create sandboxes here: {report['failed']}",
             hint=NO_NAMESPACES_HINT,

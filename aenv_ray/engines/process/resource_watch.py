@@ -58,9 +58,9 @@ GROWTH_BYTES: Final = 32 << 20
 SCAN_EVERY_S: Final = 10.0
 """Scan the processes after this long even if the node's memory has not grown."""
 MAX_CPU_SHARE: Final = 0.05
-"""Share of one core that scans and measurements may use, unless memory is being taken fast. It is
-processor time: a sandbox that keeps all cores busy makes scans last long, and must not thereby
-delay the next one."""
+"""Share of one core that scans and measurements may use, unless memory is being taken fast. This is
+CPU time, not elapsed time: a sandbox that keeps all cores busy could otherwise delay the next scan.
+"""
 FAST_SHARE: Final = 1 / 8
 """Share of the available memory that is taken fast if it is taken between two scans."""
 LOW_MEMORY_SHARE: Final = 0.08

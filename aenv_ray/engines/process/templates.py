@@ -12,14 +12,10 @@ of a channel and when that process ends, and ends it without the template's help
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import select
 import selectors
-import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections import deque
@@ -31,8 +27,16 @@ from typing import Any, Final
 from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.directory import short_name
-from aenv_ray.engines.node.oom_kills import node_oom_kills
-from aenv_ray.engines.process.cgroups import CgroupUnavailable, SandboxGroup, SandboxGroups
+from aenv_ray.engines.process.cgroups import CgroupUnavailable, SandboxGroups
+from aenv_ray.engines.process.end_causes import cause_of
+from aenv_ray.engines.process.forks import (
+    PACKET_BYTES,
+    Fork,
+    InstanceProcess,
+    new_channel,
+    open_process,
+    receive_from_fork,
+)
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.reports import (
@@ -48,7 +52,6 @@ from aenv_ray.engines.process.reports import (
     read_template_report,
 )
 from aenv_ray.engines.process.resource_watch import read_node
-from aenv_ray.errors import InsideCause
 from aenv_ray.files import FileLock
 from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES
 
@@ -72,10 +75,8 @@ because the clock continues while the machine sleeps."""
 PATIENT_SWEEPS: Final = 2
 """How many sweeps the end of an instance waits for the template to say why it ended."""
 PROBE_DEADLINE_S: Final = 20.0
-PACKET_BYTES: Final = 1 << 20
 _PACKETS_AT_A_TIME: Final = 16
 """Read from a template before others are served: its project's code can send without end."""
-_CREDENTIALS: Final = struct.Struct("iII")
 _JAILER_VARIABLES: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/nonexistent",
@@ -83,106 +84,8 @@ _JAILER_VARIABLES: Final = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """Variables of the jailer. The project's variables are not set: it runs outside the sandbox."""
-NAMESPACES_REQUIRED: Final = "namespaces are required, but the kernel allows none"
 _DIED: Final = "its template process died"
 _EXIT_CODE_S: Final = 0.1
-
-
-@dataclass
-class InstanceProcess:
-    """An instance, from its request to the end of its process."""
-
-    id: str
-    host: str
-    template: str
-    """The key of its template."""
-    deadline: float
-    item: dict[str, Any]
-    """The request for it."""
-    boot_by: float
-    fork: Fork | None = None
-    """Its process; None while the instance waits for one."""
-    dead_spares: int = 0
-    """Processes assigned to it that died while they were still spares."""
-    reply: tuple[Peer, int] | None = None
-    """The host that asked for it, and the number of the request; None once answered."""
-    status: str = "starting"
-    stoppers: list[tuple[Peer, int]] = field(default_factory=list)
-    """The hosts that asked for its end, with the numbers of their requests."""
-    cause: str = ""
-    """Why it is being ended; "" unless the launcher ends it."""
-    inside: InsideCause | None = None
-    """Set if it is ended because of something inside it, such as an exceeded limit."""
-    oom_kills: int = 0
-    """How many processes the node had killed for lack of memory when this one started."""
-
-    @property
-    def log(self) -> str:
-        """Return the name of its log."""
-        return short_name(self.id)
-
-    def assign(self, fork: Fork, work_dir: str, listener: socket.socket, output: int) -> None:
-        """Tell a spare to become this instance.
-
-        Args:
-            fork: The spare.
-            work_dir: Its directory; empty for a process with its own mounts.
-            listener: Where it answers calls.
-            output: Descriptor of its log.
-
-        Raises:
-            BrokenPipeError: The spare died.
-        """
-        message = {
-            "id": self.id,
-            "env": self.item["env"],
-            "arguments": self.item["arguments"],
-            "work_dir": work_dir,
-        }
-        packet = json.dumps(message).encode()
-        socket.send_fds(fork.channel, [packet], [listener.fileno(), output])
-        self.fork, fork.instance = fork, self.id
-
-
-@dataclass(eq=False)
-class Fork:
-    """A process that was ordered from a template: first a spare, then an instance."""
-
-    number: int
-    """Its number, by which the template knows it."""
-    channel: socket.socket
-    """The channel to the process, until the instance has started."""
-    pid: int = 0
-    pidfd: int = -1
-    """A descriptor that is readable once the process has ended; -1 before it is a spare."""
-    instance: str = ""
-    """Id of its instance; empty for a spare."""
-    status: int | None = None
-    """Its exit code or negated signal, as the template says; None if that is not known."""
-    sweeps: int = 0
-    """Sweeps since it ended without a status."""
-    is_gone: bool = False
-    """Whether its end is known."""
-    group: SandboxGroup | None = None
-    """Its control group, until it has ended."""
-    ran_out_of_memory: bool = False
-    """Whether the kernel ended it because of the limit of its group."""
-
-    def has_ended(self) -> bool:
-        """Return whether the process has ended, known or not."""
-        if self.pidfd < 0:
-            return self.is_gone
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def kill(self) -> None:
-        """End the process, and with it all processes of its pid namespace."""
-        with contextlib.suppress(ProcessLookupError):
-            if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            elif self.pid:
-                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass
@@ -219,6 +122,8 @@ class TemplateProcess:
     """Until then no spare is ordered ahead, because one could not be created, or died."""
     has_raised: bool = False
     """Whether the project's code raised when it was loaded."""
+    lacks_namespaces: bool = False
+    """Whether the operator requires namespaces, and the kernel allows none."""
     env_reads: list[str] = field(default_factory=list)
     """If the code failed to load: the variables that it had read."""
     held: list[FileLock] = field(default_factory=list)
@@ -335,7 +240,7 @@ class Templates:
         pairs: list[tuple[Fork, socket.socket]] = []
         try:
             for _ in range(wanted):
-                ours, theirs = _channel()
+                ours, theirs = new_channel()
                 template.forked += 1
                 pairs.append((Fork(template.forked, ours), theirs))
         except OSError as exc:
@@ -500,7 +405,7 @@ class Templates:
         """Act on a report of a template.
 
         Raises:
-            ValueError: It is none, or it comes at the wrong time.
+            ValueError: It is not a valid report, or it comes at the wrong time.
         """
         is_early = template.isolation is None
         match read_template_report(data):
@@ -546,7 +451,8 @@ class Templates:
         A project could ask for a jail that cannot be built: then only its start fails.
         """
         if template.setup["isolation"] == "required":
-            self._end(template, f"{NAMESPACES_REQUIRED}: {why}")
+            template.lacks_namespaces = True
+            self._end(template, f"namespaces are required, but the kernel allows none: {why}")
             return
         if self._probed is None:
             self._probed = self._probe(template.setup)
@@ -595,7 +501,7 @@ class Templates:
 
     def _on_channel(self, template: TemplateProcess, fork: Fork) -> None:
         try:
-            data, pid = _receive_from_fork(fork.channel)
+            data, pid = receive_from_fork(fork.channel)
         except BlockingIOError:
             return
         except OSError:
@@ -615,7 +521,7 @@ class Templates:
         """Act on a report of a fork.
 
         Raises:
-            ValueError: It is none, or it comes at the wrong time.
+            ValueError: It is not a valid report, or it comes at the wrong time.
         """
         is_ordered = fork.number in template.ordered
         match read_fork_report(data):
@@ -644,7 +550,7 @@ class Templates:
             ValueError: It is not a process of the template.
         """
         try:
-            fork.pid, fork.pidfd = pid, _open_process(pid)
+            fork.pid, fork.pidfd = pid, open_process(pid)
             # Another process may have got the id of one that has ended: it has another session.
             if template.is_isolated and os.getsid(pid) != template.process.pid:
                 raise ValueError(f"process {pid} is not in its session")
@@ -714,6 +620,7 @@ class Templates:
             "failed": f"{why}\n{output}".strip(),
             "env_reads": template.env_reads,
             "raised": template.has_raised,
+            "lacks_namespaces": template.lacks_namespaces,
         }
         for peer, seq in template.waiting:
             self._peers.send(peer, {"seq": seq, **failed})
@@ -761,72 +668,3 @@ def _start(
         ours.send(json.dumps({"setup": first}).encode())
     ours.setblocking(False)
     return TemplateProcess(key, setup, process, ours, launched_at=now, used_at=now)
-
-
-def _channel() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a channel; the kernel adds the sender's process id to each packet."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for sock in (ours, theirs):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    return ours, theirs
-
-
-def _receive_from_fork(channel: socket.socket) -> tuple[bytes, int]:
-    """Return a packet and its sender's process id; descriptors in it are dropped.
-
-    Raises:
-        BlockingIOError: There is no packet.
-    """
-    room = socket.CMSG_SPACE(_CREDENTIALS.size)  # no room for descriptors: they are dropped
-    data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, room, socket.MSG_DONTWAIT)
-    for _, kind, content in ancillary:
-        if kind == socket.SCM_CREDENTIALS:
-            return data, _CREDENTIALS.unpack(content)[0]
-    return data, 0
-
-
-def _open_process(pid: int) -> int:
-    """Return a descriptor of a process; -1 where the kernel has none (before Linux 5.3).
-
-    Raises:
-        ProcessLookupError: The process has ended.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return -1
-    try:
-        return os.pidfd_open(pid)
-    except OSError as exc:
-        if exc.errno == errno.ENOSYS:
-            return -1
-        raise
-
-
-def inside_of(status: int | None, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:
-    """Return what inside a sandbox ended its process; None if it was ended from outside.
-
-    Args:
-        status: Its exit code or negated signal; None if that is not known.
-        isolated: It was process 1 of a pid namespace, which no signal from inside kills: SIGKILL
-            came from outside, for example because the node had no memory left.
-        oom_kills_before: `node_oom_kills` when it started; used without isolation, where its own
-            processes can send SIGKILL too.
-    """
-    if status is None:
-        return None
-    if status >= 0:
-        return InsideCause.EXIT
-    if status == -signal.SIGKILL and (isolated or node_oom_kills() != oom_kills_before):
-        return None
-    return InsideCause.SIGNAL
-
-
-def cause_of(status: int | None) -> str:
-    """Describe how a process ended, from its exit code or its negated signal."""
-    if status is None:
-        return "its process ended"
-    if status >= 0:
-        return f"its process exited with code {status}"
-    with contextlib.suppress(ValueError):
-        return f"its process was killed by {signal.Signals(-status).name}"
-    return f"its process was killed by signal {-status}"

@@ -76,10 +76,13 @@ class AuthenticatedDoor:
     def _accept(self) -> None:
         while True:
             self._handshakes.acquire()
+            sock = None
             try:
                 sock, _ = self._listener.accept()
                 threading.Thread(target=self._serve_peer, args=(sock,), daemon=True).start()
             except (OSError, RuntimeError):  # no descriptor or thread is free now
+                if sock is not None:
+                    sock.close()  # its peer tries again
                 self._handshakes.release()
                 time.sleep(_ACCEPT_RETRY_S)
 

@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.api.loader import load_project
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.container import system_calls
+from aenv_ray.runtime.container import seccomp
 from aenv_ray.runtime.container.authenticated_door import read_order
 from aenv_ray.runtime.container.connection_handover import HandoverListener
 from aenv_ray.runtime.door.calls import retry_lost_interrupts
@@ -96,7 +96,7 @@ def main(
     try:
         _prepare_process(directory if serving == "commands" else "")
         if not keyed:  # another kernel shares no sockets with this node
-            system_calls.restrict()
+            seccomp.restrict()
         for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
             if os.path.exists(lock):
                 storage_lock.hold(lock, is_shared=lock == SHARED_STORAGE_LOCK)

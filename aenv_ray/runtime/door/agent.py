@@ -83,7 +83,7 @@ def serve_agent(agent: Any, reward: Reward | None = None) -> None:
         reward: Takes the messages of the conversation. None: the environment has no reward.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: It is not one of the supported kinds.
     """
     start = starter(agent)
     talks: dict[str, _Talk] = {}

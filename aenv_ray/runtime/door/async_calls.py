@@ -57,16 +57,24 @@ class Workers:
             return self._threads - max(0, self._unclaimed)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise, as soon as a thread is free."""
+        """Run `job`, which must not raise, as soon as a thread is free.
+
+        Raises:
+            RuntimeError: The sandbox's limits allow no thread now; the job will not run.
+        """
         with self._lock:
-            self._unclaimed -= 1
-            grow = self._unclaimed < 0 and self._threads < self._max_threads
-            if grow:
+            # More than one if earlier jobs got none.
+            while self._unclaimed <= 0 and self._threads < self._max_threads:
+                try:
+                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                except RuntimeError:
+                    if not self._threads:
+                        raise
+                    break
                 self._threads += 1
                 self._unclaimed += 1
-        self._jobs.put(job)
-        if grow:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._unclaimed -= 1
+            self._jobs.put(job)
 
     def _work(self) -> None:
         while True:
@@ -149,11 +157,14 @@ class AsyncCalls:
         job = _Job(self.dispatcher, call_id, method, params, on_progress, caller)
         self._running.add(job)
         workers = self._health_workers if method == "aenv/health" else self._workers
-        workers.submit(job.run)
-        if disconnect is not None and not named:
-            disconnect.listen(lambda: job.cancel("the caller went away"))
-        expiry = asyncio.get_running_loop().call_later(_seconds(timeout_s) + _GRACE_S, job.expire)
+        expiry = asyncio.get_running_loop().call_later(timeout_of(timeout_s) + _GRACE_S, job.expire)
         try:
+            try:
+                workers.submit(job.run)
+            except RuntimeError as exc:
+                return _no_thread(params.get("name") or method, exc)
+            if disconnect is not None and not named:
+                disconnect.listen(lambda: job.cancel("the caller went away"))
             return await job.outcome
         except asyncio.CancelledError:
             if not (named and disconnect is not None and disconnect.happened):
@@ -246,8 +257,20 @@ class _Job:
                 self._loop.call_soon_threadsafe(self._on_progress, progress, total, message)
 
 
-def _seconds(value: Any) -> float:
-    """Return a timeout; the dispatcher refuses an invalid one."""
+def _no_thread(name: str, exc: RuntimeError) -> Outcome:
+    return fault_outcome(
+        Fault(
+            "sandbox_exhausted",
+            f"{name!r} did not run: {exc}",
+            "the sandbox has no processes left",
+            tool_name=name,
+            died_of="processes",
+        )
+    )
+
+
+def timeout_of(value: Any) -> float:
+    """Return how long a call with this timeout may run; the dispatcher refuses an invalid one."""
     is_number = isinstance(value, int | float) and value > 0
     return min(float(value), 86_400.0) if is_number else LONGEST_CALL_S
 

@@ -29,12 +29,12 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cache
 from typing import Final
 
 from aenv_ray.runtime.system import linux
+from aenv_ray.runtime.system import seccomp_code as code
 
 # name, x86_64, aarch64; - where the architecture lacks the call. Source: the kernel's tables.
 _ALLOWED: Final = """
@@ -112,17 +112,14 @@ _CHECKED: Final = {
     "socketpair": (53, 199),
     "unshare": (272, 97),
 }
-_ARCHITECTURE: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MAX_SET_SEMAPHORES: Final = 20
 """System V semaphores in a set."""
 MAX_SEGMENT_BYTES: Final = 4096
 """Size of a segment of System V shared memory."""
-_X32_BIT: Final = 0x40000000
 _NAMESPACE_FLAGS: Final = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _PERSONALITIES: Final = (0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 """Linux, Linux without 64 bits, with an old version number, without address randomization (gdb);
 the last one asks."""
-_THIS_PROCESS: Final = 0
 _AF_UNIX: Final = 1
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
@@ -149,21 +146,10 @@ _TEMPLATE_MOUNTS: Final = (
 )
 """The flags with which `aenv_ray.runtime.fork.jail` mounts. None changes an existing mount."""
 
-_LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
-_JUMP_EQUAL: Final = 0x15
-_JUMP_SET: Final = 0x45  # BPF_JMP | BPF_JSET | BPF_K
-_JUMP_AT_LEAST: Final = 0x35
-_RETURN: Final = 0x06
-_ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
-_OFFSET_NUMBER: Final = 0
-_OFFSET_ARCHITECTURE: Final = 4
-_OFFSET_ARGUMENTS: Final = 16
-
 
 def is_supported(machine: str | None = None) -> bool:
     """Whether this architecture has a filter."""
-    return (machine or os.uname().machine) in _ARCHITECTURE
+    return (machine or os.uname().machine) in code.NATIVE
 
 
 def allowed_calls(machine: str) -> dict[str, int]:
@@ -186,40 +172,36 @@ def program(machine: str | None = None, *, for_template: bool = False) -> bytes:
     """
     machine = machine or os.uname().machine
     numbers = {name: both[_column(machine)] for name, both in _CHECKED.items()}
-    code = _header(machine)
+    found = _header(machine)
     for name in ("clone3", "io_setup"):
-        code += _equals(numbers[name], [_refuse(errno.ENOSYS)])
-    code += _equals(numbers["clone"], _without_bits(0, _NAMESPACE_FLAGS))
-    code += _equals(numbers["socket"], _socket_families())
-    code += _equals(numbers["socketpair"], _one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
-    code += _equals(numbers["setsockopt"], _without_larger_queues())
-    code += _equals(numbers["semget"], _at_most(1, MAX_SET_SEMAPHORES))
-    code += _equals(numbers["shmget"], _at_most(1, MAX_SEGMENT_BYTES, is_wide=True))
-    code += _equals(numbers["personality"], _one_of(0, _PERSONALITIES))
-    code += _equals(numbers["prlimit64"], _one_of(0, [_THIS_PROCESS]))
+        found += code.equals(numbers[name], [code.refuse(errno.ENOSYS)])
+    found += code.equals(numbers["clone"], code.without_bits(0, _NAMESPACE_FLAGS))
+    found += code.equals(numbers["socket"], _socket_families())
+    found += code.equals(numbers["socketpair"], code.one_of(0, [_AF_UNIX], errno.EAFNOSUPPORT))
+    found += code.equals(numbers["setsockopt"], _without_larger_queues())
+    found += code.equals(numbers["semget"], code.at_most(1, MAX_SET_SEMAPHORES))
+    found += code.equals(numbers["shmget"], code.at_most(1, MAX_SEGMENT_BYTES, is_wide=True))
+    found += code.equals(numbers["personality"], code.one_of(0, _PERSONALITIES))
+    found += code.equals(numbers["prlimit64"], code.one_of(0, [code.THIS_PROCESS]))
     if for_template:
-        code += _equals(numbers["unshare"], _one_of(0, _TEMPLATE_UNSHARES))
-        code += _equals(numbers["setns"], _one_of(1, _TEMPLATE_ENTERS))
-        code += _equals(numbers["mount"], _one_of(3, _TEMPLATE_MOUNTS))
+        found += code.equals(numbers["unshare"], code.one_of(0, _TEMPLATE_UNSHARES))
+        found += code.equals(numbers["setns"], code.one_of(1, _TEMPLATE_ENTERS))
+        found += code.equals(numbers["mount"], code.one_of(3, _TEMPLATE_MOUNTS))
     calls = allowed_calls(machine)
     for first, last in _runs(calls.values()):
-        code += [
-            _instruction(_JUMP_AT_LEAST, 3, 0, last + 1),
-            _instruction(_JUMP_AT_LEAST, 0, 1, first),
-            _instruction(_RETURN, 0, 0, _ALLOW),
-            _refuse(errno.EPERM),
-        ]
-    return b"".join([*code, _refuse(errno.ENOSYS)])
+        in_range = code.at_least(first, code.ALLOW)
+        found += code.up_to(last, [*in_range, code.refuse(errno.EPERM)])
+    return b"".join([*found, code.refuse(errno.ENOSYS)])
 
 
 @cache
 def without_template_calls(machine: str | None = None) -> bytes:
     """Return the filter that takes back what only the filter of a template allows."""
     machine = machine or os.uname().machine
-    code = _header(machine)
+    found = _header(machine)
     for name in ("mount", "setns", "unshare"):
-        code += _equals(_CHECKED[name][_column(machine)], [_refuse(errno.EPERM)])
-    return b"".join([*code, _instruction(_RETURN, 0, 0, _ALLOW)])
+        found += code.equals(_CHECKED[name][_column(machine)], [code.refuse(errno.EPERM)])
+    return b"".join([*found, code.ALLOW])
 
 
 def _column(machine: str) -> int:
@@ -228,85 +210,31 @@ def _column(machine: str) -> int:
 
 def _header(machine: str) -> list[bytes]:
     """Refuse foreign system-call tables, such as that of 32-bit programs; load the number."""
-    code = [
-        _instruction(_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
-        _instruction(_JUMP_EQUAL, 1, 0, _ARCHITECTURE[machine]),
-        _refuse(errno.ENOSYS),
-        _instruction(_LOAD, 0, 0, _OFFSET_NUMBER),
+    found = [
+        code.LOAD_ARCHITECTURE,
+        *code.differs(code.NATIVE[machine], code.refuse(errno.ENOSYS)),
+        code.LOAD_NUMBER,
     ]
     if machine == "x86_64":
-        code += [_instruction(_JUMP_AT_LEAST, 0, 1, _X32_BIT), _refuse(errno.ENOSYS)]
-    return code
-
-
-def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
-
-
-def _refuse(error: int) -> bytes:
-    return _instruction(_RETURN, 0, 0, _ERRNO | error)
-
-
-def _equals(value: int, then: Sequence[bytes]) -> list[bytes]:
-    """Return code that runs `then`, which must return, if the loaded value is `value`."""
-    return [_instruction(_JUMP_EQUAL, 0, len(then), value), *then]
-
-
-def _load_argument(index: int) -> bytes:
-    """Load the low half of an argument: all those that are checked have 32 bits."""
-    return _instruction(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * index)
-
-
-def _one_of(index: int, values: Sequence[int], error: int = errno.EPERM) -> list[bytes]:
-    code = [_load_argument(index)]
-    for value in values:
-        code += _equals(value, [_instruction(_RETURN, 0, 0, _ALLOW)])
-    return [*code, _refuse(error)]
-
-
-def _at_most(index: int, most: int, *, is_wide: bool = False) -> list[bytes]:
-    """Return code that refuses larger values; `is_wide`: the argument has 64 bits."""
-    code = []
-    if is_wide:  # both architectures have the low half first
-        code = [
-            _instruction(_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * index + 4),
-            _instruction(_JUMP_EQUAL, 1, 0, 0),
-            _refuse(errno.EINVAL),
-        ]
-    return [
-        *code,
-        _load_argument(index),
-        _instruction(_JUMP_AT_LEAST, 0, 1, most + 1),
-        _refuse(errno.EINVAL),
-        _instruction(_RETURN, 0, 0, _ALLOW),
-    ]
-
-
-def _without_bits(index: int, bits: int) -> list[bytes]:
-    return [
-        _load_argument(index),
-        _instruction(_JUMP_SET, 0, 1, bits),
-        _refuse(errno.EPERM),
-        _instruction(_RETURN, 0, 0, _ALLOW),
-    ]
+        found += code.at_least(code.X32_BIT, code.refuse(errno.ENOSYS))
+    return found
 
 
 def _socket_families() -> list[bytes]:
-    netlink = _one_of(2, [_NETLINK_ROUTE], errno.EPROTONOSUPPORT)
+    netlink = code.one_of(2, [_NETLINK_ROUTE], errno.EPROTONOSUPPORT)
     return [
-        _load_argument(0),
-        *_equals(_AF_NETLINK, netlink),
-        *_one_of(0, [_AF_UNIX, _AF_INET, _AF_INET6], errno.EAFNOSUPPORT),
+        code.load_argument(0),
+        *code.equals(_AF_NETLINK, netlink),
+        *code.one_of(0, [_AF_UNIX, _AF_INET, _AF_INET6], errno.EAFNOSUPPORT),
     ]
 
 
 def _without_larger_queues() -> list[bytes]:
     """Return code with which setting the size of a send queue succeeds without any effect."""
-    ignored = [_load_argument(2)]
+    ignored = [code.load_argument(2)]
     for option in _SEND_QUEUES:
-        ignored += _equals(option, [_refuse(0)])
-    allowed = _instruction(_RETURN, 0, 0, _ALLOW)
-    return [_load_argument(1), *_equals(_SOL_SOCKET, [*ignored, allowed]), allowed]
+        ignored += code.equals(option, [code.refuse(0)])
+    return [code.load_argument(1), *code.equals(_SOL_SOCKET, [*ignored, code.ALLOW]), code.ALLOW]
 
 
 def _runs(numbers: Collection[int]) -> list[tuple[int, int]]:

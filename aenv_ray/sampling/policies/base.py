@@ -97,6 +97,21 @@ def is_async(policy: Policy) -> bool:
     return inspect.iscoroutinefunction(_called(policy))
 
 
+def name_of(policy: Any) -> str:
+    """Return the name of a policy in records: its attribute `name`, or ``module:function``.
+
+    That is how ``--policy`` names it: the module is left out of a policy of aenv-ray.
+    """
+    while isinstance(policy, functools.partial):
+        policy = policy.func
+    given = getattr(policy, "name", None)
+    if isinstance(given, str):
+        return given
+    named = policy if isinstance(policy, type) or inspect.isroutine(policy) else type(policy)
+    is_ours = str(named.__module__).partition(".")[0] == "aenv_ray"
+    return named.__qualname__ if is_ours else f"{named.__module__}:{named.__qualname__}"
+
+
 # --- for a runner ---------------------------------------------------------------------------------
 
 

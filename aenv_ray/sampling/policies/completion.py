@@ -166,7 +166,9 @@ class StreamedCompletion:
     finish_reason: str | None = None
     usage: Any = None
     _texts: dict[str, str] = field(default_factory=dict)
-    _calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    _calls: list[dict[str, str]] = field(default_factory=list)
+    _current: dict[int | None, dict[str, str]] = field(default_factory=dict)
+    """The last call of each index. Some servers send none, or the same one for parallel calls."""
 
     def add(self, chunk: Any) -> None:
         """Add a chunk.
@@ -190,11 +192,18 @@ class StreamedCompletion:
             if isinstance(delta.get(name), str):
                 self._texts[name] = self._texts.get(name, "") + delta[name]
         for part in delta.get("tool_calls") or ():
-            call = self._calls.setdefault(part.get("index", len(self._calls)), {})
             function = part.get("function") or {}
-            call["id"] = call.get("id") or part.get("id") or ""
-            call["name"] = call.get("name", "") + (function.get("name") or "")
-            call["arguments"] = call.get("arguments", "") + (function.get("arguments") or "")
+            index, call_id, name = part.get("index"), part.get("id"), function.get("name") or ""
+            call = self._current.get(index)
+            # A part with another id and no name may be arguments: vLLM has sent each with a new id.
+            if call is None or (
+                name and call["name"] and (index is None or (call_id and call_id != call["id"]))
+            ):
+                call = self._current[index] = {"id": "", "name": "", "arguments": ""}
+                self._calls.append(call)
+            call["id"] = call["id"] or call_id or ""
+            call["name"] += name
+            call["arguments"] += function.get("arguments") or ""
 
     def finished(self) -> Completion:
         """Return the whole answer.
@@ -206,6 +215,6 @@ class StreamedCompletion:
             raise InvalidAnswer("the stream ended before the answer did")
         calls = [
             {"id": call["id"], "function": {"name": call["name"], "arguments": call["arguments"]}}
-            for _, call in sorted(self._calls.items())
+            for call in self._calls
         ]
         return read_message({**self._texts, "tool_calls": calls}, self.finish_reason, self.usage)

@@ -15,7 +15,8 @@ import httpx
 from pydantic import SecretStr
 
 import aenv_ray
-from aenv_ray.client.gateway_http import CONNECT_S, is_proxied, parse_url, retry_after_s
+from aenv_ray.addresses import is_proxied, retry_after_s
+from aenv_ray.client.gateway_http import CONNECT_S, parse_url
 from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unauthorized
 from aenv_ray.sampling.policies.chat import ContextFull, Filtered
 from aenv_ray.sampling.policies.completion import (
@@ -32,6 +33,8 @@ TIMEOUT_S: Final = 300.0
 ATTEMPTS: Final = 6
 _WARN_EVERY_S: Final = 30.0
 LONGEST_PAUSE_S: Final = 60.0
+"""Longest pause, unless the endpoint asks for more, which it may for each attempt that is left:
+a limit of a minute or two passes, and one of a day does not."""
 _FIRST_PAUSE_S: Final = 0.5
 _LIMIT_BYTES: Final = 64 * 2**20
 """Longest answer that is read; a longer one is invalid."""
@@ -148,11 +151,12 @@ class Endpoint:
         options = self._options
         grown = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
         pause_s = max(grown * random.uniform(0.5, 1.0), failed.asked_pause_s)
-        if attempt >= options.attempts or failed.asked_pause_s > LONGEST_PAUSE_S:
+        patience_s = LONGEST_PAUSE_S * (options.attempts - attempt)
+        if attempt >= options.attempts or failed.asked_pause_s > patience_s:
             asked = f", and asks for a pause of {failed.asked_pause_s:.0f} s"
             raise EndpointUnavailable(
                 f"the model endpoint {options.base_url} failed {attempt} times: {failed}"
-                + (asked if failed.asked_pause_s > LONGEST_PAUSE_S else ""),
+                + (asked if failed.asked_pause_s > patience_s else ""),
                 hint="check that it runs and has capacity; raise its attempts or timeout_s, or "
                 "lower the concurrency",
             ) from failed

@@ -68,6 +68,8 @@ class OpenAIPolicy(ForRunner):
             )
         if not model:
             raise ConfigError("the policy names no model", hint="write it as openai:MODEL")
+        self.name = f"openai:{model}"
+        """Its name in records."""
         self._endpoint = EndpointOptions(
             model=model,
             base_url=url,

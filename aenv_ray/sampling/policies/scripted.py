@@ -53,6 +53,8 @@ class RandomPolicy:
     """
 
     def __init__(self, seed: int = 0, calls: int = RANDOM_CALLS) -> None:
+        self.name = f"random:{seed}"
+        """Its name in records."""
         self.seed = seed
         self.calls = calls
 

@@ -80,7 +80,7 @@ class Acting:
     busy_s: float
     """Seconds with such a call under way."""
     duration_s: float
-    """Seconds since the policy began."""
+    """Seconds that the policy took, without setup and reward."""
 
     @property
     def is_slow_by_sandbox(self) -> bool:

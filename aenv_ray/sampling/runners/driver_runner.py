@@ -56,8 +56,9 @@ class LocalRunner:
         batches = InstanceBatches(fabric, project, options, labels)
         self._source = instance_source(batches, left=self._left)
         runner = Runner(
-            policy, self._source, rules, self._images, is_connected=batches.is_connected
-        )
+            policy, self._source, rules, self._images,
+            is_connected=batches.is_connected, owner=options.owner,
+        )  # fmt: skip
         self._queue = RunnerQueue(runner.play)
 
     @classmethod

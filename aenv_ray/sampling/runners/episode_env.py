@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -97,17 +98,26 @@ class EpisodeEnv:
         self._clock = CallClock()
         self._under_way = 0
         self._has_ended = False
-        self._began = time.perf_counter()
+        self._policy_s = 0.0
 
     def end(self) -> bool:
         """Refuse later calls; return whether no call is under way."""
         self._has_ended = True
         return not self._under_way
 
+    @contextmanager
+    def policy_time(self) -> Iterator[None]:
+        """Measure the policy, which acts in this block; setup and reward are not its time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._policy_s = time.perf_counter() - began
+
     def acting(self) -> Acting:
-        """Return what the policy has done so far."""
-        now = time.perf_counter()
-        return Acting(self._clock.has_acted, self._clock.busy_s(now), now - self._began)
+        """Return what the policy has done, once it has ended."""
+        busy_s = self._clock.busy_s(time.perf_counter())
+        return Acting(self._clock.has_acted, busy_s, self._policy_s)
 
     def cause_of(self, exc: Exception) -> Exception:
         """Return what made a policy raise: a call, as `ToolError`, or else the policy itself.

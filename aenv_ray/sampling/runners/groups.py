@@ -36,6 +36,12 @@ class GroupFeed:
         known = self._tasks.known
         return None if known is None else [task for task in known for _ in range(self.samples)]
 
+    @property
+    def repeats_ids(self) -> bool:
+        """Whether several tasks are known to have the same id."""
+        ids = [task.id for task in self._tasks.known or ()]
+        return len(ids) > len(set(ids))
+
     async def skip(self, kept: Iterable[Episode], where: str) -> None:
         """Skip episodes that an earlier run finished; a group may lack some of its samples.
 

@@ -47,7 +47,7 @@ from aenv_ray.sampling.runners.episode_env import (
 )
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
-from aenv_ray.sampling.tasks.archives import packed
+from aenv_ray.sampling.tasks.archives import check_archives, packed
 from aenv_ray.sampling.user_code import PolicyTimedOut, place_of, within
 from aenv_ray.trajectories.attachments import TEXT_LIMIT
 from aenv_ray.trajectories.schema import (
@@ -98,6 +98,7 @@ class Runner:
         images: Builds the images that tasks bring.
         may_restart: Whether the episode of the current context may be restarted; None: always.
         is_connected: Whether the fabric can still be reached: not after `aenv_ray.shutdown`.
+        owner: The owner of the instances, which the logs name.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Runner:
         images: TaskImages,
         may_restart: Callable[[], bool] | None = None,
         is_connected: Callable[[], bool] = lambda: True,
+        owner: str | None = None,
     ) -> None:
         self._policy = policy
         self._source = source
@@ -115,6 +117,7 @@ class Runner:
         self._images = images
         self._may_restart = may_restart
         self._is_connected = is_connected
+        self._owner = owner
         self._resets = Resets()
         self._outage = Outage()
 
@@ -129,7 +132,7 @@ class Runner:
         if assignment.task.unsupported is not None:
             return _refused(assignment, assignment.task.unsupported)
         while True:
-            with logs.about(episode=assignment.index, task=assignment.task.id):
+            with logs.about(episode=assignment.index, task=assignment.task.id, owner=self._owner):
                 episode = await self._attempt(assignment, start, attempt, tries)
                 logs.events.info(
                     "episode %d, attempt %d: %s", assignment.index, attempt, _end_of(episode),
@@ -162,6 +165,7 @@ class Runner:
         phases = _Phases()
         is_reusable = False
         try:
+            await check_archives(task)
             own = None
             if task.datasource or task.instance is not None:
                 with phases.measured("image"):
@@ -177,8 +181,7 @@ class Runner:
                     instance = await self._outlasting(lambda: self._source.acquire(own))
             fields |= _facts(instance)
             env = EpisodeEnv(instance.env, log)
-            spec = instance.created.spec
-            with logs.about(instance=fields["instance_id"], owner=spec.owner):
+            with logs.about(instance=fields["instance_id"]):
                 fields |= await self._roll_out(instance.env, task, env, phases)
             # A call that is still under way could reach the next episode.
             is_reusable = env.end() and fields["status"] is EpisodeStatus.COMPLETED
@@ -287,7 +290,7 @@ class Runner:
             acting = act(self._policy, env, task)
             limits_s = [self._rules.episode_timeout_s, task.timeout_s]
             limit_s = min((one for one in limits_s if one is not None), default=None)
-            with phases.measured("policy"):
+            with phases.measured("policy"), env.policy_time():
                 output = await within(acting, limit_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise

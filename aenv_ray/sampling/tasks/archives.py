@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.trajectories.schema import Call, Task, ToolCall
 
 MAX_BYTES: Final = 64 << 20
@@ -60,8 +60,8 @@ async def packed(call: Call | ToolCall) -> dict[str, Any]:
     """Return the arguments of a call, with those that are archives.
 
     Raises:
-        ConfigError: A path does not exist on this node, cannot be read, or the archive is too
-            large.
+        SandboxStartFailed: A path does not exist on this node, cannot be read, or the archive is
+            too large: as with an image that cannot be built, only episodes of this task fail.
     """
     if not call.archives:
         return call.arguments
@@ -71,11 +71,24 @@ async def packed(call: Call | ToolCall) -> dict[str, Any]:
     return found
 
 
+async def check_archives(task: Task) -> None:
+    """Check that the calls of a task can be made, so that no agent acts without a reward.
+
+    The archives are not kept: those of all running episodes would fill the memory.
+
+    Raises:
+        SandboxStartFailed: As for `packed`.
+    """
+    for call in (task.setup, task.submission, task.reward):
+        if call is not None:
+            await packed(call)
+
+
 def archive(paths: Sequence[str]) -> str:
     """Return base64 of a tar archive of files, and of the content of directories.
 
     Raises:
-        ConfigError: As for `packed`.
+        SandboxStartFailed: As for `packed`.
     """
     target = io.BytesIO()
     try:
@@ -85,12 +98,12 @@ def archive(paths: Sequence[str]) -> str:
                 for member in members:
                     tar.add(member, member.name, filter=_anonymous)
     except OSError as exc:
-        raise ConfigError(
+        raise SandboxStartFailed(
             f"a file of the task cannot be read on this node: {exc}",
             hint="keep the task's directory, on every node that plays episodes",
         ) from exc
     if target.tell() > MAX_BYTES:
-        raise ConfigError(
+        raise SandboxStartFailed(
             f"{', '.join(paths)}: {target.tell()} bytes packed exceed the limit of {MAX_BYTES}",
             hint="leave large files out, and fetch them in the image or in a setup command",
         )

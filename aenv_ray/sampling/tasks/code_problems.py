@@ -35,6 +35,10 @@ _LIVE_CODE_BENCH_MODULES: Final = (
     "typing",
 )
 """Modules that its harness imports for every solution, with all their names."""
+_LIVE_CODE_BENCH_RECURSION: Final = 50_000
+"""The recursion limit of its harness, which sets no limit of memory."""
+_LIVE_CODE_BENCH_LIMITS: Final = {"memory_mib": 1536}
+"""Most of what an instance of ``code`` has."""
 
 Row = Mapping[str, Any]
 
@@ -75,7 +79,7 @@ def _humaneval(row: Row) -> dict[str, Any]:
     name, prompt = _text(row, "entry_point"), _text(row, "prompt")
     test: dict[str, Any] = {
         "kind": "script",
-        "setup": prompt,
+        "setup": _completed(prompt),
         "source": f"{_text(row, 'test')}\n\ncheck({name})\n",
         "names": [name],
     }
@@ -137,8 +141,10 @@ def _livecodebench(row: Row) -> dict[str, Any]:
         [*public, *private],
         None,
         preamble="".join(f"from {one} import *\n" for one in _LIVE_CODE_BENCH_MODULES)
-        + "".join(f"import {one}\n" for one in _LIVE_CODE_BENCH_MODULES),
+        + "".join(f"import {one}\n" for one in _LIVE_CODE_BENCH_MODULES)
+        + f"sys.setrecursionlimit({_LIVE_CODE_BENCH_RECURSION})\n",
         public=public,
+        limits=_LIVE_CODE_BENCH_LIMITS,
     )
 
 
@@ -158,10 +164,15 @@ def _task(
     *,
     preamble: str = "",
     public: list[dict[str, Any]] | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     if not tests:
         raise ValueError("it has no tests")
-    given = {"preamble": preamble} if preamble else {}
+    given: dict[str, Any] = {"preamble": preamble} if preamble else {}
+    if limits:
+        given["limits"] = dict(limits)
+    needed = sorted({name for test in tests for name in _foreign_modules(test)})
+    why = f"its tests import {', '.join(needed)}; the judge has the standard library only"
     reference = [{"tool": "submit_solution", "arguments": {"code": solution}}]
     return {
         "id": name,
@@ -174,7 +185,24 @@ def _task(
         },
         **given,
         **({"reference": reference} if isinstance(solution, str) else {}),
+        **({"unsupported": why} if needed else {}),
     }
+
+
+def _foreign_modules(test: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the modules outside the standard library that a script needs when it begins."""
+    for field in ("setup", "source"):
+        for node in _parsed(test.get(field, ""), field).body:
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "."]
+            else:
+                continue
+            for name in names:
+                top = name.partition(".")[0]
+                if top not in sys.stdlib_module_names:
+                    yield top or name
 
 
 def _case(case: Any, function: str | None) -> dict[str, Any]:
@@ -250,6 +278,17 @@ def _parsed(code: str, field: str) -> ast.Module:
         return ast.parse(code)
     except SyntaxError as exc:
         raise ValueError(f"{field} is not Python: {exc}") from None
+
+
+def _completed(prompt: str) -> str:
+    """Return a prompt as code that runs by itself: its last function may have no body yet."""
+    try:
+        ast.parse(prompt)
+    except SyntaxError:
+        with_body = f"{prompt.rstrip()}\n    pass\n"
+        _parsed(with_body, "prompt")
+        return with_body
+    return prompt
 
 
 def _called(code: str) -> set[str]:

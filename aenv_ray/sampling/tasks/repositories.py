@@ -153,7 +153,7 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     instance_id: str = Field(min_length=1)
-    problem_statement: str = Field(min_length=1)
+    problem_statement: str = ""
     repo: str = ""
     version: str | None = None
     base_commit: str = ""
@@ -221,6 +221,16 @@ class Row(BaseModel):
         if isinstance(self.test_cmd, str):
             return [self.test_cmd]
         return list(self.test_cmd) or ([PYTEST] if self.is_broken_by_patch else [])
+
+    @property
+    def lack(self) -> str | None:
+        """Why the task cannot be played, though its row is complete; None if it can."""
+        if not self.problem_statement.strip():
+            return "the row has no problem_statement"
+        required = (*self.fail_to_pass, *self.pass_to_pass)
+        if self.commands == [PYTEST] and not any("::" in name for name in required):
+            return "the row's tests are not pytest's, and it has no test_cmd"
+        return None
 
     @property
     def datasource(self) -> str:
@@ -327,6 +337,7 @@ def _task(row: Row) -> Task:
             timeout_s=TESTS_S + REST_S,
         ),
         reference=_reference(row),
+        unsupported=row.lack,
     )
 
 

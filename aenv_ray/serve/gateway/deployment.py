@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-import urllib.error
-import urllib.request
 from typing import Any, Final
+
+import httpx
 
 from aenv_ray import logs
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.actors.ray_shell import operator_policy, ray_api, ray_serve
+from aenv_ray.addresses import local_host
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.api import Hub
@@ -108,14 +109,14 @@ def _await_answer(settings: GatewaySettings) -> None:
     Raises:
         FabricUnavailable: It does not answer within two minutes.
     """
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-    url = f"http://{host}:{settings.port}/health"
+    url = f"http://{local_host(settings.host)}:{settings.port}/health"
     until = time.monotonic() + _START_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5.0):
-                return
-        except (OSError, urllib.error.URLError) as exc:
+            # Not through a proxy of the environment: this is loopback or an address of this node.
+            httpx.get(url, timeout=5.0, trust_env=False).raise_for_status()
+            return
+        except httpx.HTTPError as exc:
             if time.monotonic() > until:
                 raise FabricUnavailable(
                     f"the gateway did not answer at {url} within {_START_S:g} s: {exc}",

@@ -46,7 +46,7 @@ from aenv_ray.models import InstanceStatus, ToolResult
 from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
-from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
+from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect, timeout_of
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.sandbox import LEASE_S, OrphanSandboxes, ReplicaSandbox
@@ -255,11 +255,10 @@ class ServiceReplica:
         """Return the call, addressed to the sandbox that must run it."""
         own = (await self._sandbox.instance()).instance_id
         session, call_id = ray_serve.current_session(), meta.get(CALL_ID)
-        holder = own
-        if session:
-            holder = await self._sessions.holder(session, own)
-        elif call_id is not None:
-            holder = await self._sessions.holder_of_call(str(call_id), own)
+        holder = await self._sessions.holder(session, own) if session else own
+        if call_id is not None:
+            timeout_s = timeout_of(meta.get(TIMEOUT_S))
+            holder = await self._sessions.holder_of_call(str(call_id), holder, timeout_s)
         return JsonCall(holder, method, params, meta, session)
 
     async def _lost_error(self, error: InstanceError, call: JsonCall) -> InstanceError:

@@ -19,7 +19,7 @@ from aenv_ray.hub.api import Hub
 SESSION_KEPT_S: Final = 24 * 3600.0
 """How long a session is bound, from its first call."""
 CALL_KEPT_S: Final = 900.0
-"""How long a call id may be repeated; sandboxes hold outcomes no longer than this."""
+"""How long after its timeout a call may be repeated; sandboxes hold outcomes for less time."""
 _MAX_KNOWN: Final = 10_000
 _MAX_KEY: Final = 200
 
@@ -74,11 +74,16 @@ class Sessions:
             return None
         return _lost(session, holder) if await self._is_first_to_learn(session, known[0]) else None
 
-    async def holder_of_call(self, call_id: str, own: str) -> str:
-        """Return the instance in which a call without a session began; a new call gets `own`.
+    async def holder_of_call(self, call_id: str, own: str, timeout_s: float) -> str:
+        """Return the instance in which a call began; a new call gets `own`.
 
         The hub must record the id before the call begins: only then can a later replica tell a
         repeated call from a new one after the instance is gone (invariant 1).
+
+        Args:
+            call_id: The id that the client chose.
+            own: The instance for a new call.
+            timeout_s: How long the call may run: its id is known until `CALL_KEPT_S` after that.
 
         Raises:
             CallOutcomeUnknown: The instance is gone.
@@ -86,7 +91,7 @@ class Sessions:
         """
         _check(call_id)
         key = f"service-call:{self._scope}:{call_id}"
-        found = await self._lookups.remember(key, own)
+        found = await self._lookups.remember(key, own, timeout_s + CALL_KEPT_S)
         if found != own and not await self._is_alive(found):
             raise CallOutcomeUnknown(
                 f"call {call_id} began in sandbox {found}, which is gone",
@@ -114,10 +119,13 @@ class _Lookups:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._waiting: dict[str, tuple[str, asyncio.Future[str]]] = {}
+        self._kept_s = 0.0
+        """How long to record those that wait: as long as the longest of them needs."""
         self._sender: asyncio.Task[None] | None = None
 
-    async def remember(self, key: str, value: str) -> str:
-        """See `Hub.remember`."""
+    async def remember(self, key: str, value: str, kept_s: float) -> str:
+        """See `Hub.remember`; it may be recorded for longer."""
+        self._kept_s = max(self._kept_s, kept_s)
         _, stored = self._waiting.setdefault(
             key, (value, asyncio.get_running_loop().create_future())
         )
@@ -129,9 +137,10 @@ class _Lookups:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, {}
+                kept_s, self._kept_s = self._kept_s, 0.0
                 try:
                     values = {key: value for key, (value, _) in batch.items()}
-                    stored = await self._hub.remember_all(values, CALL_KEPT_S)
+                    stored = await self._hub.remember_all(values, kept_s)
                 except AenvError as exc:
                     for _, future in batch.values():
                         future.set_exception(exc)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore, InstanceStore
 from aenv_ray.ids import InstanceId
 from tests.contract.hub.memory_store import MemoryInstanceStore
@@ -56,13 +57,25 @@ class TestFileInstanceStore(InstanceStoreContract):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(FabricUnavailable, match="No space") as raised:
             store.put([record("kept", generation=2)])
+        assert str(directory) in raised.value.message
         monkeypatch.undo()
         kept = store.get(InstanceId("kept"))
         assert kept is not None
         assert kept.generation == 1
         assert len(list(directory.iterdir())) == 1
+
+    def test_a_record_that_cannot_be_deleted_is_logged(
+        self, store: InstanceStore, directory: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its sandbox is gone: nothing else may fail because of it."""
+        store.put([record("kept")])
+        (path,) = directory.iterdir()
+        path.unlink()
+        path.mkdir()
+        store.delete([InstanceId("kept")])
+        assert "kept cannot be deleted" in caplog.text
 
     def test_records_are_private(self, store: InstanceStore, directory: Path) -> None:
         """Invariant 10: they hold the caller's variables."""

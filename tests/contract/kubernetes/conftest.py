@@ -22,7 +22,8 @@ def emulated() -> Iterator[EmulatedCluster]:
                       "metadata": {**operator, "labels": labels},
                       "status": {"readyReplicas": 1}})  # fmt: skip
         add(cluster, {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-                      "metadata": {"name": "standard", "annotations": default}})  # fmt: skip
+                      "metadata": {"name": "standard", "annotations": default},
+                      "allowVolumeExpansion": True})  # fmt: skip
         add(cluster, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"},
                       "status": {"allocatable": {"cpu": "8", "memory": "32Gi"}}})  # fmt: skip
         yield cluster

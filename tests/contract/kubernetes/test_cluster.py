@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import builtins
 import json
+import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +21,19 @@ from aenv_ray.cluster import lifecycle, manifests, yaml_files
 from aenv_ray.cluster.checks import Doctor
 from aenv_ray.cluster.objects import KINDS
 from aenv_ray.cluster.readiness import Snapshot, why
+from aenv_ray.engines.base import SandboxSpec
+from aenv_ray.engines.kubernetes.manifest import pod_manifest
+from aenv_ray.engines.kubernetes.plan import PodPlan
+from aenv_ray.engines.kubernetes.settings import OwnerPod, PodSettings
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
 from aenv_ray.findings import Verdict
+from aenv_ray.ids import InstanceId
+from aenv_ray.project.config import EnvironmentConfig
 from tests.contract.kubernetes.kubernetes_objects import add, all_of, edited, one
+from tests.emulators.kubernetes import drain
 from tests.emulators.kubernetes.api import EmulatedCluster
 
+ROOT = Path(__file__).parents[3]
 LONG_S = 60.0
 
 
@@ -145,6 +157,48 @@ def test_apply_keeps_what_the_autoscaler_decided_within_the_new_bounds(emulated,
     assert group["scaleStrategy"] == {"workersToDelete": ["x"]}
     life.apply(manifests.load("dev", None, {"workers.maxReplicas": "2"}))
     assert one(emulated, "RayCluster", "aenv")["spec"]["workerGroupSpecs"][0]["replicas"] == 2
+
+
+def with_redis_volume(size: str, **more: str) -> list[dict[str, Any]]:
+    volume = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
+    return manifests.load("dev", None, {"redis.volume": json.dumps(volume | more)})
+
+
+def redis_sizes(emulated: EmulatedCluster) -> tuple[str, str]:
+    """Return the size that the claim of Redis asks for, and that in its StatefulSet."""
+    claim = one(emulated, "PersistentVolumeClaim", "data-aenv-redis-0")
+    (template,) = one(emulated, "StatefulSet", "aenv-redis")["spec"]["volumeClaimTemplates"]
+    sizes = [each["spec"]["resources"]["requests"]["storage"] for each in (claim, template)]
+    return sizes[0], sizes[1]
+
+
+def test_apply_enlarges_the_volume_of_redis(emulated, life, said):
+    """In its StatefulSet the size is immutable: the API would refuse each further `apply`."""
+    life.apply(manifests.load("dev"))
+    life.apply(with_redis_volume("5Gi"), dry_run=True)
+    assert redis_sizes(emulated) == ("2Gi", "2Gi")
+    life.apply(with_redis_volume("5Gi"))
+    assert redis_sizes(emulated) == ("5Gi", "2Gi")
+    life.upgrade(with_redis_volume("6Gi"), LONG_S)
+    assert redis_sizes(emulated) == ("6Gi", "2Gi")
+    life.apply(with_redis_volume("3Gi"))
+    assert "PersistentVolumeClaim data-aenv-redis-0: keeps 6Gi, because no volume shrinks" in said
+    life.delete(LONG_S)
+    life.apply(with_redis_volume("7Gi"))
+    assert redis_sizes(emulated) == ("7Gi", "7Gi")
+
+
+def test_a_volume_that_cannot_be_enlarged_is_refused_with_the_ways_out(emulated, life):
+    life.apply(manifests.load("dev"))
+    with edited(emulated, "StorageClass", "standard") as storage_class:
+        storage_class["allowVolumeExpansion"] = False
+    with pytest.raises(ConfigError, match="must support resize") as caught:
+        life.apply(with_redis_volume("5Gi"))
+    for words in ("old size", "allowVolumeExpansion", "back up the hub"):
+        assert words in (caught.value.hint or "")
+    assert redis_sizes(emulated) == ("2Gi", "2Gi")
+    with pytest.raises(ConfigError, match="updates to statefulset spec for fields other than"):
+        life.apply(with_redis_volume("2Gi", storageClassName="fast"))
 
 
 def test_a_field_that_somebody_else_set_is_taken_over_only_when_asked(emulated, life, api):
@@ -286,6 +340,11 @@ def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
     emulated.throttle(3)
     life.apply(manifests.load("dev"))
     assert pauses == [1.0, 1.0, 1.0]  # as the API says
+    pauses.clear()
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=5), usegmt=True)
+    emulated.throttle(1, soon)  # as a load balancer says it
+    life.apply(manifests.load("dev"))
+    assert 2.0 < pauses[0] < 6.0
     emulated.denied.add(("list", "pods"))
     with pytest.raises(Forbidden, match=r"pods is forbidden: User .* cannot list"):
         life.snapshot()
@@ -381,12 +440,69 @@ def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(e
     assert set(images_of(emulated).values()) == {"aenv-ray:3"}
 
 
+def autoscaled(api: cluster_api.ClusterApi, workers: int) -> None:
+    """Want this many workers, as the autoscaler does."""
+    path = "/spec/workerGroupSpecs/0/replicas"
+    change = [{"op": "replace", "path": path, "value": workers}]
+    api.patch(KINDS["RayCluster"], "aenv", "aenv", change)
+
+
+def unplaced(emulated: EmulatedCluster) -> int:
+    """Return how many pods wait for room."""
+    return [pod["status"]["phase"] for pod in all_of(emulated, "Pod")].count("Pending")
+
+
+IMAGES = ("aenv-ray:1", "aenv-ray:2")
+
+
+def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, api, said):
+    """The autoscaler wants as many as there is demand for, whatever the nodes hold."""
+    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
+    life.apply(old)
+    emulated.controllers.worker_room = 1
+    autoscaled(api, 2)
+    assert unplaced(emulated) == 1
+    during(api, said, lambda: autoscaled(api, 3)).upgrade(new, 0.5)
+    assert unplaced(emulated) == 2
+    assert deleted(said)[-1] == "headgroup-0"
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
+
+
+def test_an_upgrade_stops_if_no_node_has_room_for_its_workers(emulated, life, api, said):
+    """Although there was a worker that waited for room before."""
+    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
+    life.apply(old)
+    emulated.controllers.worker_room = 2
+    autoscaled(api, 3)
+    emulated.controllers.worker_room = 1  # the new version needs more
+    with pytest.raises(DeadlineExceeded, match="Insufficient cpu"):
+        life.upgrade(new, 0.5)
+    assert sorted(deleted(said)) == ["kubernetes-0", "kubernetes-2"]
+
+
 def test_there_must_be_something_to_upgrade(life):
     with pytest.raises(ConfigError, match="no cluster"):
         life.upgrade(upgraded("aenv-ray:2"), LONG_S)
     others = [one for one in upgraded("aenv-ray:2") if one["kind"] != "RayCluster"]
     with pytest.raises(ConfigError, match="no RayCluster among the objects"):
         life.upgrade(others, LONG_S)
+
+
+def test_another_version_of_ray_is_refused_before_anything_is_changed(emulated, life):
+    """Its workers could not join the head, which is replaced after all workers."""
+    life.apply(upgraded("aenv-ray:1"))
+    newer = manifests.load("dev", None, {"image": "aenv-ray:2", "rayVersion": "9.9.9"})
+    before = [all_of(emulated, kind) for kind in KINDS]
+    for change in life.upgrade, life.apply:
+        with pytest.raises(
+            ConfigError, match=r"runs Ray .*, and workers with Ray 9\.9\.9"
+        ) as caught:
+            change(newer)
+        assert "aenv cluster delete; aenv cluster apply" in (caught.value.hint or "")
+    assert [all_of(emulated, kind) for kind in KINDS] == before
+    life.delete(LONG_S)
+    life.apply(newer)
+    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
 
 
 def deleted(said: list[str]) -> list[str]:
@@ -490,6 +606,48 @@ def test_a_worker_that_ends_drains_and_has_time_for_it(emulated, life):
     assert spec["terminationGracePeriodSeconds"] == 1234
     hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[:3] == ["aenv", "cluster", "drain"]
+
+
+# --- machines that are drained ------------------------------------------------------------------
+
+
+def drained(emulated: EmulatedCluster) -> set[str]:
+    """Return the names of the pods that the `kubectl drain` of the run book evicts."""
+    book = (ROOT / "docs" / "operations.md").read_text()
+    (options,) = re.findall(r"(?m)^kubectl drain NODE (.*)$", book)
+    pods = all_of(emulated, "Pod")
+    assert drain.refusals(pods, options.split()) == {}
+    return drain.evicted(pods, all_of(emulated, "PodDisruptionBudget"))
+
+
+def add_sandbox(emulated: EmulatedCluster) -> None:
+    """Put a pod of an instance there, with the manifest of the engine."""
+    uid = one(emulated, "Pod", "kubernetes-0")["metadata"]["uid"]
+    config = EnvironmentConfig(name="made")
+    spec = SandboxSpec(InstanceId("made-abcdefgh"), Path("/p"), config, 1000.0)
+    plan = PodPlan(
+        name="aenv-made", host_id="h", owner=OwnerPod("kubernetes-0", uid, "ray:2"), nonce="n",
+        settings=PodSettings(), secret_digest="d", image="python:3.12",
+    )  # fmt: skip
+    pod = pod_manifest(spec, plan, now=0.0)
+    pod["metadata"]["namespace"] = "aenv"
+    add(emulated, pod | {"status": {"phase": "Running"}})
+
+
+def test_kubectl_drains_a_machine_with_the_options_of_the_run_book(emulated, life):
+    """Workers drain by their hooks; budgets keep it from evicting what is used by others."""
+    life.apply(manifests.load("production"))
+    add_sandbox(emulated)
+    refused = drain.refusals(all_of(emulated, "Pod"), ())
+    assert {"headgroup-0", "kubernetes-0", "aenv-redis-0", "aenv-made"} <= refused.keys()
+    assert drained(emulated) == {"kubernetes-0", "kubernetes-1"}
+
+
+def test_kubectl_evicts_sandboxes_where_no_budget_keeps_them(emulated, life):
+    """As the run book says of `dev`."""
+    life.apply(manifests.load("dev"))
+    add_sandbox(emulated)
+    assert "aenv-made" in drained(emulated)
 
 
 # --- down ---------------------------------------------------------------------------------------

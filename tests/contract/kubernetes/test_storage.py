@@ -29,6 +29,8 @@ def own_node() -> Iterator[KubernetesNode]:
 
 @pytest.fixture
 async def bench(own_node: KubernetesNode, tmp_path: Path) -> AsyncIterator[Bench]:
+    fast = {"metadata": {"name": "fast"}, "allowVolumeExpansion": True}
+    own_node.cluster.create("storageclasses", fast, "storage.k8s.io", namespace="")
     async with engine_on(own_node, storage_class="fast") as engine:
         yield Bench(engine, tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -124,6 +125,24 @@ async def test_everything_ends_with_the_launcher(bench: Bench, own_node: Node) -
     again = await bench.start()
     assert await value_of(again, "echo", text="a new launcher") == "a new launcher"
     await bench.engine.stop([sandbox.instance_id, again.instance_id])
+
+
+async def test_an_end_that_cannot_be_noted_ends_no_other_sandbox(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Invariant 2: the disk of the node may be full."""
+
+    def fail(_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    one, other = await bench.start(), await bench.start()
+    one.on_end(fail)
+    with pytest.raises(SandboxLost):
+        await evaluate(one, "import os; os._exit(7)")
+    await eventually(lambda: f"the end of {one.instance_id}" in caplog.text, "it is logged")
+    assert await value_of(other, "echo", text="it runs on") == "it runs on"
+    assert other.end_cause is None
+    await bench.engine.stop([other.instance_id])
 
 
 async def _speak(node: Node, *lines: bytes) -> socket.socket:
@@ -250,16 +269,18 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
     await engine.close()
 
 
+def _launch(node: Node, grace_s: float) -> None:
+    """Start the launcher of a node with a grace of its own for hosts that are away."""
+    command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher"]
+    subprocess.run(
+        [*command, str(node.directory), str(grace_s)],
+        env=daemon_environment(), check=True, timeout=30,
+    )  # fmt: skip
+
+
 async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_path: Path) -> None:
     """Invariant 3: a grace to come back within, and an end after it."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "aenv_ray.engines.process.launcher",
-        str(own_node.directory),
-    ]
-    subprocess.run([*command, "1.0"], env=daemon_environment(), check=True, timeout=30)
+    _launch(own_node, 1.0)
     leaves, stays = own_node.engine(HOST), own_node.engine(HostId("host-stays"))
     gone = await Bench(leaves, tmp_path).start()
     kept = await Bench(stays, tmp_path).start()
@@ -276,6 +297,37 @@ async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_pa
     await stays.stop([kept.instance_id])
     await stays.close()
     await again.close()
+
+
+async def test_an_id_that_is_started_again_has_no_earlier_end(
+    own_node: Node, tmp_path: Path
+) -> None:
+    """Invariants 3 and 14: Ray repeats a start after its host was away for too long."""
+    _launch(own_node, 0.5)
+    first = own_node.engine(HOST)
+    bench = Bench(first, tmp_path)
+    spec = bench.spec()
+    await first.start(spec)
+    await first.close()
+    await eventually(lambda: not own_node.sandbox_pids(), "its host stayed away")
+    second = own_node.engine(HOST)
+    await second.start(spec)
+    await second.close()
+    third = own_node.engine(HOST)
+    adopted = await third.attach(spec.instance_id)
+    assert await value_of(adopted, "echo", text="hi") == "hi"
+    with pytest.raises(SandboxLost, match="closed its connection"):
+        await evaluate(
+            adopted,
+            "import os, socket\n"
+            "for fd in map(int, os.listdir('/proc/self/fd')):\n"
+            "    try:\n"
+            "        sock = socket.socket(fileno=os.dup(fd))\n"
+            "        sock.getpeername()  # raises for the listening socket\n"
+            "        sock.shutdown(socket.SHUT_RDWR)\n"
+            "    except OSError: pass\n",
+        )
+    await third.close()
 
 
 async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Node) -> None:

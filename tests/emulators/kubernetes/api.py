@@ -69,7 +69,7 @@ class EmulatedCluster:
         self._store = Store()
         self.controllers = Controllers(self._store, self._remove)
         self._node: EmulatedNode | None = None
-        self._throttled = 0
+        self._throttled, self._retry_after = 0, "1"
         self._failing: list[int | None] = []
         self._races = 0
         self._limit: float | None = None
@@ -171,9 +171,9 @@ class EmulatedCluster:
 
         self._call(run)
 
-    def throttle(self, requests: int) -> None:
-        """Answer the next requests with 429 and ``Retry-After: 1``."""
-        self._throttled = requests
+    def throttle(self, requests: int, retry_after: str = "1") -> None:
+        """Answer the next requests with 429 and ``Retry-After``: seconds, or a date."""
+        self._throttled, self._retry_after = requests, retry_after
 
     def fail(self, *answers: int | None) -> None:
         """Answer the next requests with these statuses; None: the connection breaks."""
@@ -248,7 +248,9 @@ class EmulatedCluster:
             if self._throttled or self._is_over_limit():
                 self._throttled -= bool(self._throttled)
                 self.refused += 1
-                raise Refused(429, "TooManyRequests", "too many requests, please try again", 1)
+                raise Refused(
+                    429, "TooManyRequests", "too many requests, please try again", self._retry_after
+                )
             if about := self._about(request.path):
                 return web.json_response(about)
             kind, name, subresource = parse_path(request.path)
@@ -272,7 +274,7 @@ class EmulatedCluster:
                 self.controllers.reconcile()
             return web.json_response(answered)
         except Refused as exc:
-            headers = {"Retry-After": str(exc.retry_after_s)} if exc.retry_after_s else {}
+            headers = {"Retry-After": exc.retry_after} if exc.retry_after else {}
             return web.json_response(exc.status(), status=exc.code, headers=headers)
 
     def _is_over_limit(self) -> bool:
@@ -363,6 +365,10 @@ class EmulatedCluster:
         rules.check_schema(after)
         if (kind.group, kind.resource) == rules.PODS:
             rules.check_change(before, after)
+        if (kind.group, kind.resource) == rules.SETS:
+            rules.check_set_change(before, after)
+        if (kind.group, kind.resource) == claims.CLAIMS:
+            claims.check_change(self._store, before, after)
         if after == before or _is_dry(request):
             return after
         if after.get("spec") != before.get("spec"):

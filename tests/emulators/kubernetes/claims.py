@@ -1,14 +1,16 @@
-"""Claims of the emulated cluster: which pods wait for them, and which claims wait for pods."""
+"""Claims of the emulated cluster: who waits for whom, and how they may change."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.emulators.kubernetes.store import Kind, Object, Store
+from aenv_ray.cluster import quantities
+from tests.emulators.kubernetes.store import Kind, Object, Refused, Store
 
-_CLAIMS: Final = ("", "persistentvolumeclaims")
+CLAIMS: Final = ("", "persistentvolumeclaims")
 _VOLUME: Final = "persistentVolumeClaim"
 _OF_ONE_POD: Final = "ReadWriteOncePod"
+_DEFAULT: Final = "storageclass.kubernetes.io/is-default-class"
 _LEAVING: Final = "2026-01-01T00:00:00Z"
 
 
@@ -23,7 +25,7 @@ def unschedulable(store: Store, pod: Object, is_full: bool) -> str:
     if is_full:
         return "0/1 nodes are available: 1 Insufficient cpu."
     namespace = pod["metadata"]["namespace"]
-    known = {c["metadata"]["name"]: c for c in store.all(Kind(*_CLAIMS, namespace))}
+    known = {c["metadata"]["name"]: c for c in store.all(Kind(*CLAIMS, namespace))}
     for name in claims_of(pod):
         claim = known.get(name)
         if claim is None or "deletionTimestamp" in claim["metadata"]:
@@ -47,7 +49,7 @@ def waiting(why: str) -> dict[str, Any]:
 
 def protect(store: Store, kind: Kind, name: str) -> bool:
     """Mark a claim that pods use as being deleted; return False for any other object."""
-    is_claim = (kind.group, kind.resource) == _CLAIMS
+    is_claim = (kind.group, kind.resource) == CLAIMS
     if not is_claim or not _users(store, kind.namespace, name):
         return False
     claim = store.get(kind, name)
@@ -58,11 +60,61 @@ def protect(store: Store, kind: Kind, name: str) -> bool:
 
 def let_go(store: Store, namespace: str) -> None:
     """Delete claims that are being deleted and that no pod uses any more."""
-    kind = Kind(*_CLAIMS, namespace)
+    kind = Kind(*CLAIMS, namespace)
     for claim in store.all(kind):
         name = claim["metadata"]["name"]
         if "deletionTimestamp" in claim["metadata"] and not _users(store, namespace, name):
             store.remove(kind, name)
+
+
+def check_change(store: Store, before: Object, after: Object) -> None:
+    """Check a change of the spec of a claim: its volume may grow, if its StorageClass allows it.
+
+    Raises:
+        Refused: It changes otherwise.
+    """
+    name = before["metadata"]["name"]
+    old, new = (_without_size(claim["spec"]) for claim in (before, after))
+    if old != new:
+        words = (
+            f'PersistentVolumeClaim "{name}" is invalid: spec: Forbidden: spec is immutable after '
+            "creation except resources.requests and volumeAttributesClassName for bound claims"
+        )
+        raise Refused(422, "Invalid", words)
+    was, becomes = _size(before), _size(after)
+    if becomes < was:
+        words = (
+            f'PersistentVolumeClaim "{name}" is invalid: spec.resources.requests.storage: '
+            "Forbidden: field can not be less than status.capacity"
+        )
+        raise Refused(422, "Invalid", words)
+    if becomes > was and not _may_grow(store, before):
+        words = (
+            f'persistentvolumeclaims "{name}" is forbidden: only dynamically provisioned pvc can '
+            "be resized and the storageclass that provisions the pvc must support resize"
+        )
+        raise Refused(403, "Forbidden", words)
+
+
+def _without_size(spec: Object) -> Object:
+    resources = spec.get("resources") or {}
+    return {**spec, "resources": {k: v for k, v in resources.items() if k != "requests"}}
+
+
+def _size(claim: Object) -> float:
+    requests = (claim["spec"].get("resources") or {}).get("requests") or {}
+    return quantities.parse(requests.get("storage", 0))
+
+
+def _may_grow(store: Store, claim: Object) -> bool:
+    """Return whether the StorageClass of a claim, or else the default one, expands volumes."""
+    named = claim["spec"].get("storageClassName")
+    return any(
+        bool(each.get("allowVolumeExpansion"))
+        for each in store.all(Kind("storage.k8s.io", "storageclasses", ""))
+        if each["metadata"]["name"] == named
+        or (named is None and _DEFAULT in (each["metadata"].get("annotations") or {}))
+    )
 
 
 def _users(store: Store, namespace: str, claim: str) -> list[str]:

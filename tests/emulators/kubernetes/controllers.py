@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tests.emulators.kubernetes import apply, kuberay, rules
+from tests.emulators.kubernetes import apply, claims, kuberay, rules
 from tests.emulators.kubernetes.node import NODE
 from tests.emulators.kubernetes.store import Kind, Object, Refused, Store
 
@@ -18,9 +18,8 @@ _FINALIZER: Final = "ray.io/gcs-ft-redis-cleanup-finalizer"
 _AUTOSCALER: Final = "kuberay-autoscaler"
 _RAYS: Final = ("ray.io", "rayclusters")
 _JOBS: Final = ("ray.io", "rayjobs")
-_SETS: Final = ("apps", "statefulsets")
-_CLAIMS: Final = ("", "persistentvolumeclaims")
 _BOUND: Final = {"phase": "Bound"}
+_UNPLACED: Final = claims.waiting("0/1 nodes are available: 1 Insufficient cpu.")
 
 
 class Controllers:
@@ -34,6 +33,7 @@ class Controllers:
         has_kuberay: KubeRay is installed; without it the API does not know its kinds.
         is_operator_running: It acts on its objects, and removes its finalizer.
         missing_images: Pods with these never start.
+        worker_room: Number of workers for which nodes have room; further ones wait. None: all.
         mirror: Admission puts this before the image of each container of a pod.
         redis_outlived_ray: Ray's records were still there to be removed when a RayCluster ended.
     """
@@ -44,6 +44,7 @@ class Controllers:
         self.has_kuberay = True
         self.is_operator_running = True
         self.missing_images: set[str] = set()
+        self.worker_room: int | None = None
         self.mirror = ""
         self.redis_outlived_ray = False
 
@@ -59,8 +60,8 @@ class Controllers:
         if self.is_operator_running:
             self._each(_RAYS, self._ray)
             self._each(_JOBS, self._job)
-        self._each(_SETS, self._stateful_set)
-        self._each(_CLAIMS, lambda _, claim: {**claim, "status": _BOUND})
+        self._each(rules.SETS, self._stateful_set)
+        self._each(claims.CLAIMS, lambda _, claim: {**claim, "status": _BOUND})
 
     def _each(self, of: tuple[str, str], act: Callable[[Kind, Object], Object | None]) -> None:
         """Let `act` return the new state of every object of a kind; None: it is not changed."""
@@ -73,7 +74,7 @@ class Controllers:
     def _ray(self, kind: Kind, ray: Object) -> Object | None:
         metadata, spec = ray["metadata"], ray["spec"]
         if "deletionTimestamp" in metadata:
-            self.redis_outlived_ray = bool(self._store.all(Kind(*_SETS, kind.namespace)))
+            self.redis_outlived_ray = bool(self._store.all(Kind(*rules.SETS, kind.namespace)))
             self._remove(kind, metadata["name"], metadata["uid"])
             return None
         if wrong := kuberay.faults(ray):
@@ -88,6 +89,7 @@ class Controllers:
             worker = {"ray.io/node-type": "worker", "ray.io/group": group["groupName"]}
             for number in range(wanted):
                 self._ray_pod(ray, number, group["template"], worker)
+        self._place_workers(kind.namespace)
         ray["status"] = {"state": "ready", "observedGeneration": metadata["generation"]}
         return apply.owned(ray, _AUTOSCALER, "workerGroupSpecs")
 
@@ -97,6 +99,24 @@ class Controllers:
         name = f"{labels['ray.io/group']}-{number}"
         cluster = {"ray.io/cluster": ray["metadata"]["name"]}
         self._make_pod(ray, name, template, {**cluster, **labels})
+
+    def _place_workers(self, namespace: str) -> None:
+        """Start the workers that waited for room, as far as there is some now."""
+        kind = Kind(*rules.PODS, namespace)
+        for pod in self._store.all(kind):
+            if pod["status"] == _UNPLACED and self._has_room(kind):
+                name, spec = pod["metadata"]["name"], {**pod["spec"], "nodeName": NODE}
+                self._store.change(kind, name, {**pod, "spec": spec, "status": self._status(spec)})
+
+    def _has_room(self, pods: Kind) -> bool:
+        is_worker = {"ray.io/node-type": "worker"}.items()
+        placed = [
+            pod
+            for pod in self._store.all(pods)
+            if is_worker <= (pod["metadata"].get("labels") or {}).items()
+            and "nodeName" in pod["spec"]
+        ]
+        return self.worker_room is None or len(placed) < self.worker_room
 
     def _job(self, kind: Kind, job: Object) -> Object | None:
         """Submit a RayJob: a Kubernetes Job runs its submitter's pod to the end."""
@@ -124,7 +144,7 @@ class Controllers:
                 source = {"claimName": claim_name}
                 volumes.append({"name": volume, "persistentVolumeClaim": source})
                 metadata = {"name": claim_name, "labels": spec["selector"]["matchLabels"]}
-                self._make(Kind(*_CLAIMS, kind.namespace), {
+                self._make(Kind(*claims.CLAIMS, kind.namespace), {
                     "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata,
                     "spec": claim["spec"],
                 })  # fmt: skip
@@ -148,11 +168,14 @@ class Controllers:
             return
         above = {field: owner[field] for field in ("apiVersion", "kind")}
         above |= {field: owner["metadata"][field] for field in ("name", "uid")}
+        above["controller"] = True
         metadata = {
             "name": name, "ownerReferences": [above],
             "labels": {**template["metadata"].get("labels", {}), **(labels or {})},
         }  # fmt: skip
-        spec = {**template["spec"], "nodeName": NODE}
+        is_worker = (labels or {}).get("ray.io/node-type") == "worker"
+        is_placed = not is_worker or self._has_room(kind)
+        spec = {**template["spec"], **({"nodeName": NODE} if is_placed else {})}
         spec["containers"] = [
             {**container, "image": self.mirror + container["image"]}
             for container in spec["containers"]
@@ -164,7 +187,8 @@ class Controllers:
             node = (labels or {}).get("ray.io/node-type", "").capitalize()
             self._warn(owner, f"FailedToCreate{node}Pod" if node else "FailedCreate", str(exc))
             return
-        self._store.add(kind, {**pod, "status": self._status(spec)})
+        status = self._status(spec) if is_placed else _UNPLACED
+        self._store.add(kind, {**pod, "status": copy.deepcopy(status)})
 
     def _status(self, spec: Object) -> dict[str, Any]:
         image = spec["containers"][0]["image"]

@@ -15,6 +15,12 @@ VERBS: Final = {
 }  # fmt: skip
 """Verbs of permissions by HTTP method."""
 PODS: Final = ("", "pods")
+SETS: Final = ("apps", "statefulsets")
+_CHANGEABLE: Final = (
+    "replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit",
+    "persistentVolumeClaimRetentionPolicy", "minReadySeconds",
+)  # fmt: skip
+"""Fields of a StatefulSet; all others are immutable."""
 
 
 def check_schema(body: Object) -> None:
@@ -152,5 +158,22 @@ def check_change(before: Object, after: Object) -> None:
         words = (
             f'Pod "{name}" is invalid: spec.activeDeadlineSeconds: Invalid value: {becomes}: must '
             f"be less than or equal to previous value"
+        )
+        raise Refused(422, "Invalid", words)
+
+
+def check_set_change(before: Object, after: Object) -> None:
+    """Check a change of the spec of a StatefulSet.
+
+    Raises:
+        Refused: An immutable field changes, such as the size of its volumes.
+    """
+    old, new = before["spec"], after["spec"]
+    changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    if changed - {*_CHANGEABLE}:
+        fields = "', '".join(_CHANGEABLE[:-1]) + f"' and '{_CHANGEABLE[-1]}"
+        words = (
+            f'StatefulSet.apps "{before["metadata"]["name"]}" is invalid: spec: Forbidden: updates '
+            f"to statefulset spec for fields other than '{fields}' are forbidden"
         )
         raise Refused(422, "Invalid", words)

@@ -29,11 +29,11 @@ class Kind:
 class Refused(Exception):
     """What the API answers instead, as a ``Status``."""
 
-    def __init__(self, code: int, reason: str, message: str, retry_after_s: int = 0) -> None:
+    def __init__(self, code: int, reason: str, message: str, retry_after: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.reason = reason
-        self.retry_after_s = retry_after_s
+        self.retry_after = retry_after
 
     def status(self) -> Object:
         """Return the answer."""

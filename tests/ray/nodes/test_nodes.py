@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from tests.ray.faults import (
     PROBE,
     eventually,
     eventually_empty,
+    kill,
     launcher_pids,
+    stop,
 )
 from tests.ray.nodes.nodes import Console, Node, Nodes, RemoteError, by_node, own_root, raised
+from tests.ray.nodes.pod_nodes import drain_hook
 
 CALLS = "[r.data for r in ray.get([h.call_tool.remote('count') for h in {}], timeout=60)]"
 RELEASE = "aenv_ray.release_many({})"
@@ -242,6 +247,25 @@ def test_versions_that_do_not_understand_each_other_are_named(
         driver.close()
 
 
+def test_a_worker_drains_also_with_a_head_of_another_version(
+    passing: Callable[..., Node], nodes: Nodes, console: Console, tmp_path: Path
+) -> None:
+    """The head may have been replaced first, and a hook that fails ends the worker at once."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    console.do(f"kept = aenv_ray.create(PROBE, actor='shared', near={third.node_id!r}, ttl=15)")
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_VERSION)
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        drain_hook(third.node_id),
+        env={**os.environ, "RAY_ADDRESS": nodes.address, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "waiting for 1 instances" in done.stderr
+    assert "drained" in done.stdout
+
+
 KILLED = """
 host = ray_api.find_actor({0!r})
 ray.kill(host, no_restart=True)
@@ -331,6 +355,62 @@ def test_a_node_drains_and_no_episode_is_lost_or_played_twice(
     assert {(status, attempts) for _, status, attempts in rows} == {("completed", 1)}
     console.do(f"aenv_ray.init().undrain({third.node_id!r})")
     eventually(lambda: is_used(console, third), 30.0)
+
+
+STARTED = """
+import threading
+made = []
+def make():
+    made.append(aenv_ray.create(PROBE, actor="shared", near={0!r}))
+starting = threading.Thread(target=make, daemon=True)
+starting.start()
+"""
+
+
+def test_a_node_is_not_drained_while_an_instance_starts_there(
+    passing: Callable[..., Node], console: Console
+) -> None:
+    """Whoever stops a drained node would end it."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    state = STATE.format(third.node_id)
+    (launcher,) = launcher_pids(third.directory)
+    stop(launcher)
+    console.do(STARTED.format(third.node_id))
+    eventually(lambda: console.value(state) == {"ready": [1, 0]}, 30.0)
+    console.do(f"aenv_ray.init().drain({third.node_id!r})")
+    assert console.value(state) == {"draining": [1, 0]}
+    kill(launcher, signal.SIGCONT)
+    console.do("starting.join(60)")
+    assert console.value(CALLS.format("made")) == [1]
+    console.do(RELEASE.format("made"))
+    eventually(lambda: console.value(state) == {"drained": [0, 0]}, 60.0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("density", ["shared", "dedicated"])
+def test_a_node_is_not_drained_while_a_host_there_does_not_answer(
+    passing: Callable[..., Node], console: Console, density: str
+) -> None:
+    """Its instances run on, and it answers again."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    state = STATE.format(third.node_id)
+    console.do(f"kept = aenv_ray.create(PROBE, actor={density!r}, near={third.node_id!r})")
+    console.do(f"aenv_ray.init().drain({third.node_id!r})")
+    host = "ray_api.find_actor(ray.get(kept.info.remote()).host)"
+    console.do("import os")
+    pid = console.value(f"ray.get({host}.__ray_call__.remote(lambda _: os.getpid()))")
+    stop(pid)
+    try:
+        for _ in range(2):  # the controller forgets such a host, and finds it again
+            assert console.value(state).keys() == {"draining"}
+    finally:
+        kill(pid, signal.SIGCONT)
+    eventually(lambda: console.value(state) == {"draining": [1, 0]}, 60.0)
+    assert console.value(CALLS.format("[kept]")) == [1]
+    console.do(RELEASE.format("[kept]"))
+    eventually(lambda: console.value(state) == {"drained": [0, 0]}, 60.0)
 
 
 LOST = """

@@ -39,8 +39,11 @@ def test_built_in_policies_and_classes_play(
     mini_tasks: list[Task], policy: Any, mean: float
 ) -> None:
     """The reference earns the reward; doing nothing, or something, does not."""
-    summary = aenv_ray.sample(MINI, policy, mini_tasks[:2], concurrency=2).run()
+    sampling = aenv_ray.sample(MINI, policy, mini_tasks[:2], concurrency=2)
+    summary = sampling.run()
     assert (summary.rollouts, summary.reward_mean) == (2, mean)
+    name = policy if isinstance(policy, str) else f"{__name__}:Solves"
+    assert [episode.policy for episode in sampling.episodes] == [name] * 2
 
 
 def test_a_model_plays_and_its_endpoint_never_scores(
@@ -62,6 +65,7 @@ def test_a_model_plays_and_its_endpoint_never_scores(
         sampling.run()
     solved, refused, failed = sampling.episodes
     assert (solved.status, solved.reward) == (EpisodeStatus.COMPLETED, 1.0)
+    assert solved.policy == failed.policy == "openai:m"
     assert solved.usage == Usage(requests=2, prompt_tokens=20, completion_tokens=10)
     roles = [message["role"] for message in solved.messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]

@@ -94,7 +94,7 @@ def as_json(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ours.handlers, ours.level, ours.propagate, logs.events.level = before
 
 
-def test_log_lines_name_episode_task_and_instance(
+def test_log_lines_name_episode_task_instance_and_owner(
     cluster: Cluster, as_json: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also those that other code logs during the episode, and if the driver plays it."""
@@ -104,10 +104,11 @@ def test_log_lines_name_episode_task_and_instance(
         del env
         logging.getLogger("aenv_ray.a_policy").warning("thinking")
 
-    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), runners="driver")
+    (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), runners="driver", owner="ann")
     written = capsys.readouterr().err.splitlines()
     lines = [json.loads(line) for line in written if line.startswith("{")]
-    about = {"component": "runner", "episode": 0, "task": "t0", "instance": episode.instance_id}
+    about = {"component": "runner", "episode": 0, "task": "t0", "owner": "ann"}
+    about |= {"instance": episode.instance_id}
     (thought,) = [line for line in lines if line["message"] == "thinking"]
     (ended,) = [line for line in lines if line["message"] == "episode 0, attempt 1: completed"]
     assert thought == thought | about

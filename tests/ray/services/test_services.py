@@ -13,7 +13,13 @@ import pytest
 import aenv_ray
 from aenv_ray import serve as services
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
-from aenv_ray.errors import FabricUnavailable, FunctionFailed, ServiceNotFound, SessionLost
+from aenv_ray.errors import (
+    CallOutcomeUnknown,
+    FabricUnavailable,
+    FunctionFailed,
+    ServiceNotFound,
+    SessionLost,
+)
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import EnvironmentVersion, Right
@@ -344,6 +350,19 @@ def test_a_dead_sandbox_is_replaced(desk: Any) -> None:
         call(session, "leave")
 
     assert call(session, "name") != name  # told once
+    settled("desk", 2)
+
+
+def test_a_call_of_a_session_does_not_run_again_in_another_sandbox(desk: Any) -> None:
+    """Invariant 1: its client may have missed the error that the session is lost."""
+    session = desk.options(session_id="of a repeated call")
+    counting = {"name": "count", "call_id": "of a session"}
+    session.call_tool.remote(**counting).result(timeout_s=WIDE_S)
+    with pytest.raises(SessionLost):
+        call(session, "leave")
+
+    with pytest.raises(CallOutcomeUnknown):
+        session.call_tool.remote(**counting).result(timeout_s=WIDE_S)
     settled("desk", 2)
 
 

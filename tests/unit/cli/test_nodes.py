@@ -51,6 +51,15 @@ def test_a_drain_that_takes_too_long_says_what_is_left(
     assert "it stays draining" in said
 
 
+def test_a_drain_names_hosts_that_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_Fabric, "drain", lambda *_, **__: dataclasses.replace(STATE, silent=1))
+    assert main(["cluster", "drain", "worker-3", "--timeout", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "0 replicas of services, and 1 hosts that do not answer after 0 s" in said
+
+
 def test_a_drain_waits_for_a_head_that_is_away(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.cli.main import main
+from aenv_ray.cli.terminal.options import project_of
+from aenv_ray.errors import EnvironmentNotFound
 
 
 @pytest.mark.parametrize("command", ["test", "run", "push", "build"])
@@ -25,3 +27,12 @@ def test_a_project_is_a_path_relative_to_the_work_dir(
     ):
         assert main([command, *words]) == 1
         assert f"there is no project directory {missing}\n" in capsys.readouterr().err
+
+
+def test_a_name_of_a_built_in_environment_is_a_project_unless_a_directory_has_it(
+    tmp_path: Path,
+) -> None:
+    assert project_of(tmp_path, Path("mini-terminal")).config.name == "mini-terminal"
+    (tmp_path / "mini-terminal").mkdir()
+    with pytest.raises(EnvironmentNotFound, match=str(tmp_path / "mini-terminal")):
+        project_of(tmp_path, Path("mini-terminal"))

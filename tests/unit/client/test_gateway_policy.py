@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray.client import environment
+from aenv_ray.client.environment import Environment
 from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp, GatewayPolicy
 from aenv_ray.client.over_gateway import GatewayInstance
 from aenv_ray.errors import (
@@ -241,6 +243,22 @@ async def test_every_client_uses_the_proxy_of_the_environment_except_for_loopbac
     assert all(target.split()[1].startswith("http://gateway.test:8080/") for target in through)
     assert len(direct) == len(through)
     assert all(target.split()[1].startswith("/") for target in direct)
+
+
+async def test_a_create_gives_up_after_a_minute_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(environment.asyncio, "sleep", sleep)
+    env = Environment("mini-terminal", aenv_url="http://127.0.0.1:1")
+    with pytest.raises(FabricUnavailable, match=r"gateway at http://127\.0\.0\.1:1"):
+        await env.initialize()
+    assert 30.0 < sum(pauses) < 70.0
+    assert len(pauses) == env.max_retries
 
 
 async def test_calls_of_functions_and_rewards_wait_out_a_429() -> None:

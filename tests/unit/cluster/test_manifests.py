@@ -21,6 +21,7 @@ import aenv_ray
 from aenv_ray.cluster import kustomize, lifecycle, manifests, objects, yaml_files
 from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
+from aenv_ray.policy import STRICT
 from aenv_ray.runtime.fork.jail_spec import NOBODY
 from tests.cluster_schemas import pod_specs, problems
 from tests.conftest import require
@@ -112,6 +113,16 @@ def test_components_and_values_of_a_users_own_are_the_same_with_and_without_kube
     assert {d["metadata"].get("namespace", "elsewhere") for d in ours} == {"elsewhere"}
     binding = the(ours, "RoleBinding", "aenv-worker")
     assert binding["subjects"][0]["namespace"] == "elsewhere"
+
+
+def test_only_the_grace_period_bounds_the_drain_of_a_worker(everything):
+    """A hook that ended earlier would end the worker, with instances that may go on for longer."""
+    for group in the(manifests.load(str(everything)), "RayCluster", "aenv")["spec"][
+        "workerGroupSpecs"
+    ]:
+        hook = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert STRICT.max_ttl_s is not None
+        assert float(hook[hook.index("--timeout") + 1]) > 10 * STRICT.max_ttl_s
 
 
 def test_what_is_written_out_is_read_back_the_same(everything):

@@ -22,6 +22,7 @@ def test_names_are_separated_by_commas() -> None:
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
 def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").touch()
     (tmp_path / "tasks.jsonl").touch()
     file = tmp_path / f"suite{suffix}"
     rows = [
@@ -37,6 +38,22 @@ def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path
     assert (mine.label, mine.environment, mine.limit) == ("mine", str(tmp_path / "mine"), 5)
     assert (python.label, python.environment) == ("python", "code")
     assert (python.tasks, python.samples_per_task) == (str(tmp_path / "tasks.jsonl"), 4)
+
+
+def test_a_path_stays_one_and_a_name_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("code", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "tau2").mkdir()  # for example a clone with its tasks
+    names = ["./mine", "code", "tau2", "./code", "./absent"]
+    rows = [{"environment": name, "name": str(number)} for number, name in enumerate(names)]
+    (tmp_path / "suite.json").write_text(json.dumps(rows))
+    found = [one.environment for one in read_suite("suite.json")]
+    paths = [str(tmp_path / name) for name in ("mine", "code", "absent")]
+    assert found == [paths[0], "code", "tau2", paths[1], paths[2]]
 
 
 @pytest.mark.parametrize(

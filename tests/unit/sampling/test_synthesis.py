@@ -131,6 +131,18 @@ def test_duplicates_are_dropped_and_a_wrong_one_takes_no_place() -> None:
     }
 
 
+def test_what_was_dropped_may_be_proposed_again_and_what_was_kept_may_not() -> None:
+    wrong = {"reference": [0.0, 0.0], "null": [0.0, 0.0]}
+    outcomes = {"b": wrong}
+    synthesizer = Synthesizer("e", repetitions=2, play=_Played(outcomes))
+    first = synthesizer.check([_proposal("a"), _proposal("b")])
+    assert [one.id for one in first.kept] == ["a"]
+    del outcomes["b"]
+    second = synthesizer.check([_proposal("b"), _proposal("c", "a")])
+    assert [one.id for one in second.kept] == ["b"]
+    assert [one.reason for one in second.dropped] == [DropReason.DUPLICATE]
+
+
 def test_a_generator_is_read_to_its_bound_and_its_failure_is_named() -> None:
     def endless(seed: int) -> Iterator[dict[str, Any]]:
         for number in range(seed, 10**9):

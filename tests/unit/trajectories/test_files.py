@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import aenv_ray
 from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.files import EpisodeFile
-from aenv_ray.trajectories.reading import finished_episodes
+from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
+from aenv_ray.trajectories.shards import check_output, open_output
 
 
 def episode(index: int) -> Episode:
@@ -87,3 +90,108 @@ def test_the_file_of_something_else_is_refused(line: str, message: str, tmp_path
     with pytest.raises(ConfigError, match=message):
         finished_episodes(tmp_path / "out.jsonl", TASKS)
     assert (tmp_path / "out.jsonl").read_text() == f"{line}\n"
+
+
+# --- what a new run replaces ---------------------------------------------------------------------
+
+
+def _written(out: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(out)): one.read_bytes() for one in out.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run", "run.parquet"])
+def test_a_run_replaces_an_earlier_one_only_if_told(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    check_output(out, overwrite=False)
+    output = open_output(out)
+    output.write(episode(0))
+    output.close()
+    before = _written(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name} already has episodes"):
+        aenv_ray.sample("mini-terminal", "null", TASKS, out=out)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        aenv_ray.sample("mini-terminal", "null", TASKS, out=out, resume=True, overwrite=True)
+    aenv_ray.sample("mini-terminal", "null", TASKS, out=out, resume=True)
+    aenv_ray.sample("mini-terminal", "null", TASKS, out=out, overwrite=True)
+    assert _written(tmp_path) == before  # nothing runs before it is iterated
+    open_output(out).close()
+    assert len(read(out)) == 0
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run/driver-00000.jsonl"])
+@pytest.mark.parametrize("length", [1, 5, 10, 20, 80])
+def test_a_run_that_was_killed_in_its_first_line_is_resumed_and_replaced(
+    length: int, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(episode(0).model_dump_json()[:length])
+    out = tmp_path / name.split("/", maxsplit=1)[0]
+    check_output(out, overwrite=True)
+    assert finished_episodes(out, TASKS) == []
+    output = open_output(out)
+    output.write(episode(0))
+    output.close()
+    assert list(read(out)) == [episode(0)]
+
+
+@pytest.mark.parametrize("content", ["a letter", '{"index": 0}', "\n", "\xff", "{\xff\n", "[1]"])
+def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch()
+    check_output(out, overwrite=False)
+    out.write_bytes(content.encode("latin-1"))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced, but is not a file"):
+            aenv_ray.sample("mini-terminal", "null", TASKS, out=out, overwrite=overwrite)
+    with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced"):
+        open_output(out)  # also for a trainer's records
+    assert out.read_bytes() == content.encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000-of-00001.parquet", "part-00001.jsonl", "manifest.json"]
+)
+def test_a_directory_with_files_that_are_named_like_shards_is_left_as_it_is(
+    name: str, tmp_path: Path
+) -> None:
+    """Data sets of Hugging Face and Spark have such names, and web applications a manifest."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    output = open_output(tmp_path)
+    output.write(episode(0))
+    output.close()
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / name)
+    else:
+        (tmp_path / name).write_text('{"name": "a"}\n')
+    before = _written(tmp_path)
+    with pytest.raises(ConfigError, match=f"{name} would be replaced, but is not a file of"):
+        aenv_ray.sample("mini-terminal", "null", TASKS, out=tmp_path, overwrite=True)
+    with pytest.raises(ConfigError, match=f"{name} would be replaced, but is not a file of"):
+        open_output(tmp_path)
+    assert _written(tmp_path) == before
+
+
+def test_a_shard_of_both_formats_is_replaced_whole(tmp_path: Path) -> None:
+    """Its writer was killed between writing the one and deleting the other."""
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "run.parquet"
+    output = open_output(out)
+    output.write(episode(0))
+    output.close()
+    (out / "driver-00000.jsonl").write_text(f"{episode(0).model_dump_json()}\n")
+    open_output(out).close()
+    assert len(read(out)) == 0
+
+
+@pytest.mark.parametrize("has_shards", [False, True])
+def test_attachments_of_other_records_in_a_directory_are_kept(
+    has_shards: bool, tmp_path: Path
+) -> None:
+    data = b"image"
+    one = attachment_of(data, "image/png")
+    AttachmentFiles(tmp_path, is_directory=True).write({one.digest: data})
+    (tmp_path / "run1.jsonl").write_text(f"{episode(0).model_dump_json()}\n")
+    if has_shards:
+        (tmp_path / "driver-00000.jsonl").write_text(f"{episode(1).model_dump_json()}\n")
+    open_output(tmp_path).close()
+    assert read(tmp_path / "run1.jsonl").attachment(one) == data

@@ -88,6 +88,22 @@ def test_of_an_episode_that_ran_again_the_later_record_counts(tmp_path: Path) ->
     assert list(read(tmp_path / "run.jsonl")) == [episode(0), episode(1)]
 
 
+@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("b", "t0")])
+def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_path: Path) -> None:
+    """Writers that each number from 0 would lose all episodes but those of the last."""
+    failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    for name, one in (("a", episode(0)), (writer, failed), (writer, episode(1))):
+        output = ShardWriter(tmp_path, name)
+        output.write(one)
+        output.close()
+    assert [one.index for one in read(tmp_path)] == [0, 1]
+    output = ShardWriter(tmp_path, writer)
+    output.write(episode(0, task_id=task))
+    output.close()
+    with pytest.raises(ConfigError, match="episode 0 of task"):
+        read(tmp_path)
+
+
 def test_a_directory_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for kept in ([], EPISODES[:1]):
@@ -176,13 +192,46 @@ def test_a_directory_that_vanishes_ends_the_writing_and_not_the_run(
     assert caplog.messages == [f"{output.failure.message}; the run continues"]
 
 
-def test_a_value_that_fits_no_column_leaves_the_lines(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, "a", form=ShardFormat.PARQUET)
-    large = episode(0, seed=2**70)
-    writer.write(large)
+def test_a_shard_that_cannot_be_converted_stays_and_the_next_ones_are_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = ShardWriter(tmp_path, "a", form=ShardFormat.PARQUET, episodes_per_shard=1)
+    episodes = [episode(0, seed=2**70), episode(1)]
+    for one in episodes:
+        writer.write(one)
     writer.close()
-    assert writer.failure is not None
-    assert list(read(tmp_path)) == [large]
+    assert writer.failure is None
+    (warning,) = caplog.messages
+    assert "a-00000.jsonl stays JSON Lines" in warning
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-00000.jsonl", "a-00001.parquet"]
+    write_manifest(tmp_path)
+    assert list(read(tmp_path)) == episodes
+
+
+def test_a_resumed_run_converts_what_was_left_in_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers of Parquet, such as Ray Data, would miss these episodes."""
+    out = tmp_path / "run.parquet"
+    writers = [ShardWriter(out, name) for name in ("driver", "driver-2")]
+    for writer, episodes in zip(writers, (EPISODES[:2], EPISODES[2:3]), strict=True):
+        for one in episodes:
+            writer.write(one)
+        writer.close()
+    write_manifest(out)
+    with (out / "driver-00000.jsonl").open("a") as file:
+        file.write('{"index"')
+    resumed = open_output(out, finished_episodes(out, None))
+    assert caplog.messages == [
+        f"{out}/driver-00000.jsonl: the last line is incomplete and is skipped"
+    ]
+    assert list(read(out)) == EPISODES[:3]
+    resumed.write(EPISODES[3])
+    resumed.close()
+    assert list(read(out)) == EPISODES
+    assert sorted(path.name for path in out.iterdir()) == [
+        "driver-00000.parquet", "driver-00001.parquet", "driver-2-00000.jsonl", MANIFEST,
+    ]  # fmt: skip
 
 
 def test_a_hostile_parquet_file_is_a_config_error(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import aenv_ray
 from aenv_ray.sampling import Episode, EpisodeStatus, Step, summarize
+from aenv_ray.trajectories.shards import open_output
 from aenv_ray.trajectories.statistics import (
     Quantiles,
     RunningSummary,
@@ -180,3 +183,32 @@ def test_a_summary_names_the_worst_tasks_the_causes_and_the_slowest_phases() -> 
     assert summary.causes == {"sandbox_lost": 2}
     assert list(summary.phases_mean_ms.items()) == [("setup", 2000.0), ("policy", 500.0)]
     assert [one.task_id for one in summary.worst_tasks] == ["t0", "t1", "t2", "t3", "t4"]
+
+
+def test_a_task_that_is_repeated_is_one_of_the_worst_once_and_only_without_success() -> None:
+    rewards = {"a": [0.0, 1.0, 0.0], "b": [0.0, 0.2]}
+    for groups in (False, True):  # episodes alone, or several groups of one task
+        episodes = [
+            episode(reward, group=str(n) if groups else None).model_copy(update={"task_id": task})
+            for task, earned in rewards.items()
+            for n, reward in enumerate(earned, len(task) + 10 * len(earned))
+        ]
+        (worst,) = summarize(episodes, 1.0).worst_tasks
+        assert (worst.task_id, worst.reward_mean, worst.samples) == ("b", 0.1, 2)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "worst"), [(["a", "b"], ["a", "b"]), (["a", "b", "a", "b"], ["a", "b"])]
+)
+def test_a_sampling_counts_repeated_tasks_as_one(
+    tasks: list[str], worst: list[str], tmp_path: Path
+) -> None:
+    """As `aenv sample --rollouts` repeats them."""
+    out = tmp_path / "run.jsonl"
+    output = open_output(out)
+    for index, task in enumerate(tasks):
+        output.write(Episode(index=index, task_id=task, status="completed", reward=0.0))
+    output.close()
+    given = [{"id": task} for task in tasks]
+    summary = aenv_ray.sample("mini-terminal", "null", given, out=out, resume=True).summary()
+    assert sorted(one.task_id for one in summary.worst_tasks) == worst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import itertools
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from programs import communicate
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 _MODULES: Final = (
     *("plain", "process", "solution", "starter", "link", "script", "program", "main"),
@@ -95,6 +96,23 @@ class Test(BaseModel):
     """For a program: its standard input."""
     expected: Any = None
     """For a call: the result, as JSON; for a program: what it prints."""
+
+    @field_validator("setup", "source")
+    @classmethod
+    def _can_run(cls, code: str) -> str:
+        """Refuse what no solution could pass, instead of scoring it."""
+        try:
+            statements = ast.parse(code).body
+        except SyntaxError as exc:
+            raise ValueError(f"it is not Python: {exc}") from None
+        for node in statements:
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "."]
+            for name in names:
+                if name.partition(".")[0] not in sys.stdlib_module_names:
+                    raise ValueError(f"it imports {name}; the judge has the standard library only")
+        return code
 
 
 class Limits(BaseModel):

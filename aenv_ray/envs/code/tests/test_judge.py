@@ -208,6 +208,25 @@ VALUES = (
 )  # fmt: skip
 
 
+def test_a_program_may_end_with_quit_and_recurse_deeply() -> None:
+    deep = "import sys\nsys.setrecursionlimit(50000)\ndef f(n): return n and 1 + f(n - 1)\n"
+    (one,) = verdicts(f"{deep}print({EXPECTED - 40000} + f(40000)); quit()\nprint(1)", PROGRAM)
+    assert one.verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("field", "code", "message"),
+    [
+        ("source", "import numpy as np\nassert f(1) == 1", "it imports numpy"),
+        ("setup", "from a.b import c", "it imports a.b"),
+        ("setup", "def f(:", "it is not Python"),
+    ],
+)
+def test_a_test_that_no_solution_could_pass_is_refused(field: str, code: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Test.model_validate({"kind": "script", "source": "assert f(1)", field: code})
+
+
 def test_values_arrive_in_tests_as_they_are() -> None:
     tests = [
         Test(kind="script", source=f"assert same({one}) == {one}", names=("same",))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aenv_ray import ids
+from aenv_ray.addresses import is_loopback
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import Clock
@@ -353,17 +353,10 @@ class RouteCall:
         A gateway that listens on a loopback address is reached by no other name.
         """
         host, own = self.request.url.hostname or "", self.control.deps.settings.host
-        if not _HOST_NAME.fullmatch(host) or (_is_loopback(own) and not _is_loopback(host)):
+        if not _HOST_NAME.fullmatch(host) or (is_loopback(own) and not is_loopback(host)):
             host = own
         shown = f"[{host}]" if ":" in host else host
         return f"{self.request.url.scheme}://{shown}" + (f":{port}" if port else "")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def page_answer(page: Page[Any], items: Sequence[BaseModel]) -> Response:

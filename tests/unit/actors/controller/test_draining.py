@@ -35,7 +35,7 @@ NODES = {"aaaaaaaa1": HEAD, "bbbbbbbb1": WORKER, "bbbbbbbb2": DRAINING}
 def test_a_node_is_drained_once_it_has_neither_instances_nor_samplings(
     instances: dict[str, int], runners: dict[str, int], status: NodeStatus
 ) -> None:
-    found = node_states(NODES, usable(NODES), instances, runners, {"bbbbbbbb2": 1})
+    found = node_states(NODES, usable(NODES), instances, runners, {"bbbbbbbb2": 1}, {})
     assert [one.machine for one in found] == ["head", "one", "two"]
     assert [one.status for one in found] == [NodeStatus.CONTROL, NodeStatus.READY, status]
 
@@ -43,9 +43,15 @@ def test_a_node_is_drained_once_it_has_neither_instances_nor_samplings(
 def test_a_node_that_is_leaving_is_drained_once_its_replicas_have_moved() -> None:
     nodes = NODES | {"bbbbbbbb2": replace(DRAINING, is_leaving=True)}
     for replicas, status in ({"bbbbbbbb2": 1}, NodeStatus.DRAINING), ({}, NodeStatus.DRAINED):
-        found = node_states(nodes, usable(nodes), {}, {}, replicas)
+        found = node_states(nodes, usable(nodes), {}, {}, replicas, {})
         assert found[-1].status is status
         assert found[-1].replicas == len(replicas)
+
+
+def test_a_node_whose_hosts_do_not_all_answer_is_not_drained() -> None:
+    """They may have instances."""
+    found = node_states(NODES, usable(NODES), {}, {}, {}, {"bbbbbbbb2": 1})
+    assert (found[-1].status, found[-1].silent) == (NodeStatus.DRAINING, 1)
 
 
 def test_a_draining_node_gets_no_instances_and_others_may_come_for_it() -> None:

@@ -6,7 +6,11 @@ from typing import Any
 
 from ray import exceptions as ray_exceptions
 
-from aenv_ray.actors.controller.host_queries import list_instances_on, without_outer
+from aenv_ray.actors.controller.host_queries import (
+    count_instances_on,
+    list_instances_on,
+    without_outer,
+)
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.ray_leases import changes
@@ -40,11 +44,10 @@ def lease(name: str, status: InstanceStatus = InstanceStatus.RUNNING) -> Lease:
 
 
 async def ask(name: str, operation: str) -> Any:
-    assert operation == "instances"
     if name == "well":
-        return [info("a", "well")]
+        return {"instances": [info("a", "well")], "count_instances": 1}[operation]
     if name == "idle":
-        return []
+        return {"instances": [], "count_instances": 0}[operation]
     error = FabricUnavailable(f"host {name}")
     if name == "dead":
         raise error from ray_exceptions.ActorDiedError()
@@ -108,3 +111,8 @@ def test_inner_instances_without_their_outer_one_are_found() -> None:
     found = [info("a", "well"), warm, *inner]
     assert without_outer(found, {"silent"}) == ["inner-lost"]
     assert without_outer([info("a", "well")], ()) == []
+
+
+async def test_a_host_that_does_not_answer_is_not_counted_as_empty() -> None:
+    counts, silent = await count_instances_on(ask, ["well", "idle", "dead", "dead-node", "hung"])
+    assert (counts, silent) == ({"well": 1, "idle": 0}, {"hung"})

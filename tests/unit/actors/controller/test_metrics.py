@@ -72,16 +72,50 @@ def test_the_instances_of_a_lost_node_are_lost(exported: dict[str, Any]) -> None
     metrics = ClusterMetrics(is_continued=False)
     hosts = {"a": "n1", "b": "n2"}
     found = {"a": measures(3, Running=2), "b": measures(2, Running=1, Pending=1)}
-    metrics.happened(found, hosts, {"n1", "n2"})
+    metrics.happened(found, hosts, {"a", "b"}, {"n1", "n2"})
     pods = exported["aenv_pods"].values
     assert {phase for (phase,) in pods} == set(PHASES)
     assert (pods["Running",], pods["Pending",], pods["Failed",]) == (3, 1, 0)
-    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"n2"})
-    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"n2"})
+    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"b"}, {"n2"})
+    metrics.happened({"b": found["b"]}, {"b": "n2"}, {"b"}, {"n2"})
     lost = exported["aenv_lost_sandboxes"].values
     assert lost == {("process", "memory"): 2, ("any", "node"): 3}
     assert exported["aenv_creates"].values == {("process", "ok"): 5}
     assert pods["Running",] == 1
+
+
+def test_a_node_is_lost_some_measurements_after_its_hosts_fell_silent(
+    exported: dict[str, Any],
+) -> None:
+    """Ray takes longer to notice a dead node than the time between two measurements."""
+    metrics = ClusterMetrics(is_continued=False)
+    hosts, nodes = {"a": "n1", "b": "n2"}, {"n1", "n2"}
+    found = {"a": measures(3), "b": measures(2)}
+    metrics.happened(found, hosts, {"a", "b"}, nodes)
+    for known in hosts, {"b": "n2"}:  # the controller drops a host that does not answer
+        metrics.happened({"b": found["b"]}, known, {"a", "b"}, nodes)
+    lost = exported["aenv_lost_sandboxes"].values
+    assert ("any", "node") not in lost
+    for _ in range(2):
+        metrics.happened({"b": found["b"]}, {"b": "n2"}, {"b"}, {"n2"})
+    assert lost["any", "node"] == 3
+
+
+def test_what_ended_before_its_node_is_not_lost(exported: dict[str, Any]) -> None:
+    metrics = ClusterMetrics(is_continued=False)
+    metrics.happened({"a": measures(3)}, {"a": "n1"}, {"a"}, {"n1"})
+    metrics.happened({}, {}, set(), {"n1"})
+    metrics.happened({}, {}, set(), set())
+    assert ("any", "node") not in exported["aenv_lost_sandboxes"].values
+
+
+def test_a_host_that_was_silent_counts_only_what_is_new(exported: dict[str, Any]) -> None:
+    """Its history would raise alerts about old events."""
+    metrics = ClusterMetrics(is_continued=False)
+    metrics.happened({"a": measures(4000)}, {"a": "n1"}, {"a"}, {"n1"})
+    metrics.happened({}, {}, {"a"}, {"n1"})
+    metrics.happened({"a": measures(4001)}, {"a": "n1"}, {"a"}, {"n1"})
+    assert exported["aenv_creates"].values == {("process", "ok"): 4001}
 
 
 def test_refused_creates_are_counted(exported: dict[str, Any]) -> None:

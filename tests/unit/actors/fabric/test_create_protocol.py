@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,6 +242,31 @@ def test_a_project_is_packed_and_sent_once_to_each_node_that_lacks_it(
     again = bench.create(source, 8, density)
     assert len(again) == 8
     assert bench.received == [1, 1]
+
+
+def test_nodes_that_lack_the_project_start_together(source: Project) -> None:
+    """A start that installs requirements takes minutes: not one node after another."""
+    bench = Bench(is_async=True)
+    all_start = asyncio.Event()
+    starting: list[FakeHost] = []
+
+    def slow(host: FakeHost) -> Any:
+        async def start(specs: bytes) -> bytes:
+            answer = host.answer(decode_specs(specs))
+            if not isinstance(answer, ProjectMissing):
+                starting.append(host)
+                if len(starting) == len(bench.hosts):
+                    all_start.set()
+                waited = asyncio.create_task(all_start.wait())
+                done, _ = await asyncio.wait([waited], timeout=10.0)
+                assert done, "the others do not start at the same time"
+            return encode_outcomes(answer)
+
+        return SimpleNamespace(remote=lambda specs: asyncio.ensure_future(start(specs)))
+
+    for host in bench.hosts.values():
+        host.start = slow(host)
+    assert len(bench.create(source, 8, ActorDensity.SHARED)) == 8
 
 
 @pytest.mark.parametrize("density", list(ActorDensity))

@@ -28,6 +28,8 @@ class SpyEngine(FakeEngine):
         self.at_gate = asyncio.Event()
         self.stop_gate = asyncio.Event()
         self.stop_gate.set()
+        self.deadline_gate = asyncio.Event()
+        self.deadline_gate.set()
         self.away_for = 0
         """How many more stops, attaches and listings meet nobody."""
 
@@ -42,6 +44,7 @@ class SpyEngine(FakeEngine):
             self.kill(instance_id)
         self.deadlines[instance_id] = deadline
         await super().set_deadline(instance_id, deadline)
+        await self.deadline_gate.wait()
 
     async def stop(self, instance_ids: Sequence[InstanceId]) -> None:
         self._reach()

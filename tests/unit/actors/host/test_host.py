@@ -15,9 +15,11 @@ from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     CapacityExceeded,
+    DeadlineExceeded,
     FabricUnavailable,
     InsideCause,
     InstanceReleased,
@@ -54,6 +56,27 @@ async def test_a_repeated_start_waits_for_the_first(
     assert second.result() == first.result()
     assert await host.start([spec]) == first.result()
     assert host.load()[0] == 1
+
+
+async def test_instances_that_start_or_are_expected_count(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Otherwise a node counts as drained, and is stopped, while they start."""
+    expected = new_instance_id("probe")
+    assert host.reserve([expected], 30.0)
+    assert await host.count_instances() == 0, "it may be started elsewhere"
+    engine.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(host.start([spec]))
+        await engine.at_gate.wait()
+        assert (await host.count_instances(), await host.instances()) == (1, [])
+        await host.drain(60.0)
+        assert await host.count_instances() == 2
+        engine.gate.set()
+    host.reserve([expected], 0.0)
+    assert await host.count_instances() == 1
+    await host.release([spec.instance_id])
+    assert await host.count_instances() == 0
 
 
 async def test_a_repeated_start_is_told_of_the_firsts_failure(
@@ -244,6 +267,22 @@ async def test_what_was_not_recorded_is_ended_once_its_node_answers(
     assert await engine.running() == []
 
 
+async def test_a_listing_that_comes_too_late_does_not_keep_a_host_from_opening(
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail() -> list[RunningSandbox]:
+        raise DeadlineExceeded("waited 60 s for the node's launcher")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "running", fail)
+        host = await restarted(open_host, spec, engine, away=0)
+        await host.sweep()
+    assert [info.id for info in await host.instances()] == [spec.instance_id]
+
+
 async def test_what_was_not_recorded_is_never_mixed_up_with_what_is_new(
     open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
 ) -> None:
@@ -418,3 +457,40 @@ async def test_an_engine_that_does_not_answer_keeps_no_sandbox_of_another_one_al
     assert await engine.ids() == {other["instance_id"]}  # all fake engines of a host share them
     await host.sweep()
     assert await engine.ids() == set()
+
+
+async def renewed_late(host: Host, engine: SpyEngine, spec: InstanceSpec, ttl_s: float) -> Any:
+    """Return a task that renews an instance, and has moved the deadline of its sandbox only."""
+    engine.deadline_gate.clear()
+    task = asyncio.create_task(host.renew(spec.instance_id, ttl_s))
+    while spec.instance_id not in engine.deadlines:  # noqa: ASYNC110  # turns of the loop
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_an_instance_that_ends_while_it_is_renewed_leaves_no_record(
+    host: Host, engine: SpyEngine, store: MemoryInstanceStore, spec: InstanceSpec
+) -> None:
+    """Invariant 4: a record that stays would keep the host, and with it the node, for ever."""
+    await host.start([spec])
+    renewing = await renewed_late(host, engine, spec, 7200.0)
+    await host.release([spec.instance_id])
+    engine.deadline_gate.set()
+    with pytest.raises(InstanceReleased):
+        await renewing
+    assert store.list() == []
+
+
+async def test_of_two_renewals_at_once_the_later_deadline_counts(
+    host: Host, engine: SpyEngine, store: MemoryInstanceStore, spec: InstanceSpec
+) -> None:
+    await host.start([spec])
+    renewing = await renewed_late(host, engine, spec, 7200.0)
+    shorter = asyncio.create_task(host.renew(spec.instance_id, 600.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    engine.deadline_gate.set()
+    promised = (await renewing).deadline
+    assert (await shorter).deadline == promised
+    assert engine.deadlines[spec.instance_id] == promised
+    assert [record.deadline for record in store.list()] == [promised]

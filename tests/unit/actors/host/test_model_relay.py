@@ -22,6 +22,7 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.ids import InstanceId
+from tests.emulators.model_endpoint import completion, serving
 
 ONE, OTHER = InstanceId("tau2-aaaaaaaa"), InstanceId("tau2-bbbbbbbb")
 KEY = "sk-the-key"
@@ -194,3 +195,30 @@ async def test_without_an_endpoint_the_error_names_the_settings() -> None:
     with pytest.raises(ConfigError) as raised:
         await ModelRelay(Settings()).answer(ONE, {})
     assert "AENV_CHAT_MODEL_URL" in str(raised.value.hint)
+
+
+async def test_a_pause_that_the_endpoint_asks_for_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(model_relay.asyncio, "sleep", sleep)
+    answers = [httpx.Response(429, headers={"Retry-After": "20"}), httpx.Response(200, json=ANSWER)]
+    answer = await relay(lambda _: answers.pop(0)).answer(ONE, params(timeout_s=60.0))
+    assert json.loads(answer)["model"] == "m-1"
+    assert pauses == [20.0]
+
+
+async def test_a_model_on_the_node_is_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by way of a proxy that the node's environment names."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with serving(completion("Hi")) as endpoint:
+        one = ModelRelay(Settings(chat_model_url=endpoint.url, chat_model="m"))
+        answer = await one.answer(ONE, params())
+        await one.close()
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "Hi"

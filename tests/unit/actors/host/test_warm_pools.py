@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from aenv_ray.actors.host.host import Host
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import Sandbox, SandboxSpec
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import InstanceNotFound, InstanceReleased
+from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo, Lifetime
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.pools import Spec, count_calls, is_warm, keep, start_one
-from tests.unit.actors.host.spy_engine import SpyEngine
+from tests.unit.actors.host.spy_engine import AWAY, SpyEngine
 
 # --- taking --------------------------------------------------------------------------------------
 
@@ -192,3 +192,36 @@ async def test_one_that_is_renewed_by_the_made_up_id_lives_on(
     assert info.id != wanted.instance_id
     assert engine.deadlines[info.id] == info.deadline
     assert await count_calls(host, wanted.instance_id) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["failed", "cancelled"])
+async def test_one_that_is_released_in_a_start_that_fails_ends(
+    host: Host, engine: SpyEngine, spec: Spec, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """Invariant 4: the release was acknowledged while the sandbox was being handed over."""
+    await keep(host, spec(), 1)
+    (kept,) = await engine.ids()
+    specs = [spec(), spec(environment_variables={"COLD": "yes"})]
+    engine.deadline_gate.clear()
+    starting = asyncio.create_task(host.start(specs))
+    while not engine.deadlines:  # noqa: ASYNC110  # turns of the loop
+        await asyncio.sleep(0)
+    ids = [each.instance_id for each in specs]
+    assert await host.release(ids) == ids
+
+    async def fail(_: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
+        if is_cancelled:
+            starting.cancel()
+            await asyncio.sleep(0)
+        raise FabricUnavailable(AWAY)
+
+    monkeypatch.setattr(engine, "start_many", fail)
+    engine.deadline_gate.set()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else FabricUnavailable):
+        await starting
+    assert await host.instances() == []
+    await host.sweep()
+    assert kept not in await engine.ids()
+    assert [record for record in host._store.list() if not record.is_pooled] == []
+    for outcome in await host.start(specs[:1]):
+        assert isinstance(outcome, InstanceReleased)

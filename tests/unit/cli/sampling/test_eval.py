@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aenv_ray.cli.sampling.eval import show_results
+from aenv_ray import sampling
+from aenv_ray.cli.sampling.eval import _Evaluation, show_results
 from aenv_ray.cli.terminal.output import Format
-from aenv_ray.sampling.suites import BenchmarkResult
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.suites import Benchmark, BenchmarkResult
 from aenv_ray.trajectories.statistics import PassAtK
 
 
@@ -61,3 +64,19 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["void"], row["refused"], row["confidence_interval"]) == (3, 2, [0.871, 0.944])
     assert [one["k"] for one in row["pass_at_k"]] == [1, 2, 4, 8]
+
+
+def test_a_benchmark_that_cannot_begin_is_a_result_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def sample(*_: Any, **__: Any) -> Any:
+        raise ConfigError("no variable is named 'A=B'", hint="rename it")
+
+    monkeypatch.setattr(sampling, "sample", sample)
+    evaluation = _Evaluation(tmp_path, force=False, quiet=True)
+    evaluation.results.append(result("code"))
+    assert evaluation.play(Benchmark(environment="tau2"), "null", [])
+    evaluation.write()
+    code, tau2 = json.loads((tmp_path / "results.json").read_text())
+    assert (code["error"], tau2["episodes"], tau2["is_complete"]) == (None, 0, False)
+    assert tau2["error"] == "config_error: no variable is named 'A=B' (rename it)"

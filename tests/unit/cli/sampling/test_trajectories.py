@@ -10,8 +10,11 @@ import jsonschema
 import pytest
 
 from aenv_ray.cli.main import main
+from aenv_ray.cli.sampling.replay import _rescoring
+from aenv_ray.sampling.replay import replay
 from aenv_ray.trajectories import read
 from aenv_ray.trajectories.arrow import pyarrow
+from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 from tests.unit.trajectories.episodes import episode, step
 
@@ -115,3 +118,46 @@ def test_the_report_loads_nothing_and_escapes_texts(run: Path, tmp_path: Path) -
     assert not any(
         word in page for word in ("src=", "href=", "url(", "@import", "http://", "https://")
     )
+
+
+# --- rescoring ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rescored.jsonl", "rescored"])
+def test_a_rescored_episode_is_the_recorded_one_with_another_reward(
+    name: str, tmp_path: Path
+) -> None:
+    image = attachment_of(b"image", "image/png")
+    (tmp_path / "before").mkdir()
+    before = tmp_path / "before" / "run.jsonl"
+    recorded = [
+        episode(0, None, status=EpisodeStatus.TIMED_OUT),
+        episode(1, 0.0, steps=(step(attachments=[image.model_dump()]),), group="1", sample=0,
+                messages=({"role": "user", "content": "hi"},), environment="todo@1",
+                usage={"requests": 2}, policy_versions=(1, 2)),
+        episode(2, 0.0),
+    ]  # fmt: skip
+    before.write_text("".join(f"{one.model_dump_json()}\n" for one in recorded))
+    AttachmentFiles(before, is_directory=False).write({image.digest: b"image"})
+    found = read(before)
+    played = replay(found, "todo@2")
+
+    news = [
+        episode(1, None, status=EpisodeStatus.REWARD_FAILED, error="function_failed: no"),
+        episode(0, 1.0, environment="todo@2", environment_digest="sha256:2", output="other"),
+    ]
+    with _rescoring(found, played, tmp_path / name) as each:
+        assert each is not None
+        for one in news:  # as they finish, numbered by the sampler of the replay
+            each(one)
+
+    after = read(tmp_path / name)
+    new = {"reward": 1.0, "reward_detail": {"score": 1.0}}
+    new |= {"environment": "todo@2", "environment_digest": "sha256:2"}
+    failed = {"reward": None, "reward_detail": {"score": None}, "error": "function_failed: no"}
+    failed |= {"status": EpisodeStatus.REWARD_FAILED}
+    assert list(after) == [
+        recorded[1].model_copy(update=new),
+        recorded[2].model_copy(update=failed),
+    ]
+    assert after.attachment(image) == b"image"

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from aenv_ray.cli.sampling import rollouts
 from aenv_ray.cli.terminal import console, output
 from aenv_ray.cli.terminal.output import Format
-from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode
 
 JSON = st.recursive(
@@ -101,22 +100,6 @@ def test_moments_and_sizes_are_for_people():
     assert [output.size(n) for n in (0, 1023, 2048, 3 << 20, 5 << 30)] == [
         "0 B", "1023 B", "2.0 KiB", "3.0 MiB", "5.0 GiB",
     ]  # fmt: skip
-
-
-def test_only_a_file_of_episodes_is_replaced(tmp_path):
-    out = tmp_path / "out.jsonl"
-    rollouts.check_replaceable(out)
-    out.touch()
-    rollouts.check_replaceable(out)
-    episode = Episode(index=0, task_id="t", status="completed", reward=1.0)
-    out.write_text(f"{episode.model_dump_json()}\n")
-    rollouts.check_replaceable(out)
-    for other in ("a letter", '{"index": 0}', "\n", b"\xff".decode("latin-1")):
-        out.write_text(other)
-        with pytest.raises(
-            ConfigError, match=r"out\.jsonl would be overwritten, but is not a file of episodes"
-        ):
-            rollouts.check_replaceable(out)
 
 
 def test_the_first_errors_of_episodes_are_said_on_stderr(capsys):

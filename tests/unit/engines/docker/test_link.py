@@ -221,6 +221,21 @@ def test_a_peer_that_says_nothing_gives_its_place_to_others(
         assert silent.recv(1) == b"", "it was disconnected"
 
 
+def test_a_peer_for_which_no_thread_starts_is_disconnected(name: str) -> None:
+    """Its host then connects again, and does not wait for an answer."""
+    AuthenticatedDoor(name, KEY).tell({"ready": {"uid": 1}})
+    before = threading.stack_size(1 << 50)  # there is no memory for it
+    try:
+        with connect(name) as refused:
+            refused.settimeout(10)
+            assert refused.recv(1) == b""
+    finally:
+        threading.stack_size(before)
+    with connect(name) as served:
+        served.settimeout(60)
+        assert len(served.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+
+
 AS_NOBODY = """
 import contextlib, ctypes, os, socket, sys, threading, time  # nobody may not read them
 os.setgid(65534)

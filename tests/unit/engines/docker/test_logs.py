@@ -160,5 +160,5 @@ async def test_a_log_that_is_gone_is_empty_and_a_refusal_is_an_error() -> None:
         daemon.refusal = DaemonRefused(status, "no such container")
         assert await read(ContainerLog(daemon, "c", None)) == ""
     daemon.refusal = DaemonRefused(500, "broken")
-    with pytest.raises(FabricUnavailable, match="refused a log: broken"):
+    with pytest.raises(FabricUnavailable, match="did not read a container's log: broken"):
         await read(ContainerLog(daemon, "c", None))

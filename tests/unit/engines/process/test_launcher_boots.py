@@ -12,8 +12,9 @@ import pytest
 
 from aenv_ray.clock import FakeClock
 from aenv_ray.engines.process import launcher as launcher_module
+from aenv_ray.engines.process.forks import Fork, InstanceProcess
 from aenv_ray.engines.process.launcher import BOOT_DEADLINE_S, InstanceFiles, Launcher
-from aenv_ray.engines.process.templates import Fork, InstanceProcess, TemplateProcess
+from aenv_ray.engines.process.templates import TemplateProcess
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from aenv_ray.runtime.door import async_calls
 from aenv_ray.runtime.door.async_calls import AsyncCalls, Disconnect, Workers, read_outcome
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.faults import Fault
+from aenv_ray.testing.contract_bench import eventually
 
 
 class Bench:
@@ -140,6 +143,46 @@ def test_workers_grow_to_their_limit_and_run_waiting_jobs() -> None:
     for _ in range(10):
         assert done.acquire(timeout=10.0)
     assert workers._threads == 3
+
+
+@contextlib.contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """No thread of this process can be started: there is no memory for its stack."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+async def test_a_call_for_which_no_thread_starts_is_refused_and_never_runs() -> None:
+    """Invariant 1: its caller may repeat it."""
+    bench = Bench()
+    with no_thread_starts(), pytest.raises(Fault, match="start new thread") as raised:
+        read_outcome(await bench.start("refused"))
+    assert raised.value.code == "sandbox_exhausted"
+    assert raised.value.context["died_of"] == "processes"
+    later = bench.start("later")
+    await bench.has_begun()
+    assert bench.calls._workers.busy == 1
+    bench.go.set()
+    assert _text(await later) == "later"
+    assert bench.ran == ["later"]
+    assert not bench.calls._running
+
+
+async def test_a_call_for_which_no_further_thread_starts_waits_for_one() -> None:
+    bench = Bench()
+    calls = [bench.start("first")]
+    await bench.has_begun()
+    with no_thread_starts():
+        calls.append(bench.start("second"))
+        await asyncio.sleep(0)
+    assert not calls[1].done()
+    calls.append(bench.start("third"))
+    await eventually(lambda: len(bench.ran) == 3, "the third started threads for both")
+    bench.go.set()
+    assert [_text(await call) for call in calls] == ["first", "second", "third"]
 
 
 def test_idle_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:

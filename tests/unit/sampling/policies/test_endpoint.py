@@ -94,6 +94,33 @@ def test_a_stream_gives_the_same_answer() -> None:
     assert (streamed.prompt_tokens, streamed.completion_tokens) == (10, 5)
 
 
+def part(call_id: str | None, name: str | None, arguments: str, **fields: Any) -> dict[str, Any]:
+    return {"id": call_id, "function": {"name": name, "arguments": arguments}, **fields}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [part("a", "add", "{}", index=0), part("b", "echo", '{"x": 1}', index=0)],
+        [part("a", "add", "{}", index=None), part("b", "echo", '{"x": 1}', index=None)],
+        [part("a", "add", "{}"), part("b", "echo", ""), part(None, None, '{"x": 1}')],
+        [
+            part("a", "add", "", index=0), part("a2", None, "{}", index=0),
+            part("b", "echo", '{"x"', index=1), part("b2", None, ": 1}", index=1),
+        ],
+    ],
+    ids=["one index for all", "null as index", "no index", "a new id for each part"],
+)  # fmt: skip
+def test_parallel_calls_of_a_stream_are_kept_apart(parts: list[dict[str, Any]]) -> None:
+    chunks = [delta(tool_calls=[one]) for one in parts]
+    with serving(stream(*chunks, delta("tool_calls"))) as endpoint:
+        answer, _ = ask(endpoint, stream=True, attempts=1)
+    assert [(one.call_id, one.name, one.arguments) for one in answer.requests] == [
+        ("a", "add", "{}"),
+        ("b", "echo", '{"x": 1}'),
+    ]
+
+
 def test_an_endpoint_that_cannot_stream_may_answer_at_once() -> None:
     with serving(completion("hello")) as endpoint:
         assert ask(endpoint, stream=True)[0].text == "hello"
@@ -183,6 +210,16 @@ def test_the_pause_that_an_endpoint_asks_for_is_kept(headers: dict[str, str]) ->
     with serving(limited, completion("hello")) as endpoint:
         _, pauses = ask(endpoint)
     assert pauses == [17.0]
+
+
+def test_a_pause_of_minutes_is_waited_for_while_attempts_are_left() -> None:
+    limited = refusal(429, "slow down", Retry_After="120")
+    with serving(limited, limited, completion("hello")) as endpoint:
+        answer, pauses = ask(endpoint)
+    assert (answer.text, pauses) == ("hello", [120.0, 120.0])
+    with serving(limited) as endpoint, pytest.raises(EndpointUnavailable, match="120 s"):
+        ask(endpoint)
+    assert len(endpoint.requests) == 5  # the sixth would come too soon
 
 
 def test_a_pause_of_hours_is_not_waited_for() -> None:

@@ -20,7 +20,7 @@ from aenv_ray.actors.ray_shell.pickling import pickled
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import RandomPolicy, Task
 from aenv_ray.sampling.policies import base
-from aenv_ray.sampling.policies.named import named_policy
+from aenv_ray.sampling.policies.named import named_policy, policy_of
 from aenv_ray.sampling.policies.scripted import null, random_value, reference
 
 TASK = Task(id="t", reference=({"tool": "add", "arguments": {"a": 1}},))  # type: ignore[arg-type]
@@ -71,6 +71,38 @@ def test_a_policy_is_found_by_module_and_by_file(own_modules: Path) -> None:
     for text in ("my_policy_module:act", "my_policy_module.py:act"):
         found: Any = named_policy(text)
         assert found(None, None) == 1
+
+
+class Agent:
+    """A policy with a method that is one, too."""
+
+    def __call__(self, env: Any, task: Task) -> None:
+        """Do nothing."""
+
+    act = __call__
+
+
+class Named(Agent):
+    """A policy that names itself."""
+
+    name = "mine"
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        ("reference", "reference"), ("random:3", "random:3"), (Agent, f"{__name__}:Agent"),
+        (Agent(), f"{__name__}:Agent"), (Agent().act, f"{__name__}:Agent.__call__"),
+        (partial(play, None), f"{__name__}:play"), (Named, "mine"), (Named(), "mine"),
+    ],
+)  # fmt: skip
+def test_records_name_their_policy(policy: Any, name: str) -> None:
+    assert base.name_of(policy_of(policy)) == name
+
+
+def test_records_name_a_policy_as_the_command_line_does(own_modules: Path) -> None:
+    (own_modules / "my_agent.py").write_text("def act(env, task): return 1\n")
+    assert base.name_of(named_policy("my_agent:act")) == "my_agent:act"
 
 
 def test_built_in_policies_have_names() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +40,8 @@ from aenv_ray.sampling.runners.runner import (
     _Phases,
     _recordable,
 )
+from aenv_ray.sampling.tasks import archives
+from aenv_ray.sampling.user_code import PolicyTimedOut
 from aenv_ray.trajectories.schema import Call
 
 
@@ -131,6 +135,39 @@ async def test_a_lack_of_room_counts_once_an_agent_has_acted(
             await playing
     else:
         assert (await playing)["status"] is EpisodeStatus.DIED_INSIDE
+
+
+class _Slow(_NoRoom):
+    """An instance whose setup takes five minutes, and each call 80 s, on a clock of the test."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.now_s = 0.0
+
+    async def call_function(self, *_: Any) -> None:
+        self.now_s += 300.0
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        self.now_s += 80.0
+        return ToolResult([])
+
+
+async def test_the_time_of_a_setup_voids_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 14: of the policy's 600 s, calls took 80 s; a tenth of it counts."""
+    instance = _Slow()
+    monkeypatch.setattr(time, "perf_counter", lambda: instance.now_s)
+
+    async def policy(env: Any, task: Any) -> None:
+        await env.call_tool("act")
+        instance.now_s += 520.0
+        raise PolicyTimedOut("the policy did not end within 600 s")
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(policy, cast("Any", None), rules, cast("Any", None))
+    env = EpisodeEnv(cast("Any", instance), EpisodeLog())
+    task = Task(id="t", setup=Call(function="f"))
+    fields = await runner._roll_out(cast("Any", instance), task, env, _Phases())
+    assert (fields["status"], fields["reward"]) == (EpisodeStatus.TIMED_OUT, 0.0)
 
 
 class _Unshowable:
@@ -334,3 +371,45 @@ async def test_a_group_that_waits_out_an_outage_starts_together() -> None:
     async with asyncio.timeout(60.0):
         assert sorted(await asyncio.gather(take(), take())) == ["0", "1"]
     assert begun == [2] * 5
+
+
+@pytest.mark.parametrize("call", ["setup", "submission", "reward"])
+@pytest.mark.parametrize("fault", ["missing", "too large"])
+async def test_a_task_whose_archives_cannot_be_packed_fails_alone_and_before_its_agent_acts(
+    call: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_BYTES", 10)
+    path = tmp_path / "tests"
+    if fault == "too large":
+        path.write_text("content")
+    source = _FailingSource([])  # an episode that asks for an instance raises IndexError
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(null, cast("Any", source), rules, cast("Any", None))
+    task = Task.model_validate(
+        {"id": "t", call: {"function": "f", "archives": {"tests": [str(path)]}}}
+    )
+    episode = await runner.play(Assignment(0, task), GroupStart(1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert str(path) in str(episode.error)
+
+
+async def test_an_archive_that_cannot_be_packed_any_more_ends_only_its_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
+    path = tmp_path / "tests"
+    path.write_text("content")
+
+    async def policy(env: Any, task: Any) -> None:
+        path.unlink()
+
+    class _Prepared(Runner):
+        async def _prepare(self, *_: Any) -> bool:
+            return True
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = _Prepared(policy, cast("Any", _FailingSource([None])), rules, cast("Any", None))
+    task = Task(id="t", reward=Call(archives={"tests": (str(path),)}))
+    episode = await runner.play(Assignment(0, task), GroupStart(1))
+    assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
+    assert str(path) in str(episode.error)

@@ -71,6 +71,36 @@ def test_humaneval_is_told_by_its_fields(tmp_path: Path) -> None:
     assert "candidate" not in json.dumps(shown)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        HUMANEVAL | {"test": f"import numpy as np\n\n{HUMANEVAL['test']}"},
+        MBPP | {"code": "from numpy.linalg import norm\n\ndef total(root): return 0"},
+    ],
+    ids=["humaneval", "mbpp"],
+)
+def test_tests_that_need_a_package_are_refused_and_not_scored(row: dict[str, Any]) -> None:
+    """Every solution, the reference too, would earn 0.0."""
+    known, task = load_tasks([HUMANEVAL | {"task_id": "known"}, row])
+    assert known.unsupported is None
+    assert task.unsupported is not None
+    assert "tests import numpy; the judge has the standard library only" in task.unsupported
+
+
+def test_a_prompt_may_end_with_the_head_of_a_function() -> None:
+    (test,) = hidden_tests(HUMANEVAL | {"prompt": "import math\n\ndef double(x: int) -> int:\n"})
+    assert test["setup"] == "import math\n\ndef double(x: int) -> int:\n    pass\n"
+    with pytest.raises(ConfigError, match="prompt is not Python"):
+        load_tasks([HUMANEVAL | {"prompt": "def double("}])
+
+
+def test_live_code_bench_solutions_may_recurse_as_in_its_harness() -> None:
+    (task,) = load_tasks([LIVE])
+    assert task.reward is not None
+    assert task.reward.arguments["preamble"].endswith("\nsys.setrecursionlimit(50000)\n")
+    assert task.reward.arguments["limits"] == {"memory_mib": 1536}
+
+
 def test_mbpp_has_a_test_for_each_assertion() -> None:
     tests = hidden_tests(MBPP)
     assert [one["source"].splitlines()[-1] for one in tests] == MBPP["test_list"]

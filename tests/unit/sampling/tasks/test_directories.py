@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.sampling.runners.task_images import content_digest
 from aenv_ray.sampling.tasks import archives
 from aenv_ray.sampling.tasks.directories import TaskDirectories
@@ -251,7 +251,7 @@ async def test_archives_are_packed_when_a_call_is_made(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         assert sorted(tar.getnames()) == ["more.txt", "run-tests.sh", "test_outputs.py"]
     (path / "run-tests.sh").unlink()
-    with pytest.raises(ConfigError, match=r"run-tests\.sh"):
+    with pytest.raises(SandboxStartFailed, match=r"run-tests\.sh"):
         await archives.packed(task.reward)
 
 

@@ -140,9 +140,27 @@ def test_a_patch_without_tests_introduces_the_bug() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"problem_statement": ""}, "the row has no problem_statement"),
+        ({"problem_statement": None}, "the row has no problem_statement"),
+        ({"FAIL_TO_PASS": ["TestAdd"]}, "the row's tests are not pytest's, and it has no test_cmd"),
+        ({"FAIL_TO_PASS": ["TestAdd"], "test_cmd": "go test -v ./..."}, None),
+        ({}, None),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_refused_alone(
+    change: dict[str, Any], why: str | None
+) -> None:
+    """SWE-smith has rows without an issue text, and repositories in other languages."""
+    smith = {**ROW, "test_patch": "", "image_name": "smith/x", "PASS_TO_PASS": []}
+    row, other = load_tasks([{**smith, **change}, {**smith, "instance_id": "other"}])
+    assert (row.unsupported, other.unsupported) == (why, None)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"problem_statement": None}, "problem_statement: Field required"),
         ({"FAIL_TO_PASS": None}, "FAIL_TO_PASS: Field required"),
         ({"FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS: "),
         ({"FAIL_TO_PASS": "['a']"}, "a list of tests as JSON text"),

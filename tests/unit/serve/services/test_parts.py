@@ -31,7 +31,9 @@ class Memory:
     """The idempotency keys of a hub."""
 
     def __init__(self) -> None:
+        self.clock = FakeClock()
         self.kept: dict[str, str] = {}
+        self.kept_until: dict[str, float] = {}
         self.requests = 0
         self.failure: FabricUnavailable | None = None
 
@@ -44,7 +46,10 @@ class Memory:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
-        return {key: self.kept.setdefault(key, value) for key, value in values.items()}
+        for key, value in values.items():
+            if key not in self.kept or self.kept_until[key] <= self.clock.now():
+                self.kept[key], self.kept_until[key] = value, self.clock.now() + ttl_s
+        return {key: self.kept[key] for key in values}
 
 
 class Fleet:
@@ -96,12 +101,27 @@ async def test_session_lost_during_a_call_is_not_raised_again() -> None:
 async def test_a_call_id_never_begins_in_a_second_sandbox() -> None:
     """Invariant 1: it is unknown whether the call ran in the first one."""
     fleet = Fleet()
-    assert await fleet.sessions["one"].holder_of_call("c", "one") == "one"
-    assert await fleet.sessions["two"].holder_of_call("c", "two") == "one"
+    assert await fleet.sessions["one"].holder_of_call("c", "one", 60.0) == "one"
+    assert await fleet.sessions["two"].holder_of_call("c", "two", 60.0) == "one"
     fleet.alive.remove("one")
     for _ in range(2):
         with pytest.raises(CallOutcomeUnknown):
-            await fleet.sessions["two"].holder_of_call("c", "two")
+            await fleet.sessions["two"].holder_of_call("c", "two", 60.0)
+
+
+async def test_a_call_id_is_known_as_long_as_the_call_may_run() -> None:
+    """Invariant 1: a client repeats a long call, and another replica receives it."""
+    fleet = Fleet()
+    one, two = fleet.sessions["one"], fleet.sessions["two"]
+    async with asyncio.TaskGroup() as group:  # the ids are recorded together
+        group.create_task(one.holder_of_call("first", "one", 60.0))
+        await asyncio.sleep(0)
+        group.create_task(one.holder_of_call("short", "one", 60.0))
+        group.create_task(one.holder_of_call("long", "one", 7200.0))
+        group.create_task(one.holder_of_call("other", "one", 60.0))
+    fleet.hub.clock.advance(7200.0 + 600.0)
+    assert await two.holder_of_call("long", "two", 7200.0) == "one"
+    assert await two.holder_of_call("first", "two", 60.0) == "two"
 
 
 async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
@@ -109,11 +129,13 @@ async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
     fleet = Fleet()
     sessions = fleet.sessions["one"]
     async with asyncio.TaskGroup() as group:
-        first = group.create_task(sessions.holder_of_call("first", "one"))
+        first = group.create_task(sessions.holder_of_call("first", "one", 60.0))
         while not fleet.hub.requests:  # noqa: ASYNC110  # a turn of the loop sends it
             await asyncio.sleep(0)
-        others = [group.create_task(sessions.holder_of_call(f"c-{n}", "one")) for n in range(50)]
-        again = group.create_task(sessions.holder_of_call("c-0", "one"))
+        others = [
+            group.create_task(sessions.holder_of_call(f"c-{n}", "one", 60.0)) for n in range(50)
+        ]
+        again = group.create_task(sessions.holder_of_call("c-0", "one", 60.0))
     assert [task.result() for task in (first, *others, again)] == ["one"] * 52
     assert fleet.hub.requests == 2
     assert len(fleet.hub.kept) == 51
@@ -124,9 +146,9 @@ async def test_a_failed_request_to_the_hub_fails_its_calls_only() -> None:
     fleet.hub.failure = FabricUnavailable("the hub is restarting")
     for _ in range(2):
         with pytest.raises(FabricUnavailable):
-            await fleet.sessions["one"].holder_of_call("c", "one")
+            await fleet.sessions["one"].holder_of_call("c", "one", 60.0)
     fleet.hub.failure = None
-    assert await fleet.sessions["one"].holder_of_call("c", "one") == "one"
+    assert await fleet.sessions["one"].holder_of_call("c", "one", 60.0) == "one"
 
 
 async def test_a_session_id_has_a_maximum_length() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import fcntl
 import os
 import resource
@@ -77,6 +78,8 @@ def _become_isolated(job: dict[str, Any], pipes: dict[str, int]) -> None:
         os.chdir(job["path"])
     except OSError:  # the agent has filled the disk
         os.chdir("/")
+    # Of the module site, which the judge does without.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)

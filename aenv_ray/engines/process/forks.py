@@ -1,0 +1,158 @@
+"""The processes that a template forks: spares, and the instances that they become."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aenv_ray.engines.node.directory import short_name
+from aenv_ray.engines.process.cgroups import SandboxGroup
+from aenv_ray.engines.process.peers import Peer
+from aenv_ray.errors import InsideCause
+
+PACKET_BYTES: Final = 1 << 20
+_CREDENTIALS: Final = struct.Struct("iII")
+
+
+@dataclass
+class InstanceProcess:
+    """An instance, from its request to the end of its process."""
+
+    id: str
+    host: str
+    template: str
+    """The key of its template."""
+    deadline: float
+    item: dict[str, Any]
+    """The request for it."""
+    boot_by: float
+    fork: Fork | None = None
+    """Its process; None while the instance waits for one."""
+    dead_spares: int = 0
+    """Processes assigned to it that died while they were still spares."""
+    reply: tuple[Peer, int] | None = None
+    """The host that asked for it, and the number of the request; None once answered."""
+    status: str = "starting"
+    stoppers: list[tuple[Peer, int]] = field(default_factory=list)
+    """The hosts that asked for its end, with the numbers of their requests."""
+    cause: str = ""
+    """Why it is being ended; "" unless the launcher ends it."""
+    inside: InsideCause | None = None
+    """Set if it is ended because of something inside it, such as an exceeded limit."""
+    oom_kills: int = 0
+    """How many processes the node had killed for lack of memory when this one started."""
+
+    @property
+    def log(self) -> str:
+        """Return the name of its log."""
+        return short_name(self.id)
+
+    def assign(self, fork: Fork, work_dir: str, listener: socket.socket, output: int) -> None:
+        """Tell a spare to become this instance.
+
+        Args:
+            fork: The spare.
+            work_dir: Its directory; empty for a process with its own mounts.
+            listener: Where it answers calls.
+            output: Descriptor of its log.
+
+        Raises:
+            BrokenPipeError: The spare died.
+        """
+        message = {
+            "id": self.id,
+            "env": self.item["env"],
+            "arguments": self.item["arguments"],
+            "work_dir": work_dir,
+        }
+        packet = json.dumps(message).encode()
+        socket.send_fds(fork.channel, [packet], [listener.fileno(), output])
+        self.fork, fork.instance = fork, self.id
+
+
+@dataclass(eq=False)
+class Fork:
+    """A process that was ordered from a template: first a spare, then an instance."""
+
+    number: int
+    """Its number, by which the template knows it."""
+    channel: socket.socket
+    """The channel to the process, until the instance has started."""
+    pid: int = 0
+    pidfd: int = -1
+    """A descriptor that is readable once the process has ended; -1 before it is a spare."""
+    instance: str = ""
+    """Id of its instance; empty for a spare."""
+    status: int | None = None
+    """Its exit code or negated signal, as the template says; None if that is not known."""
+    sweeps: int = 0
+    """Sweeps since it ended without a status."""
+    is_gone: bool = False
+    """Whether its end is known."""
+    group: SandboxGroup | None = None
+    """Its control group, until it has ended."""
+    ran_out_of_memory: bool = False
+    """Whether the kernel ended it because of the limit of its group."""
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, known or not."""
+        if self.pidfd < 0:
+            return self.is_gone
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        """End the process, and with it all processes of its pid namespace."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            elif self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def new_channel() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a channel; the kernel adds the sender's process id to each packet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
+
+
+def receive_from_fork(channel: socket.socket) -> tuple[bytes, int]:
+    """Return a packet and its sender's process id; descriptors in it are dropped.
+
+    Raises:
+        BlockingIOError: There is no packet.
+    """
+    room = socket.CMSG_SPACE(_CREDENTIALS.size)  # no room for descriptors: they are dropped
+    data, ancillary, _, _ = channel.recvmsg(PACKET_BYTES, room, socket.MSG_DONTWAIT)
+    for _, kind, content in ancillary:
+        if kind == socket.SCM_CREDENTIALS:
+            return data, _CREDENTIALS.unpack(content)[0]
+    return data, 0
+
+
+def open_process(pid: int) -> int:
+    """Return a descriptor of a process; -1 where the kernel has none (before Linux 5.3).
+
+    Raises:
+        ProcessLookupError: The process has ended.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        return os.pidfd_open(pid)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS:
+            return -1
+        raise
