@@ -206,7 +206,7 @@ class RunnerPool:
                 member = self._members[link.name] = _Member(link)
                 self._start(self._follow(member))
             self._note_leaving()
-            self._changed.set()
+            self._note_change()
             if self._members:
                 alive_at = loop.time()
             elif loop.time() - alive_at > NO_RUNNER_S:
@@ -246,7 +246,7 @@ class RunnerPool:
                 for episode in episodes:
                     if self._assignments.finish(member.link.name, episode.index):
                         self._report(episode)
-                self._changed.set()
+                self._note_change()
                 if await self._leave_if_done(member):
                     return
         except RunnerLost as exc:
@@ -259,7 +259,7 @@ class RunnerPool:
         if self._members.pop(member.link.name, None) is not None:
             await member.link.close()
             await self._runners.lost(member.link)
-            self._changed.set()
+            self._note_change()
         return True
 
     async def _lose(self, member: _Member, cause: RunnerLost) -> None:
@@ -269,7 +269,7 @@ class RunnerPool:
         logger.warning("%s; its unfinished tasks are handed out again", error.message)
         for one in self._assignments.lose(member.link.name):
             self._report(_void(one, error))
-        self._changed.set()
+        self._note_change()
         await self._runners.lost(member.link)
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -282,6 +282,18 @@ class RunnerPool:
                 self._has_more = False
                 self._flush()
             self._assignments.returned.extendleft(reversed(self._handed_out(groups)))
+
+    def _note_change(self) -> None:
+        """Have the feeder look again; while it waits for the source, hand out returned groups.
+
+        The source may itself wait for their episodes.
+        """
+        self._changed.set()
+        returned = self._assignments.returned
+        if returned and self._taking is not None:
+            groups = list(returned)
+            returned.clear()
+            returned.extend(self._handed_out(groups))
 
     def _handed_out(self, groups: Sequence[Group]) -> Sequence[Group]:
         """Divide groups among the runners that have room; return those for which there is none."""
@@ -358,7 +370,7 @@ class RunnerPool:
             taken = await member.link.take_back(most)
             self._assignments.take_back(member.link.name, taken)
             member.was_asked = not taken
-            self._changed.set()
+            self._note_change()
             await self._leave_if_done(member)
 
     def _limit(self) -> int:

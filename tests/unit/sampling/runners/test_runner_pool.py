@@ -177,6 +177,51 @@ async def test_the_tasks_of_a_lost_runner_are_played_by_others() -> None:
     assert runners.were_lost == ["lost"]
 
 
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_tasks_that_are_handed_out_again_do_not_wait_for_further_tasks(
+    monkeypatch: pytest.MonkeyPatch, is_drained: bool
+) -> None:
+    """The source may wait for their episodes: a curriculum makes its next tasks from them."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.01)
+    monkeypatch.setattr(_Member, "ahead", lambda member: 4 if member.link.is_remote else 0)
+    others_are_done, all_are_done = asyncio.Event(), asyncio.Event()
+    batches = iter([[Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(4)]])
+    episodes: list[Episode] = []
+
+    async def take(most: int) -> list[Group]:
+        if batch := next(batches, None):
+            return batch
+        if is_drained:
+            runners.are_leaving = {"first"}
+        else:
+            first.gone.set()
+        await all_are_done.wait()
+        return []
+
+    def report(episode: Episode) -> None:
+        episodes.append(episode)
+        if len(episodes) == 4:
+            all_are_done.set()
+
+    async def hold(one: Assignment, start: GroupStart) -> Episode:
+        await others_are_done.wait()
+        return _episode(one)
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        if one.index == 3:
+            others_are_done.set()
+        return _episode(one)
+
+    first = _FakeRunner("first", hold)
+    first.is_remote = True
+    runners = _FakeRunners(first, _FakeRunner("other", play))
+    pool = RunnerPool(runners, take, report, _always, concurrency=2, most_attempts=3)
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in episodes) == list(range(4))
+    assert {one.attempts for one in episodes} == {1 if is_drained else 2}
+
+
 async def test_a_task_whose_runners_are_lost_is_void() -> None:
     """Invariant 2: an infrastructure failure, with its reason."""
 
