@@ -368,6 +368,7 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
         raise ConfigError(
             f"the sync policy {policy!r} returned the coroutine {output.__qualname__}, which was "
             "not run: write the policy, and what wraps it, with async def",
+            hint="a sync policy runs in a thread, and its environment ends with it",
         )
     return await outcome(output, "the policy") if inspect.isawaitable(output) else output
 
