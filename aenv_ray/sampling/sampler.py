@@ -331,7 +331,7 @@ class Sampling:
                 finished.room,
                 concurrency=self._concurrency,
                 most_attempts=self._rules.infra_retries + 1,
-                group_size=tasks.samples,
+                group_size=tasks.group_size,
                 may_read_ahead=tasks.known is not None,
             )
             self._drain = functools.partial(
@@ -483,7 +483,8 @@ def sample(  # noqa: PLR0913  # each is an option
             environment's own. A file, list or table is checked here. An iterator, async or not, may
             be slow or endless: a task is taken when an episode can start. If it raises, the running
             episodes are finished first.
-        concurrency: Concurrent episodes, each with an instance; at least 1.
+        concurrency: Maximum number of concurrent episodes, each with an instance, on all nodes
+            together; at least 1. A group that is larger is played alone.
         samples_per_task: Episodes of each task. They form a group: they get their instances
             together or not at all, and their records have the same ``group`` and a ``sample``.
         hedge: Further episodes of each task to start; the first `samples_per_task` that finish are

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions, OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol, EachCreate
+from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol, EachCreate, OnQueue
 from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
 from aenv_ray.actors.fabric.quota_client import QuotaClaim
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
@@ -89,12 +89,15 @@ class InstanceBatches:
         else:
             await self._create(specs, news)
 
-    async def create_group(self, count: int, own: OwnOptions | None = None) -> list[Created]:
+    async def create_group(
+        self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+    ) -> list[Created]:
         """Create instances, all or none.
 
         Args:
             count: How many.
             own: Options of these instances that replace the common ones.
+            on_queue: See `CreateProtocol.create`.
 
         Raises:
             AenvError: As `aenv_ray.create_many`; nothing is left behind.
@@ -107,7 +110,7 @@ class InstanceBatches:
         try:
             await self._protocol.check_size(count, options.actor, specs[0].places)
             created = await self._protocol.create(
-                self.source, specs, options.actor, options.queue_s
+                self.source, specs, options.actor, options.queue_s, on_queue=on_queue
             )
             if claim is not None:
                 await self._settle(claim, created)

@@ -357,6 +357,8 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
     """Run a policy and return its result, see `outcome`.
 
     Raises:
+        ConfigError: A sync policy returned a coroutine. It could not act: its environment is that
+            of the thread, which has ended.
         Exception: Raised by the policy.
     """
     if is_async(policy):
@@ -371,6 +373,13 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
         output = await done
     finally:
         sync_env.abandon()
+    if inspect.iscoroutine(output):
+        output.close()
+        raise ConfigError(
+            f"the sync policy {policy!r} returned the coroutine {output.__qualname__}, which was "
+            "not run: write the policy, and what wraps it, with async def",
+            hint="a sync policy runs in a thread, and its environment ends with it",
+        )
     return await outcome(output, "the policy") if inspect.isawaitable(output) else output
 
 

@@ -26,6 +26,11 @@ class GroupFeed:
         self._kept: set[int] = set()
 
     @property
+    def group_size(self) -> int:
+        """Episodes that are started for each task."""
+        return self.samples + self._extra
+
+    @property
     def total(self) -> int | None:
         """The number of episodes; None if the tasks have no length."""
         return None if self._tasks.total is None else self._tasks.total * self.samples

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.fabric.create_options import OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
+from aenv_ray.actors.fabric.create_protocol import Created, EachCreate, OnQueue
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import AenvError
 
@@ -26,7 +26,10 @@ MOST_AHEAD: Final = 64
 REUSED_SHARE: Final = 0.25
 """Share of its time to live in which an instance is reused; the last episode has what is left."""
 STALE_S: Final = 20.0
-"""An instance that waited longer than this is replaced: its time to live passes meanwhile."""
+"""An instance that waited longer than this is replaced: its time to live passes meanwhile, and it
+occupies a place in the cluster for which others may wait."""
+_SWEEP_S: Final = 1.0
+"""Least time between looks for these."""
 _REQUESTS: Final = 2
 """Requests for instances under way, apart from those that wait for room in the cluster. What is
 needed meanwhile becomes the next request, so that requests grow with the rate of episodes."""
@@ -39,7 +42,9 @@ class Instances(Protocol):
     async def create(self, count: int, news: EachCreate) -> None:
         """See `InstanceBatches.create`."""
 
-    async def create_group(self, count: int, own: OwnOptions | None = None) -> list[Created]:
+    async def create_group(
+        self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+    ) -> list[Created]:
         """See `InstanceBatches.create_group`."""
 
     async def release(self, instances: Sequence[Created]) -> None:
@@ -126,6 +131,26 @@ class _Ready(NamedTuple):
     since: float
 
 
+class _Gathering:
+    """A group that waits for its instances: new ones, or as many as episodes have given back.
+
+    Args:
+        count: How many it needs.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.instances: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
+        self.reserved = 0
+        """How many ready instances it gets besides those that are created for it."""
+        self.creating: asyncio.Task[list[Instance]] | None = None
+        self.is_queued = False
+        """Whether these wait for room in the cluster."""
+
+    def on_queue(self, is_queued: bool) -> None:
+        self.is_queued = is_queued
+
+
 class InstanceSource:
     """Hands out instances, each to one episode. Use it on one event loop.
 
@@ -155,6 +180,10 @@ class InstanceSource:
         self._clock = clock
         self._waiting: deque[asyncio.Future[Instance]] = deque()
         self._ready: deque[_Ready] = deque()
+        """While groups wait, these are for the first of them."""
+        self._gathering: deque[_Gathering] = deque()
+        """Groups that wait for instances."""
+        self._sweeper: asyncio.TimerHandle | None = None
         self._requests: set[_Request] = set()
         self._group_starts: set[asyncio.Task[list[Instance]]] = set()
         self._live = 0
@@ -188,7 +217,7 @@ class InstanceSource:
         if own is not None:
             return await _one_of(self, self.begin_group(1, own))
         self._plan.needed(self._clock())
-        found = self._take_ready()
+        found = None if self._gathering else self._take_ready()
         if found is not None:
             self._order()
             return found
@@ -206,45 +235,115 @@ class InstanceSource:
 
     def begin_group(
         self, count: int, own: OwnOptions | None = None
+    ) -> asyncio.Future[list[Instance]]:
+        """Begin to start instances, all or none; the caller releases each.
+
+        Those that episodes give back are used as well. If the cluster is full, the group keeps none
+        of them for long: other groups, also of other runners, may wait for their places.
+        """
+        if own is not None:
+            return self._begin_create(count, own)
+        group = _Gathering(count)
+        self._gathering.append(group)
+        self._drop_stale()
+        self._serve()
+        if not group.instances.done():
+            group.reserved = len(self._ready) if self._gathering[0] is group else 0
+            self._create_for(group)
+        return group.instances
+
+    def _create_for(self, group: _Gathering) -> None:
+        """Create the instances that a group has not reserved, in place of those before."""
+        if group.creating is not None:
+            group.creating.cancel()
+        group.is_queued = False
+        missing = group.count - group.reserved
+        group.creating = self._begin_create(missing, None, group.on_queue)
+        group.creating.add_done_callback(lambda done: self._on_created(group, done))
+
+    def _on_created(self, group: _Gathering, done: asyncio.Task[list[Instance]]) -> None:
+        """The instances that were created for a group run, or have failed."""
+        if done.cancelled():
+            return
+        error = done.exception()
+        if group.instances.done():  # it was served in the same turn
+            for one in [] if error else done.result():
+                self.give_back(one)
+            return
+        self._gathering.remove(group)
+        if error is None:
+            found = [self._ready.popleft().instance for _ in range(group.reserved)]
+            group.instances.set_result(found + done.result())
+        else:
+            group.instances.set_exception(error)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Hand ready instances to groups for which they are enough, or if none waits, to others."""
+        while self._gathering and len(self._ready) >= self._gathering[0].count:
+            group = self._gathering.popleft()
+            group.instances.set_result([self._ready.popleft().instance for _ in range(group.count)])
+            if group.creating is not None:
+                group.creating.cancel()
+        while self._ready and not self._gathering and (waiting := self._next_waiting()):
+            waiting.set_result(self._ready.popleft().instance)
+
+    def _begin_create(
+        self, count: int, own: OwnOptions | None, on_queue: OnQueue = lambda _: None
     ) -> asyncio.Task[list[Instance]]:
-        """Begin to start instances, all or none; the caller releases each."""
-        task = asyncio.create_task(self._start_group(count, own))
+        task = asyncio.create_task(self._create(count, own, on_queue))
         self._group_starts.add(task)
         task.add_done_callback(self._group_starts.discard)
         return task
 
-    async def _start_group(self, count: int, own: OwnOptions | None) -> list[Instance]:
-        found: list[Instance] = []
-        while own is None and len(found) < count and (ready := self._take_ready()) is not None:
-            found.append(ready)
-        missing = count - len(found)
-        if not missing:
-            return found
-        self._live += missing
+    async def _create(
+        self, count: int, own: OwnOptions | None, on_queue: OnQueue
+    ) -> list[Instance]:
+        self._live += count
         started = self._clock()
         try:
-            created = await self._instances.create_group(missing, own)
+            created = await self._instances.create_group(count, own, on_queue)
         except BaseException:
-            self._live -= missing
-            for one in found:
-                self._hand_out(one)
+            self._live -= count
             raise
         seconds = self._clock() - started
         made = [self._instance(one, seconds) for one in created]
-        return found + [one._replace(is_for_task=own is not None) for one in made]
+        return [one._replace(is_for_task=own is not None) for one in made]
 
     def _instance(self, created: Created, seconds: float) -> Instance:
         return Instance(self._attach(created), created, seconds, self._clock())
 
     def _take_ready(self) -> Instance | None:
-        while self._ready:
-            instance, since = self._ready.popleft()
-            ttl_s = instance.created.spec.ttl_s
-            stale_s = REUSED_SHARE * ttl_s if self._is_eager else STALE_S
-            if self._clock() - since <= stale_s:
-                return instance
-            self.release(instance)
-        return None
+        self._drop_stale()
+        return self._ready.popleft().instance if self._ready else None
+
+    def _drop_stale(self) -> None:
+        while self._ready and self._is_stale(self._ready[0]):
+            self.release(self._ready.popleft().instance)
+
+    def _is_stale(self, ready: _Ready) -> bool:
+        ttl_s = ready.instance.created.spec.ttl_s
+        stale_s = REUSED_SHARE * ttl_s if self._is_eager else STALE_S
+        return self._clock() - ready.since > stale_s
+
+    def _sweep_later(self) -> None:
+        if self._ready and self._sweeper is None and not self._is_eager:
+            left_s = self._ready[0].since + STALE_S - self._clock()
+            loop = asyncio.get_running_loop()
+            self._sweeper = loop.call_later(max(_SWEEP_S, left_s), self._sweep)
+
+    def _sweep(self) -> None:
+        """Release instances that have been ready for long: others may wait for their places."""
+        self._sweeper = None
+        group = self._gathering[0] if self._gathering else None
+        if group is None or group.is_queued or not group.reserved:
+            is_stale = bool(self._ready) and self._is_stale(self._ready[0])
+            if group is not None and group.reserved and is_stale:
+                # Groups that lack each other's places would wait until their time is over.
+                group.reserved = 0
+                self._create_for(group)
+            self._drop_stale()
+        self._sweep_later()
 
     async def connect(self, instance: Instance) -> None:
         """Connect to an instance directly, unless it is connected; see `_most_connected`.
@@ -280,6 +379,7 @@ class InstanceSource:
             return False
         self._plan.reuses = True
         self._hand_out(instance._replace(is_used=True, create_s=0.0))
+        self._sweep_later()
         return True
 
     async def _release_ended(self) -> None:
@@ -300,6 +400,10 @@ class InstanceSource:
     async def close(self) -> None:
         """Release all instances, and wait until they are gone."""
         self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for group in self._gathering:
+            group.instances.cancel()
         running: list[asyncio.Task[Any]] = [request.task for request in self._requests]
         running += self._group_starts
         for task in running:
@@ -328,7 +432,7 @@ class InstanceSource:
         starting = sum(request.pending for request in self._requests)
         count = self._plan.count(
             waiting=len(self._waiting),
-            ready=len(self._ready),
+            ready=0 if self._gathering else len(self._ready),
             starting=starting,
             live=self._live,
             left=0 if is_queued else self._left(),
@@ -368,10 +472,12 @@ class InstanceSource:
 
     def _hand_out(self, instance: Instance) -> None:
         waiting = self._next_waiting()
-        if waiting is None:
-            self._ready.append(_Ready(instance, self._clock()))
-        else:
+        if waiting is not None:
             waiting.set_result(instance)
+            return
+        self._ready.append(_Ready(instance, self._clock()))
+        if self._gathering:
+            self._serve()
 
     def on_failed(self, error: Exception) -> None:
         """An instance did not start."""
@@ -426,7 +532,7 @@ class GroupStart:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._starts: dict[int, asyncio.Task[list[Instance]]] = {}
+        self._starts: dict[int, asyncio.Future[list[Instance]]] = {}
         self._has_begun = False
 
     async def take(
@@ -453,7 +559,7 @@ class GroupStart:
         return instance
 
 
-async def _one_of(source: InstanceSource, start: asyncio.Task[list[Instance]]) -> Instance:
+async def _one_of(source: InstanceSource, start: asyncio.Future[list[Instance]]) -> Instance:
     """Return one of the instances of a start; if it is cancelled meanwhile, release one."""
     try:
         return (await asyncio.shield(start)).pop()
@@ -462,7 +568,7 @@ async def _one_of(source: InstanceSource, start: asyncio.Task[list[Instance]]) -
         raise
 
 
-def _release_one(source: InstanceSource, start: asyncio.Task[list[Instance]]) -> None:
+def _release_one(source: InstanceSource, start: asyncio.Future[list[Instance]]) -> None:
     """Release the instance of an episode that was cancelled while its group started."""
     if not start.cancelled() and start.exception() is None:
         source.release(start.result().pop())

@@ -22,7 +22,7 @@ from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.daemon import raise_file_limit
-from aenv_ray.errors import AenvError, FabricUnavailable
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.ids import new_call_id
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.policies.base import received
@@ -45,6 +45,9 @@ _SILENT_S: Final = 30.0
 _OPEN_S: Final = 120.0
 _SLOW_S: Final = 10.0
 """After so long, the others no longer leave a runner that is starting its share of the episodes."""
+_RETRY_S: Final = 60.0
+"""A node on which a runner could not be opened, such as one with a full disk, is tried again after
+this long."""
 _CLOSE_S: Final = 70.0
 """Longer than a release may take."""
 _OWN_SETTINGS: Final = ("AENV_", "RAY_")
@@ -174,6 +177,7 @@ class RemoteRunner:
         Raises:
             RunnerLost: It did not start.
             ConfigError: It cannot load the policy.
+            AenvError: Its node cannot store the project, or does not reach the fabric.
         """
         await self._answer(self._actor.open.remote, "starting", _OPEN_S)
 
@@ -275,6 +279,8 @@ class NodeRunners:
         """Runners by node, including those that are being opened."""
         self._opening: dict[asyncio.Task[RunnerLink | None], float] = {}
         """Runners that are being opened, with the time when that began."""
+        self._again_at: dict[str, float] = {}
+        """When to try nodes again that could not open a runner."""
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
 
@@ -321,7 +327,9 @@ class NodeRunners:
         self._leaving = {r.name for node, r in self._runners.items() if node in draining}
         # Where every node joins on demand, the creates of a first runner are that demand.
         nodes = nodes or {ray_api.node_id()}
-        return [self._started(node) for node in nodes if node not in self._runners]
+        now = asyncio.get_running_loop().time()
+        due = {node for node in nodes if now >= self._again_at.get(node, now)}
+        return [self._started(node) for node in due - self._runners.keys()]
 
     def _started(self, node: str) -> RemoteRunner:
         name = f"runner-{node[:8]}-{new_call_id()[:8]}"
@@ -331,12 +339,25 @@ class NodeRunners:
         return runner
 
     async def _opened(self, runner: RemoteRunner) -> RunnerLink | None:
+        """Return a runner once it is open; None if its node cannot open one at the moment.
+
+        Raises:
+            ConfigError: It cannot load the policy, which ends the run.
+            FabricUnavailable: This process has disconnected.
+            AenvError: As None, but there is no other runner.
+        """
         try:
             await runner.open()
-        except RunnerLost as exc:
+        except (RunnerLost, AenvError) as exc:
+            runner.kill()
+            if isinstance(exc, ConfigError) or self._fabric.gate.is_closed:
+                raise
+            if not isinstance(exc, RunnerLost | FabricUnavailable):
+                if len(self._runners) == 1:
+                    raise
+                self._again_at[runner.node] = asyncio.get_running_loop().time() + _RETRY_S
             logger.warning("no runner on node %s: %s", runner.node[:8], exc)
             del self._runners[runner.node]
-            runner.kill()
             return None
         except BaseException:
             runner.kill()

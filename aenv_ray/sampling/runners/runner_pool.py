@@ -84,6 +84,9 @@ class _Member:
     def __init__(self, link: RunnerLink) -> None:
         self.link = link
         self.outbox: list[Group] = []
+        self.limit = 0
+        """How many episodes at once it may play: it was told so, or is with the groups in its
+        outbox."""
         self.is_leaving = False
         """Whether it gets no more tasks, and is closed once it has finished those that it plays."""
         self.is_sending = False
@@ -120,9 +123,10 @@ class RunnerPool:
         take: Returns up to so many groups of tasks; none if there are no more.
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
-        concurrency: Maximum number of episodes at once, divided among the runners.
+        concurrency: Maximum number of episodes at once, divided among the runners; only a group
+            that is larger exceeds it.
         most_attempts: Maximum number of attempts at a task whose runners are lost.
-        group_size: Maximum number of tasks in a group.
+        group_size: Maximum number of episodes of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
     """
 
@@ -206,7 +210,7 @@ class RunnerPool:
                 member = self._members[link.name] = _Member(link)
                 self._start(self._follow(member))
             self._note_leaving()
-            self._changed.set()
+            self._note_change()
             if self._members:
                 alive_at = loop.time()
             elif loop.time() - alive_at > NO_RUNNER_S:
@@ -246,7 +250,7 @@ class RunnerPool:
                 for episode in episodes:
                     if self._assignments.finish(member.link.name, episode.index):
                         self._report(episode)
-                self._changed.set()
+                self._note_change()
                 if await self._leave_if_done(member):
                     return
         except RunnerLost as exc:
@@ -259,7 +263,7 @@ class RunnerPool:
         if self._members.pop(member.link.name, None) is not None:
             await member.link.close()
             await self._runners.lost(member.link)
-            self._changed.set()
+            self._note_change()
         return True
 
     async def _lose(self, member: _Member, cause: RunnerLost) -> None:
@@ -269,7 +273,7 @@ class RunnerPool:
         logger.warning("%s; its unfinished tasks are handed out again", error.message)
         for one in self._assignments.lose(member.link.name):
             self._report(_void(one, error))
-        self._changed.set()
+        self._note_change()
         await self._runners.lost(member.link)
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -283,20 +287,37 @@ class RunnerPool:
                 self._flush()
             self._assignments.returned.extendleft(reversed(self._handed_out(groups)))
 
+    def _note_change(self) -> None:
+        """Have the feeder look again; while it waits for the source, hand out returned groups.
+
+        The source may itself wait for their episodes.
+        """
+        self._changed.set()
+        returned = self._assignments.returned
+        if returned and self._taking is not None:
+            groups = list(returned)
+            returned.clear()
+            returned.extend(self._handed_out(groups))
+
     def _handed_out(self, groups: Sequence[Group]) -> Sequence[Group]:
         """Divide groups among the runners that have room; return those for which there is none."""
-        rooms = [(-room, n, member) for n, (member, room) in enumerate(self._rooms()) if room > 0]
+        rooms = [
+            (-room, n, member, share)
+            for n, (member, share, room) in enumerate(self._rooms())
+            if room > 0
+        ]
         heapq.heapify(rooms)
         for number, group in enumerate(groups):
             if not rooms:
                 self._flush()
                 return groups[number:]
-            room, n, member = rooms[0]
+            room, n, member, share = rooms[0]
             self._assignments.give(member.link.name, group)
             member.outbox.append(group)
+            member.limit = share
             room += len(group.members)
             if room < 0:
-                heapq.heapreplace(rooms, (room, n, member))
+                heapq.heapreplace(rooms, (room, n, member, share))
             else:
                 heapq.heappop(rooms)
         self._flush()
@@ -324,7 +345,7 @@ class RunnerPool:
         while True:
             self._changed.clear()
             if self._has_more or self._assignments.returned:
-                tasks = sum(max(0, room) for _, room in self._rooms())
+                tasks = sum(max(0, room) for _, _, room in self._rooms())
                 if tasks:
                     return math.ceil(tasks / self._group_size)
             elif self._assignments.is_empty:
@@ -339,42 +360,69 @@ class RunnerPool:
 
     def _relieve_slowest(self) -> None:
         """Have the runner with the most tasks return those that others could begin now."""
-        limit, size = self._limit(), self._group_size
-        staying = [member.link.name for member in self._staying()]
-        counts = {name: self._assignments.count(name) for name in staying}
-        # A runner begins a group that fits, and one of any size if it plays nothing.
-        idle = sum(
-            max(limit - count, 0 if count else size) // size * size for count in counts.values()
-        )
+        limits, size = self._limits(), self._group_size
+        counts = {member: self._assignments.count(member.link.name) for member in limits}
+        # A runner begins a group once it fits.
+        idle = sum(max(limit - counts[one], 0) // size * size for one, limit in limits.items())
         slowest = max(counts, key=counts.__getitem__, default=None)
-        if slowest is None or self._members[slowest].was_asked:
+        if slowest is None or slowest.was_asked:
             return
-        if idle and counts[slowest] > limit:
-            self._members[slowest].was_asked = True
-            self._start(self._take_back(self._members[slowest], idle))
+        if idle and counts[slowest] > limits[slowest]:
+            slowest.was_asked = True
+            self._start(self._take_back(slowest, idle))
 
     async def _take_back(self, member: _Member, most: int) -> None:
         async with self._losing(member, "did not return tasks"):
             taken = await member.link.take_back(most)
             self._assignments.take_back(member.link.name, taken)
             member.was_asked = not taken
-            self._changed.set()
+            self._note_change()
             await self._leave_if_done(member)
 
-    def _limit(self) -> int:
-        """Return how many episodes each runner may play at once."""
-        runners = len(self._staying()) + self._runners.expected
-        return math.ceil(self._concurrency / max(1, runners))
+    def _limits(self) -> dict[_Member, int]:
+        """Return how many episodes each runner may play at once, together the concurrency.
 
-    def _rooms(self) -> list[tuple[_Member, int]]:
-        """Return how many further tasks each runner may have."""
-        limit = self._limit()
+        It is divided among as many runners as can each play a whole group.
+        """
+        staying = self._staying()
+        runners = len(staying) + self._runners.expected
+        sharing = max(1, min(runners, self._concurrency // self._group_size))
+        each, more = divmod(self._concurrency, sharing)
+        return {
+            member: each + (number < more) if number < sharing else 0
+            for number, member in enumerate(staying)
+        }
+
+    def _shares(self) -> dict[_Member, int]:
+        """Return how many episodes each runner may play, so that all together keep the concurrency.
+
+        A runner that plays more than its limit, since another has joined, or it leaves, gets no
+        tasks; the others get the rest.
+        """
+        limits = self._limits()
+        members = self._members.values()
+        if not any(one.limit > limits.get(one, 0) for one in members):
+            return limits
+        counts = {one: self._assignments.count(one.link.name) for one in members}
+        over = {one for one, n in counts.items() if min(one.limit, n) > limits.get(one, 0)}
+        playing = {one: min(count, one.limit) for one, count in counts.items()}
+        left = max(0, self._concurrency - sum(playing.values()))
+        shares: dict[_Member, int] = {}
+        for member, limit in limits.items():
+            share = min(limit, playing[member] + left)
+            is_enough = member not in over and share >= min(self._group_size, limit)
+            shares[member] = share if is_enough else 0
+            left -= max(0, shares[member] - playing[member])
+        return shares
+
+    def _rooms(self) -> list[tuple[_Member, int, int]]:
+        """Return for each runner how many episodes it may play, and further tasks it may have."""
         # The last tasks are those that a slow runner has returned, or a lost one has left.
         may_be_ahead = self._may_read_ahead and self._has_more
         rooms = []
-        for member in self._staying():
-            most = limit + (member.ahead() if may_be_ahead else 0)
-            rooms.append((member, most - self._assignments.count(member.link.name)))
+        for member, share in self._shares().items():
+            most = share + member.ahead() if may_be_ahead and share else share
+            rooms.append((member, share, most - self._assignments.count(member.link.name)))
         return rooms
 
     def _flush(self) -> None:
@@ -392,7 +440,7 @@ class RunnerPool:
             while member.outbox or member.expects_more is not self._has_more:
                 groups, member.outbox = member.outbox, []
                 has_more = member.expects_more = self._has_more
-                await member.link.give(groups, self._limit(), has_more=has_more)
+                await member.link.give(groups, member.limit, has_more=has_more)
         member.is_sending = False
 
     @contextlib.asynccontextmanager

@@ -39,7 +39,7 @@ def run_in_thread(policy: Policy) -> BaseException | None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(4), KeyboardInterrupt(), asyncio.CancelledError()])
-@pytest.mark.parametrize("form", ["async", "sync", "sync that gives a coroutine"])
+@pytest.mark.parametrize("form", ["async", "sync", "sync that gives an awaitable"])
 def test_what_would_end_the_loop_is_the_policys_failure(error: BaseException, form: str) -> None:
     async def policy(env: Any, task: Any) -> None:
         raise error
@@ -47,12 +47,30 @@ def test_what_would_end_the_loop_is_the_policys_failure(error: BaseException, fo
     def sync(env: Any, task: Any) -> None:
         raise error
 
-    def gives_coroutine(env: Any, task: Any) -> Any:
-        return policy(env, task)
+    class Awaitable:
+        def __await__(self) -> Any:
+            return policy(None, None).__await__()
 
-    raised = run_in_thread({"async": policy, "sync": sync}.get(form, gives_coroutine))
+    def gives_awaitable(env: Any, task: Any) -> Any:
+        return Awaitable()
+
+    raised = run_in_thread({"async": policy, "sync": sync}.get(form, gives_awaitable))
     assert isinstance(raised, RuntimeError)
     assert f"the policy raised {type(error).__name__}" in str(raised)
+
+
+def test_a_sync_wrapper_of_an_async_policy_is_the_policys_failure() -> None:
+    """Its coroutine could call no tool, which would look like a failure of the infrastructure."""
+
+    async def acts(env: Any, task: Any) -> None:
+        env.call_tool("count")
+
+    def wrapper(*args: Any) -> Any:
+        return acts(*args)
+
+    raised = run_in_thread(wrapper)
+    assert isinstance(raised, ConfigError)
+    assert "acts, which was not run: write the policy, and what wraps it" in str(raised)
 
 
 def test_an_episode_that_is_cancelled_is_no_failure_of_its_policy() -> None:

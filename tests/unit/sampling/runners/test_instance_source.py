@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray.actors.fabric.create_options import OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, EachCreate
+from aenv_ray.actors.fabric.create_protocol import Created, EachCreate, OnQueue
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import AenvError, CapacityExceeded, SandboxStartFailed
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
+from aenv_ray.sampling.runners import instance_source
 from aenv_ray.sampling.runners.instance_source import (
     STALE_S,
     GroupStart,
@@ -85,7 +86,9 @@ class _FakeInstances:
         self.requests.append((count, news))
         await self._never.wait()
 
-    async def create_group(self, count: int, own: OwnOptions | None = None) -> list[Created]:
+    async def create_group(
+        self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+    ) -> list[Created]:
         self.groups.append(count)
         self.datasources.append(own.datasource if own else "")
         if self.group_failures:
@@ -337,6 +340,217 @@ async def test_a_used_instance_that_waited_too_long_is_disconnected(
     assert (_FakeHandle.connected, len(cluster.released)) == (0, 2)
     await _end_starts([third])
     await source.close()
+
+
+# --- groups in a full cluster ---------------------------------------------------------------------
+
+
+class _FullCluster(_FakeInstances):
+    """A cluster with few places: what does not fit waits, in order."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.free = places
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.has_released = asyncio.Event()
+        self._queue = asyncio.Condition()
+        self.waiting: list[object] = []
+
+    async def create(self, count: int, news: EachCreate) -> None:
+        for _ in range(count):
+            await self._take(1, lambda _: None)
+            news.on_outcome(self._created())
+
+    async def create_group(
+        self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+    ) -> list[Created]:
+        self.groups.append(count)
+        await self._take(count, on_queue)
+        try:
+            await self.may_start.wait()
+        except asyncio.CancelledError:
+            self.free += count
+            raise
+        return [self._created() for _ in range(count)]
+
+    async def _take(self, count: int, on_queue: OnQueue) -> None:
+        me = object()
+        self.waiting.append(me)
+        try:
+            async with self._queue:
+                on_queue(self.free < count)
+                await self._queue.wait_for(lambda: self.waiting[0] is me and self.free >= count)
+                self.free -= count
+                on_queue(False)
+        finally:
+            self.waiting.remove(me)
+            asyncio.create_task(self._look_again())  # noqa: RUF006
+
+    async def _look_again(self) -> None:
+        async with self._queue:
+            self._queue.notify_all()
+
+    def _created(self) -> Created:
+        self.made += 1
+        name = InstanceId(f"x-{self.made}")
+        spec = InstanceSpec(instance_id=name, reference="x", digest="", ttl_s=1e6)
+        return Created(spec, cast("Any", 0), cast("Any", 0))
+
+    async def release(self, instances: Sequence[Created]) -> None:
+        await super().release(instances)
+        self.free += len(instances)
+        self.has_released.set()
+        await self._look_again()
+
+
+@pytest.fixture
+def soon_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances that nobody uses again are released after a moment."""
+    monkeypatch.setattr(instance_source, "STALE_S", 0.01)
+    monkeypatch.setattr(instance_source, "_SWEEP_S", 0.01)
+
+
+async def _group(source: InstanceSource, count: int) -> list[Instance]:
+    async with asyncio.timeout(30.0):
+        return list(await source.begin_group(count))
+
+
+async def _close(cluster: _FullCluster, *sources: InstanceSource) -> None:
+    for source in sources:
+        await source.close()
+    assert len(cluster.released) == len({one.spec.instance_id for one in cluster.released})
+    assert len(cluster.released) == cluster.made, "each is released once"
+
+
+async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() -> None:
+    """The cluster would give it no room: the idle instances of its own runner occupy it."""
+    cluster = _FullCluster(8)
+    source = _source(cluster, 16)
+    first = await _group(source, 8)
+    second, third = (source.begin_group(8) for _ in range(2))
+    await _turn()
+    for instance in first:
+        assert not second.done()
+        assert source.reuse(instance)
+    async with asyncio.timeout(30.0):
+        again = await second
+        assert {one.env.instance_id for one in again} == {one.env.instance_id for one in first}
+        for instance in again:
+            source.reuse(instance)
+        again = await third
+    await _turn()
+    assert (cluster.made, cluster.waiting) == (8, []), "and nothing is created any more"
+    for instance in again:
+        source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
+    soon_stale: None,
+) -> None:
+    """Those of two runners; each keeps half of the places, and would wait for the other half."""
+    cluster = _FullCluster(8)
+    sources = [_source(cluster, 16) for _ in range(2)]
+    for source in sources:
+        for instance in await _group(source, 4):
+            assert source.reuse(instance)
+    groups = [source.begin_group(8) for source in sources]
+    await _turn()
+    assert cluster.groups[2:] == [4, 4]
+    async with asyncio.timeout(30.0):
+        await asyncio.wait(groups, return_when=asyncio.FIRST_COMPLETED)
+        for number in (0, 1) if groups[0].done() else (1, 0):
+            instances = list(await groups[number])
+            assert len(instances) == 8
+            for instance in instances:
+                sources[number].release(instance)
+    await _close(cluster, *sources)
+
+
+async def test_instances_that_nobody_uses_again_leave_their_places_to_others(
+    soon_stale: None,
+) -> None:
+    """To another runner, for example, which has tasks left."""
+    cluster = _FullCluster(8)
+    done, other = _source(cluster, 16), _source(cluster, 16)
+    for instance in await _group(done, 8):
+        assert done.reuse(instance)
+    for instance in await _group(other, 8):
+        other.release(instance)
+    await _close(cluster, done, other)
+
+
+async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: None) -> None:
+    """They wait for no room, so that nobody waits for theirs."""
+    cluster = _FullCluster(16)
+    source = _source(cluster, 16)
+    for instance in await _group(source, 4):
+        assert source.reuse(instance)
+    cluster.may_start.clear()
+    group = source.begin_group(8)
+    (single,) = _acquire(source, 1)
+    swept = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, swept.set)
+    await swept.wait()
+    assert not (await single).is_used, "it has an instance of its own"
+    assert source.reuse(single.result())
+    cluster.may_start.set()
+    async with asyncio.timeout(30.0):
+        assert sorted(one.is_used for one in await group) == [False] * 4 + [True] * 4
+        await cluster.has_released.wait()  # the one that is not needed
+    for instance in group.result():
+        source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_instances_that_start_while_the_group_is_served_serve_others() -> None:
+    """None is lost, and none runs on."""
+    cluster = _FullCluster(16)
+    source = _source(cluster, 16)
+    first = await _group(source, 8)
+    cluster.may_start.clear()
+    group = source.begin_group(8)
+    await _turn()
+    cluster.may_start.set()
+    await asyncio.sleep(0)  # they run, and the source does not know it yet
+    for instance in first:
+        source.reuse(instance)
+    async with asyncio.timeout(30.0):
+        taken = await group
+    assert all(one.is_used for one in taken)
+    await _turn()
+    (single,) = _acquire(source, 1)
+    await _turn()
+    for instance in (*taken, await single):
+        source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_a_group_that_fails_leaves_the_ready_instances_to_others() -> None:
+    """Here to an episode that is played alone, and waits."""
+
+    class Failing(_FullCluster):
+        async def create_group(
+            self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+        ) -> list[Created]:
+            if self.group_failures:
+                raise self.group_failures.pop()
+            return await super().create_group(count, own, on_queue)
+
+    cluster = Failing(2)
+    source = _source(cluster, 16)
+    for instance in await _group(source, 2):
+        assert source.reuse(instance)
+    cluster.group_failures = [CapacityExceeded("full")]
+    group, (single,) = source.begin_group(4), _acquire(source, 1)
+    async with asyncio.timeout(30.0):
+        with pytest.raises(CapacityExceeded):
+            await group
+        instance = await single
+    assert instance.is_used
+    source.release(instance)
+    await _close(cluster, source)
 
 
 async def test_an_instance_with_the_datasource_of_a_task_serves_only_its_episode() -> None:

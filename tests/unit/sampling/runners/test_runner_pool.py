@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -143,21 +144,132 @@ async def test_every_task_is_played_once() -> None:
     assert second.is_closed
 
 
-async def test_no_more_episodes_than_the_concurrency_are_played() -> None:
-    """It is divided among the runners."""
-    playing, most = 0, 0
+class _Counting:
+    """Plays episodes that take a few turns of the loop, and counts those at once."""
 
-    async def play(one: Assignment, start: GroupStart) -> Episode:
-        nonlocal playing, most
-        playing += 1
-        most = max(most, playing)
-        await asyncio.sleep(0)
-        playing -= 1
-        return _episode(one)
+    def __init__(self, turns: Callable[[int], int] = lambda index: 5 + index % 7) -> None:
+        self._turns = turns
+        self.most = 0
+        self.playing: Counter[str] = Counter()
+        self.played: Counter[str] = Counter()
 
-    runners = _FakeRunners(_FakeRunner("a", play), _FakeRunner("b", play))
-    assert len(await _played(runners, 40, concurrency=6)) == 40
-    assert most == 6
+    def on(self, name: str) -> Play:
+        async def play(one: Assignment, start: GroupStart) -> Episode:
+            self.playing[name] += 1
+            self.most = max(self.most, self.playing.total())
+            for _ in range(self._turns(one.index)):
+                await asyncio.sleep(0)
+            self.playing[name] -= 1
+            self.played[name] += 1
+            return _episode(one)
+
+        return play
+
+    def runner(self, name: str, *, is_remote: bool = False) -> _FakeRunner:
+        runner = _FakeRunner(name, self.on(name))
+        runner.is_remote = is_remote
+        return runner
+
+
+def _groups(count: int, size: int) -> list[Group]:
+    def group(number: int) -> Group:
+        task, first = Task(id=f"t{number}"), size * number
+        samples = range(size)
+        return Group(tuple(Assignment(first + n, task, 1, str(number), n) for n in samples))
+
+    return [group(number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("runners", "concurrency", "size", "most"),
+    [(2, 6, 1, 6), (8, 1, 1, 1), (8, 10, 1, 10), (8, 8, 4, 8), (3, 24, 4, 24), (8, 2, 4, 4)],
+)
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_no_more_episodes_than_the_concurrency_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+    runners: int,
+    concurrency: int,
+    size: int,
+    most: int,
+    is_remote: bool,
+) -> None:
+    """It is divided among the runners, in whole groups; a larger group is played alone."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 5 if member.link.is_remote else 0)
+    counting, episodes = _Counting(), list[Episode]()
+    pool = RunnerPool(
+        _FakeRunners(*(counting.runner(f"r{n}", is_remote=is_remote) for n in range(runners))),
+        _taken_from(_groups(40, size)),
+        episodes.append,
+        _always,
+        concurrency=concurrency,
+        most_attempts=3,
+        group_size=size,
+    )
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in episodes) == list(range(40 * size))
+    assert counting.most == most
+
+
+@pytest.mark.parametrize(("concurrency", "size"), [(16, 1), (16, 4), (2, 4)])
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_runners_that_join_and_leave_do_not_exceed_the_concurrency(
+    monkeypatch: pytest.MonkeyPatch, concurrency: int, size: int, is_remote: bool
+) -> None:
+    """What the others play already counts, however long it takes."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.0)
+    monkeypatch.setattr(_Member, "ahead", lambda member: 50 if member.link.is_remote else 0)
+    counting, episodes = _Counting(), list[Episode]()
+
+    def report(episode: Episode) -> None:
+        episodes.append(episode)
+        match len(episodes):
+            case 40 | 120:
+                names = (f"r{len(episodes)}", f"r{len(episodes) + 1}")
+                runners.waiting += [counting.runner(name, is_remote=is_remote) for name in names]
+            case 200:
+                runners.are_leaving = {"r0", "r40", "r120"}
+
+    runners = _FakeRunners(counting.runner("r0", is_remote=is_remote))
+    pool = RunnerPool(
+        runners,
+        _taken_from(_groups(600 // size, size)),
+        report,
+        _always,
+        concurrency=concurrency,
+        most_attempts=3,
+        group_size=size,
+    )
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in episodes) == list(range(600))
+    assert counting.most == max(concurrency, size)
+    if concurrency > size and not is_remote:  # one that has tasks ahead may have all that are left
+        assert set(counting.played) == {"r0", "r40", "r41", "r120", "r121"}
+
+
+async def test_a_group_begins_once_all_of_it_fits_beside_a_runner_that_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A runner without episodes would begin it whatever its limit."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.0)
+    counting, episodes = _Counting(lambda n: 1 if n < 3 else 100 if n < 8 else 5), list[Episode]()
+
+    def report(episode: Episode) -> None:
+        episodes.append(episode)
+        if len(episodes) == 3:
+            runners.waiting.append(counting.runner("other"))
+            runners.are_leaving = {"leaving"}
+
+    runners = _FakeRunners(counting.runner("leaving"))
+    pool = RunnerPool(
+        runners, _taken_from(_groups(8, 4)), report, _always,
+        concurrency=8, most_attempts=3, group_size=4,
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert len(episodes) == 32
+    assert (counting.most, set(counting.played)) == (8, {"leaving", "other"})
 
 
 async def test_the_tasks_of_a_lost_runner_are_played_by_others() -> None:
@@ -175,6 +287,51 @@ async def test_the_tasks_of_a_lost_runner_are_played_by_others() -> None:
     assert sorted(one.index for one in episodes) == list(range(20))
     assert {one.attempts for one in episodes} == {1, 2}
     assert runners.were_lost == ["lost"]
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+async def test_tasks_that_are_handed_out_again_do_not_wait_for_further_tasks(
+    monkeypatch: pytest.MonkeyPatch, is_drained: bool
+) -> None:
+    """The source may wait for their episodes: a curriculum makes its next tasks from them."""
+    monkeypatch.setattr(runner_pool, "LOOK_S", 0.01)
+    monkeypatch.setattr(_Member, "ahead", lambda member: 4 if member.link.is_remote else 0)
+    others_are_done, all_are_done = asyncio.Event(), asyncio.Event()
+    batches = iter([[Group((Assignment(n, Task(id=f"t{n}")),)) for n in range(4)]])
+    episodes: list[Episode] = []
+
+    async def take(most: int) -> list[Group]:
+        if batch := next(batches, None):
+            return batch
+        if is_drained:
+            runners.are_leaving = {"first"}
+        else:
+            first.gone.set()
+        await all_are_done.wait()
+        return []
+
+    def report(episode: Episode) -> None:
+        episodes.append(episode)
+        if len(episodes) == 4:
+            all_are_done.set()
+
+    async def hold(one: Assignment, start: GroupStart) -> Episode:
+        await others_are_done.wait()
+        return _episode(one)
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        if one.index == 3:
+            others_are_done.set()
+        return _episode(one)
+
+    first = _FakeRunner("first", hold)
+    first.is_remote = True
+    runners = _FakeRunners(first, _FakeRunner("other", play))
+    pool = RunnerPool(runners, take, report, _always, concurrency=2, most_attempts=3)
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in episodes) == list(range(4))
+    assert {one.attempts for one in episodes} == {1 if is_drained else 2}
 
 
 async def test_a_task_whose_runners_are_lost_is_void() -> None:
@@ -430,10 +587,10 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     assert len(fast_ones) == (12 if is_lost else 10)
 
 
-async def test_an_idle_runner_gets_groups_that_are_larger_than_its_limit(
+async def test_an_idle_runner_gets_groups_that_a_slow_one_has_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A runner without episodes begins a group of any size."""
+    """Whole ones."""
     played: dict[str, set[str | None]] = {"fast": set(), "slow": set()}
     others_are_done = asyncio.Event()
 
@@ -448,18 +605,13 @@ async def test_an_idle_runner_gets_groups_that_are_larger_than_its_limit(
         await others_are_done.wait()
         return _episode(one)
 
-    def group(number: int) -> Group:
-        task, first = Task(id=f"t{number}"), 4 * number
-        samples = range(4)
-        return Group(tuple(Assignment(first + n, task, 1, str(number), n) for n in samples))
-
     runners = _FakeRunner("fast", fast), _FakeRunner("slow", slow)
     runners[1].is_remote = True
     monkeypatch.setattr(_Member, "ahead", lambda member: 100 if member.link.is_remote else 0)
     episodes: list[Episode] = []
     pool = RunnerPool(
-        _FakeRunners(*runners), _taken_from([group(number) for number in range(4)]),
-        episodes.append, _always, concurrency=2, most_attempts=3, group_size=4,
+        _FakeRunners(*runners), _taken_from(_groups(4, 4)),
+        episodes.append, _always, concurrency=8, most_attempts=3, group_size=4,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()

@@ -1,0 +1,116 @@
+"""The runners of the nodes: one that does not open costs its node, and neither others nor a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
+from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
+from aenv_ray.sampling.runners import runner_actor
+from aenv_ray.sampling.runners.runner_actor import NodeRunners, RemoteRunner
+
+FULL = SandboxStartFailed("the directory cannot be written now")
+AWAY = FabricUnavailable("the controller is away")
+
+
+class _Nodes:
+    """Nodes on which a runner opens, or raises an error."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, AenvError | None] = {}
+        self.tried: list[str] = []
+        self.killed: list[Any] = []
+
+    async def open(self, runner: RemoteRunner) -> None:
+        self.tried.append(runner.node)
+        await asyncio.sleep(0)
+        if error := self.errors[runner.node]:
+            raise error
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> _Nodes:
+    found = _Nodes()
+
+    async def open_one(runner: RemoteRunner) -> None:
+        await found.open(runner)
+
+    actor = SimpleNamespace(remote=lambda *given: given[0])
+    monkeypatch.setattr(RemoteRunner, "open", open_one)
+    monkeypatch.setattr(
+        runner_actor, "_runner_actor", lambda: SimpleNamespace(options=lambda **_: actor)
+    )
+    monkeypatch.setattr(runner_actor, "usable", lambda alive: alive)
+    replaced: dict[str, Callable[..., Any]] = {
+        "put": lambda archive: archive,
+        "alive_nodes": lambda: dict.fromkeys(found.errors, SimpleNamespace(is_draining=False)),
+        "is_connected": lambda: True,
+        "kill": found.killed.append,
+        "pinned": lambda node: node,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(ray_api, name, function)
+    return found
+
+
+def _runners() -> NodeRunners:
+    fabric: Any = SimpleNamespace(gate=ShutdownGate())
+    project: Any = SimpleNamespace(archive=lambda: b"")
+    setup: Any = None
+    return NodeRunners(fabric, project, setup)
+
+
+async def _opened(runners: NodeRunners) -> set[str]:
+    """Return the nodes of new runners, once all that can be opened are."""
+    opened = set()
+    while found := await runners.new(0.05):
+        opened |= {one.node for one in found if isinstance(one, RemoteRunner)}
+    return opened
+
+
+@pytest.mark.parametrize("error", [FULL, AWAY], ids=["full disk", "controller away"])
+async def test_a_node_whose_runner_does_not_open_holds_up_no_other(
+    nodes: _Nodes, error: AenvError
+) -> None:
+    """At the start, and when it joins a run."""
+    nodes.errors = {"a": error, "b": None, "c": None}
+    runners = _runners()
+    assert await _opened(runners) == {"b", "c"}
+    nodes.errors["d"] = error
+    assert await _opened(runners) == set()
+    await runners.close()
+
+
+async def test_a_node_whose_runner_did_not_open_is_tried_again(
+    nodes: _Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while, if the reason is the node: each try starts a process there."""
+    nodes.errors = {"away": AWAY, "full": FULL, "good": None}
+    runners = _runners()
+    assert await _opened(runners) == {"good"}
+    nodes.errors = dict.fromkeys(nodes.errors)
+    assert await _opened(runners) == {"away"}
+    assert nodes.tried.count("full") == 1
+    monkeypatch.setattr(runners, "_again_at", dict.fromkeys(nodes.errors, 0.0))
+    assert await _opened(runners) == {"full"}
+    await runners.close()
+
+
+async def test_the_error_of_the_only_node_ends_the_run(nodes: _Nodes) -> None:
+    """Nothing could be played, and the user learns why at once."""
+    nodes.errors = {"a": FULL}
+    with pytest.raises(SandboxStartFailed, match="cannot be written"):
+        await _opened(_runners())
+
+
+async def test_a_policy_that_cannot_be_loaded_ends_the_run(nodes: _Nodes) -> None:
+    """On whichever node."""
+    nodes.errors = {"a": None, "b": ConfigError("no module named x")}
+    with pytest.raises(ConfigError, match="no module named x"):
+        await _opened(_runners())
