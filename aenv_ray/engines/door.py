@@ -77,6 +77,10 @@ _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 _HELLO: Final = b'{"jsonrpc":"2.0",%%b"method":"%s","params":{"role":"%%b"}}\n' % HELLO.encode()
 _HELLO_S: Final = 10.0
 _HELLO_BYTES: Final = 4096
+FULL_S: Final = 5.0
+"""How long to retry while as many connections wait for a runtime as its listener holds."""
+_FULL_PAUSE_S: Final = 0.01
+_LONGEST_FULL_PAUSE_S: Final = 0.2
 
 CHAT_METHOD: Final = "aenv/chat"
 _REFUSALS: Final = {
@@ -127,6 +131,48 @@ def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None
 
 def _left_out(size: int) -> str:
     return f"[a message of {size} bytes was left out; the limit is {MAX_REPORT_BYTES}]"
+
+
+async def connect_to_door(path: Path) -> socket.socket:
+    """Return a non-blocking connection to the Unix socket of a door.
+
+    A blocking socket would keep the whole process waiting while as many connections wait to be
+    accepted as the listener holds: code in the sandbox can keep its runtime from accepting any.
+
+    Raises:
+        BlockingIOError: That is the case, and remained so for `FULL_S`.
+        OSError: Nothing listens there.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FULL_S
+    pause_s = _FULL_PAUSE_S
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                # `loop.sock_connect` would take a refused socket for a connected one.
+                sock.connect(str(path))
+            except BlockingIOError:
+                if loop.time() + pause_s > end:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_FULL_PAUSE_S)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def not_connected(instance_id: InstanceId, exc: OSError) -> errors.AenvError:
+    """Return the error for a sandbox to whose door no connection could be made."""
+    if isinstance(exc, BlockingIOError | TimeoutError):  # it may be running
+        return errors.FabricUnavailable(
+            f"{instance_id} accepts no connection now ({exc.strerror or exc})",
+            hint="code in it may keep its runtime from answering; try again, or release it",
+        )
+    return lost(instance_id, f"it does not answer ({exc.strerror or exc})")
 
 
 class _HeldMessages:

@@ -45,7 +45,7 @@ from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.docker.planner import ContainerPlanner
 from aenv_ray.engines.docker.presence import HostPresence
 from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body, start_mode
-from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.door import DoorSandbox, not_connected
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -261,7 +261,7 @@ class DockerEngine(Engine):
             try:
                 await sandbox.open()
             except OSError as exc:
-                raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
+                raise not_connected(instance.id, exc) from exc
             return sandbox
 
         if instance.has_sidecar:

@@ -13,19 +13,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines import door
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.node import caches
-from aenv_ray.engines.node.directory import daemon_environment
+from aenv_ray.engines.node.directory import daemon_environment, short_name
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
-from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
 from aenv_ray.ids import HostId
+from aenv_ray.runtime.door.roles import DoorRole
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
+from tests.contract.engines import filled
 from tests.contract.process.node import Node
 from tests.contract.processes import children, signal_all
 
@@ -175,6 +179,49 @@ async def test_more_connections_than_descriptors_harm_nobody(
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, limits)
     assert await value_of(sandbox, "echo", text="hi") == "hi"
     await walled.engine.stop([sandbox.instance_id])
+
+
+async def test_a_sandbox_that_accepts_nothing_keeps_nobody_else_waiting(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a host serves thousands of others in the same event loop."""
+    monkeypatch.setattr(door, "FULL_S", 0.2)
+    sandbox = await bench.start()
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    rescue = threading.Timer(20.0, signal_all, (stopped, signal.SIGCONT))
+    rescue.start()
+    path = own_node.directory / "s" / short_name(sandbox.instance_id)
+    later = own_node.engine(HOST)
+    try:
+        with filled(str(path)):
+            with pytest.raises(BlockingIOError):
+                await sandbox.open_door(DoorRole.OWNER)
+            await bench.engine.close()
+            with pytest.raises(FabricUnavailable, match="accepts no connection now"):
+                await later.attach(sandbox.instance_id)
+        assert rescue.is_alive()
+    finally:
+        rescue.cancel()
+        signal_all(stopped, signal.SIGCONT)
+    assert await value_of(await later.attach(sandbox.instance_id), "echo", text="hi") == "hi"
+    await later.stop([sandbox.instance_id])
+    await later.close()
+
+
+async def test_more_callers_at_once_than_can_wait_are_all_served(
+    bench: Bench, own_node: Node
+) -> None:
+    sandbox = await bench.start()
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    async with asyncio.TaskGroup() as group:
+        opening = [group.create_task(sandbox.open_door(DoorRole.OWNER)) for _ in range(40)]
+        await asyncio.sleep(0)
+        signal_all(stopped, signal.SIGCONT)
+    for one in opening:
+        one.result().close()
+    await bench.engine.stop([sandbox.instance_id])
 
 
 async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(walled: Bench) -> None:

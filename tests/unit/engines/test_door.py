@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
+from tests.contract.engines import filled
 
 
 async def _no_cause() -> str:
@@ -94,6 +96,21 @@ async def test_a_call_in_a_hurry_takes_those_that_may_wait_along(
     for number in (1, 2, 3):
         peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":[%d]}\n' % (number, number))
     assert await asyncio.gather(*patient, hurried) == [b"[1]", b"[2]", b"[3]"]
+
+
+async def test_a_door_where_many_wait_for_a_moment_is_tried_again(tmp_path: Path) -> None:
+    """A burst of callers is no failure."""
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        with filled(str(path)):
+            connecting = asyncio.create_task(door.connect_to_door(path))
+            await asyncio.sleep(0)
+            assert not connecting.done()
+            listener.accept()[0].close()
+            with await connecting as sock:
+                assert sock.getpeername() == str(path)
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"jsonrpc":"2.0","id":x}\n', b"\xff\n"])
