@@ -25,6 +25,7 @@ from aenv_ray.engines.base import (
     SandboxSpec,
     lost,
     start_failed,
+    stop_each,
 )
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
@@ -358,9 +359,7 @@ class DockerEngine(Engine):
         if not instance_ids:
             return
         await self._open()
-        async with asyncio.TaskGroup() as group:
-            for instance_id in instance_ids:
-                group.create_task(self._stop_one(instance_id))
+        await stop_each(self._stop_one, instance_ids)
 
     async def _stop_one(self, instance_id: InstanceId) -> None:
         name = container_name(self._host.scope, instance_id)
