@@ -25,7 +25,13 @@ from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.directory import daemon_environment, short_name
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
-from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import (
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.ids import HostId
 from aenv_ray.runtime.door.roles import DoorRole
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
@@ -221,6 +227,29 @@ async def test_more_callers_at_once_than_can_wait_are_all_served(
         signal_all(stopped, signal.SIGCONT)
     for one in opening:
         one.result().close()
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_a_sandbox_that_does_not_read_fills_no_host(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: calls that it does not read are refused, and go on when it reads again."""
+    monkeypatch.setattr(door, "STALLED_S", 0.2)
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 8 << 20)
+    sandbox = await bench.start()
+    text = "x" * (door.MAX_UNREAD_BYTES // 2)
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    first = asyncio.create_task(value_of(sandbox, "echo", text=text))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        with pytest.raises(CapacityExceeded, match="has not read"):
+            await value_of(sandbox, "echo", text=text * 2)
+    signal_all(stopped, signal.SIGCONT)
+    assert len(await first) == len(text)
+    monkeypatch.setattr(door, "STALLED_S", 30.0)
+    texts = await asyncio.gather(*(value_of(sandbox, "echo", text=text) for _ in range(6)))
+    assert [len(each) for each in texts] == [len(text)] * 6
     await bench.engine.stop([sandbox.instance_id])
 
 

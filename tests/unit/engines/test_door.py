@@ -267,6 +267,93 @@ async def test_a_runtime_that_asks_and_does_not_read_is_ended(
     assert cause.inside is InsideCause.CONNECTION
 
 
+async def test_calls_of_a_sandbox_that_does_not_read_do_not_fill_the_host(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a caller that repeats a large call would fill the memory that others need."""
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(door, "STALLED_S", 0.05)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            with pytest.raises(CapacityExceeded, match="has not read"):
+                await peer.sandbox.request_json("ping", params, deadline_s=30)
+        small = peer.call()
+        with pytest.raises(CapacityExceeded):  # it is not sent either, so it certainly did not run
+            await small
+        assert len(peer.sandbox._unsent) < 5_000_000
+        received = b""
+        while received.count(b"\n") < 1:
+            received += await peer.asked()
+        peer.sock.send(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+    assert first.result() == b"{}"
+
+
+async def test_large_calls_at_the_same_time_wait_for_a_sandbox_that_reads(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    async with asyncio.TaskGroup() as group:
+        calls = [
+            group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+            for _ in range(20)
+        ]
+        given_up = group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        received = b""
+        for number in range(1, 21):
+            while b"\n" not in received:
+                assert len(peer.sandbox._unsent) < 5_000_000
+                received += await peer.asked()
+            line, _, received = received.partition(b"\n")
+            assert b'"id":%d,' % number in line[:40]
+            peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":%d}\n' % (number, number))
+    assert [call.result() for call in calls] == [b"%d" % number for number in range(1, 21)]
+    peer.call()
+    assert b'"id":21,' in await peer.asked(), "nothing of the call that was given up was sent"
+
+
+async def test_calls_that_wait_to_be_sent_end_with_their_sandbox(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    calls = [
+        asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    peer.sandbox.end(EndCause("it was released"))
+    for call in calls:
+        with pytest.raises(SandboxLost, match="it was released"):
+            await call
+
+
+async def test_a_large_call_ends_no_runtime_that_asks_meanwhile(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+
+    async def serve(_: dict[str, Any]) -> bytes:
+        return b"1"
+
+    peer.sandbox.services = {"ask": serve}
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    call = asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+    await asyncio.sleep(0)
+    peer.sock.send(b'{"jsonrpc":"2.0","method":"ask","id":"a","params":{}}\n')
+    received = b""
+    while received.count(b"\n") < 2:
+        received += await peer.asked()
+    assert received.endswith(b'"id":"a","result":1}\n')
+    peer.sock.send(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+    assert await call == b"{}"
+
+
 async def test_what_the_socket_does_not_take_at_once_is_sent_later(peer: Peer) -> None:
     params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
     call = asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
