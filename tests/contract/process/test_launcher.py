@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from aenv_ray.engines import door
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.directory import daemon_environment, short_name
+from aenv_ray.engines.process import engine as process_engine
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import (
@@ -213,6 +215,20 @@ async def test_a_sandbox_that_accepts_nothing_keeps_nobody_else_waiting(
     assert await value_of(await later.attach(sandbox.instance_id), "echo", text="hi") == "hi"
     await later.stop([sandbox.instance_id])
     await later.close()
+
+
+async def test_a_sandbox_that_accepts_nothing_from_its_start_on_is_ended(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: its start failed, so nobody else would end it."""
+
+    async def refuse(_: Path) -> socket.socket:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(process_engine, "connect_to_door", refuse)
+    with pytest.raises(FabricUnavailable, match="accepts no connection now"):
+        await bench.start()
+    await eventually(lambda: own_node.sandbox_pids() == [], "its process ends")
 
 
 async def test_more_callers_at_once_than_can_wait_are_all_served(
