@@ -17,6 +17,7 @@ Every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -169,6 +170,7 @@ class Sandbox(ABC):
             SandboxLost: The sandbox ended before it answered; `SandboxDiedInside` if something in
                 it ended it.
             CallOutcomeUnknown: `deadline_s` passed without an answer.
+            CapacityExceeded: The sandbox has not read earlier calls, so this one was not sent.
 
         Cancelling tells the runtime to stop the call and does not wait for that.
         Idempotent by call id: a repeated id returns the first outcome and runs nothing.
@@ -285,6 +287,9 @@ class Engine(ABC):
         An engine may return earlier, once their end is certain and nobody can reach them; `ending`
         counts those. A sandbox with storage is gone when this returns. Unknown and ended ids are
         ignored. Pending calls fail with `SandboxLost`.
+
+        Raises:
+            AenvError: The end of one could not be confirmed; that of every other was tried.
         """
 
     def ending(self) -> int:
@@ -393,6 +398,29 @@ def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:
         instance_id=instance_id,
         hint="create a new instance; what ran in this one counts as neither success nor failure",
     )
+
+
+async def stop_each(
+    stop_one: Callable[[InstanceId], Awaitable[None]], instance_ids: Sequence[InstanceId]
+) -> None:
+    """Stop sandboxes at the same time; a failure keeps none of the others from being stopped.
+
+    Raises:
+        AenvError: The first failure.
+    """
+    failures: list[AenvError] = []
+
+    async def attempt(instance_id: InstanceId) -> None:
+        try:
+            await stop_one(instance_id)
+        except AenvError as exc:
+            failures.append(exc)
+
+    async with asyncio.TaskGroup() as group:
+        for instance_id in instance_ids:
+            group.create_task(attempt(instance_id))
+    if failures:
+        raise failures[0]
 
 
 def start_failed(

@@ -68,8 +68,10 @@ caller."""
 MAX_REQUESTS: Final = 1024
 """Requests of one runtime that are answered at the same time; further ones are refused."""
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
-"""A sandbox that requests something while it has not read so much is ended: it takes its host's
-memory."""
+"""How much a host holds of what a sandbox has not read, beside one message of any size: calls wait
+to be sent, and a sandbox that requests something then is ended."""
+STALLED_S: Final = 10.0
+"""Calls that wait are refused when the sandbox has read nothing for so long."""
 _READ_BYTES: Final = 65_536
 """Below the size from which malloc asks the kernel for each buffer."""
 _LAST_ERROR_CHARACTERS: Final = 500
@@ -77,6 +79,10 @@ _ANSWER: Final = b'{"jsonrpc":"2.0","id":'
 _HELLO: Final = b'{"jsonrpc":"2.0",%%b"method":"%s","params":{"role":"%%b"}}\n' % HELLO.encode()
 _HELLO_S: Final = 10.0
 _HELLO_BYTES: Final = 4096
+FULL_S: Final = 5.0
+"""How long to retry while as many connections wait for a runtime as its listener holds."""
+_FULL_PAUSE_S: Final = 0.01
+_LONGEST_FULL_PAUSE_S: Final = 0.2
 
 CHAT_METHOD: Final = "aenv/chat"
 _REFUSALS: Final = {
@@ -127,6 +133,48 @@ def _note(params: dict[str, Any], size: int) -> tuple[float | None, float | None
 
 def _left_out(size: int) -> str:
     return f"[a message of {size} bytes was left out; the limit is {MAX_REPORT_BYTES}]"
+
+
+async def connect_to_door(path: Path) -> socket.socket:
+    """Return a non-blocking connection to the Unix socket of a door.
+
+    A blocking socket would keep the whole process waiting while as many connections wait to be
+    accepted as the listener holds: code in the sandbox can keep its runtime from accepting any.
+
+    Raises:
+        BlockingIOError: That is the case, and remained so for `FULL_S`.
+        OSError: Nothing listens there.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FULL_S
+    pause_s = _FULL_PAUSE_S
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                # `loop.sock_connect` would take a refused socket for a connected one.
+                sock.connect(str(path))
+            except BlockingIOError:
+                if loop.time() + pause_s > end:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_FULL_PAUSE_S)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def not_connected(instance_id: InstanceId, exc: OSError) -> errors.AenvError:
+    """Return the error for a sandbox to whose door no connection could be made."""
+    if isinstance(exc, BlockingIOError | TimeoutError):  # it may be running
+        return errors.FabricUnavailable(
+            f"{instance_id} accepts no connection now ({exc.strerror or exc})",
+            hint="code in it may keep its runtime from answering; try again, or release it",
+        )
+    return lost(instance_id, f"it does not answer ({exc.strerror or exc})")
 
 
 class _HeldMessages:
@@ -224,6 +272,11 @@ class DoorSandbox(Sandbox):
         """Size of its requests that are being answered."""
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
+        self._longest_unsent = 0
+        """Size of the longest message that is at least partly in `_unsent`, or was since it was
+        last empty."""
+        self._has_read = asyncio.Event()
+        """Set, and replaced, when the sandbox has read something of `_unsent`."""
         self._loop = asyncio.get_running_loop()
         self._cause: EndCause | None = None
         self._on_end: list[Callable[[EndCause], None]] = []
@@ -311,6 +364,7 @@ class DoorSandbox(Sandbox):
             return  # pending calls fail with the cause of the end
         if self._unsent:
             self._unsent += data
+            self._longest_unsent = max(self._longest_unsent, len(data))
             return
         try:
             sent = self._sock.send(data)
@@ -320,6 +374,7 @@ class DoorSandbox(Sandbox):
             return  # reading reports the end and its cause
         if sent < len(data):
             self._unsent += data[sent:]
+            self._longest_unsent = len(data)
             self._loop.add_writer(self._sock.fileno(), self._on_writable)
 
     def _on_writable(self) -> None:
@@ -332,8 +387,30 @@ class DoorSandbox(Sandbox):
         except OSError:
             sent = len(self._unsent)
         del self._unsent[:sent]
+        self._note_read()
         if not self._unsent:
             self._loop.remove_writer(self._sock.fileno())
+
+    def _note_read(self) -> None:
+        self._has_read.set()
+        self._has_read = asyncio.Event()
+
+    async def _wait_until_read(self, size: int, deadline: float) -> None:
+        """Wait until a message of a size may be sent; `deadline` is a time of the loop's clock.
+
+        Raises:
+            CapacityExceeded: The sandbox does not read; nothing was sent.
+        """
+        while self._unsent and len(self._unsent) + size > MAX_UNREAD_BYTES:
+            try:
+                async with asyncio.timeout_at(min(deadline, self._loop.time() + STALLED_S)):
+                    await self._has_read.wait()
+            except TimeoutError:
+                raise errors.CapacityExceeded(
+                    f"{self.instance_id} has not read {len(self._unsent):,} bytes that it was sent "
+                    f"before; the limit is {MAX_UNREAD_BYTES:,}",
+                    hint="code in it may keep its runtime from reading; try again, or release it",
+                ) from None
 
     def _hang_up(self) -> None:
         for task in list(self._requests.values()):
@@ -343,6 +420,8 @@ class DoorSandbox(Sandbox):
             self._is_counted = False
             HELD.note(self, 0)
         self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._note_read()
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
@@ -380,7 +459,7 @@ class DoorSandbox(Sandbox):
     def _on_request(self, key: str, message: dict[str, Any], size: int) -> None:
         if len(key) > _MAX_ID_CHARACTERS:
             raise TypeError("the id of a request is too long")
-        if len(self._unsent) > MAX_UNREAD_BYTES:
+        if len(self._unsent) > MAX_UNREAD_BYTES + self._longest_unsent:
             self._refuse("it makes requests and does not read what it is sent")
             return
         excess = None
@@ -505,11 +584,14 @@ class DoorSandbox(Sandbox):
         on_progress: OnProgress | None = None,
         may_wait: bool = False,
     ) -> bytes:
+        deadline = self._loop.time() + deadline_s
+        if self._unsent:
+            await self._wait_until_read(len(params), deadline)
         if self._cause is not None:
             raise lost(self.instance_id, self._cause)
         request_id = next(self._ids)
         future: asyncio.Future[bytes] = self._loop.create_future()
-        waiting = _Waiting(future, method, self._loop.time() + deadline_s, on_progress)
+        waiting = _Waiting(future, method, deadline, on_progress)
         if on_progress is not None:
             # Tokens are unique on the connection; two callers may have chosen the same one.
             waiting.token = f"p{request_id}"
@@ -599,7 +681,7 @@ class DoorSandbox(Sandbox):
 
     def _write(self, line: bytes, *, may_wait: bool = False) -> None:
         """Send at once, or after a short delay with what follows: if it may wait, or in a burst."""
-        if may_wait or len(self._pending) >= _BUSY_CALLS:
+        if (may_wait or len(self._pending) >= _BUSY_CALLS) and len(line) < _LITTLE_BYTES:
             if not self._outbox:
                 delay_s = _BATCH_DELAY_S if may_wait else _BUSY_DELAY_S
                 self._loop.call_later(delay_s, self._flush)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol, TypeVar
 
 from aenv_ray.engines.base import EndCause, Engine, Sandbox
@@ -33,6 +34,20 @@ async def engine_on(node: HasEngines[E_co], **options: Any) -> AsyncIterator[E_c
         await engine.stop([sandbox.instance_id for sandbox in await engine.running()])
     finally:
         await engine.close()
+
+
+@contextlib.contextmanager
+def filled(address: str) -> Iterator[None]:
+    """Connect to a Unix socket that accepts nothing, until no further connection can wait."""
+    with contextlib.ExitStack() as waiting:
+        while True:
+            sock = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            try:
+                sock.connect(address)
+            except BlockingIOError:
+                break
+        yield
 
 
 async def end_of(sandbox: Sandbox) -> str:

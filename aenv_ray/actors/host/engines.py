@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from aenv_ray.engines.base import Engine, Sandbox
-from aenv_ray.errors import FabricUnavailable
+from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import InstanceId
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class HostEngines:
             ids = [i for i, engine in owed.items() if engine == name]
             try:
                 await self.stop(name, ids)
-            except FabricUnavailable as exc:
+            except AenvError as exc:
                 logger.warning("%d sandboxes are still to be ended: %s", len(ids), exc)
 
     async def close(self) -> None:

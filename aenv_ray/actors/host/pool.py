@@ -42,6 +42,8 @@ MOST_UNDER_WAY: Final = 4
 """Concurrent starts; only one while a create waits for a start."""
 MOST_ELSEWHERE: Final = 16
 """Concurrent starts of sandboxes that start on other machines, even while a create waits."""
+SLOW_S: Final = 15.0
+"""A start of this age does not count for other pools: it waits, for a download or for a machine."""
 LONGEST_PAUSE_S: Final = 60.0
 """A pool whose sandboxes do not start tries again after 2, 4, 8 … seconds, up to this."""
 
@@ -100,14 +102,19 @@ class _Pool:
     """When sandboxes of an earlier host, whose demand is unknown, were adopted."""
     ready: dict[InstanceId, float] = field(default_factory=dict)
     """Ready sandboxes with the time since when; oldest first."""
-    under_way: int = 0
+    starts: list[float] = field(default_factory=list)
+    """When each start that is under way began; oldest first."""
     failures: int = 0
     retry_at: float = float("-inf")
 
     @property
     def present(self) -> int:
         """Number of sandboxes, including those that are starting."""
-        return len(self.ready) + self.under_way
+        return len(self.ready) + len(self.starts)
+
+    def young_starts(self, now: float) -> int:
+        """Return how many of its starts under way count for other pools."""
+        return sum(now - began < SLOW_S for began in self.starts)
 
     def target(self, now: float) -> int:
         """Return the wanted number of sandboxes."""
@@ -152,7 +159,7 @@ class _Pool:
     def is_of_use(self, now: float) -> bool:
         """Whether the pool has a state worth keeping."""
         return bool(
-            self.asked or self.ready or self.under_way or self.target(now)
+            self.asked or self.ready or self.starts or self.target(now)
             or now < max(self.retry_at, self.last_demand + DEMAND_WINDOW_S)
         )  # fmt: skip
 
@@ -270,9 +277,10 @@ class Pools:
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
         earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
         self._tokens, self._tokens_at = min(float(REFILL_BURST), self._tokens + earned), now
+        most = {False: MOST_UNDER_WAY, True: MOST_ELSEWHERE}
         left = {False: 1 if is_busy else MOST_UNDER_WAY, True: MOST_ELSEWHERE}
         for pool in self._pools.values():
-            left[pool.pattern.engine in elsewhere] -= pool.under_way
+            left[pool.pattern.engine in elsewhere] -= pool.young_starts(now)
         decided: Counter[PoolKey] = Counter()
         for _ in range(min(room, int(self._tokens))):
             # The emptiest pool first, so that a large one does not hold up a small one.
@@ -281,13 +289,14 @@ class Pools:
                 for key, pool in self._pools.items()
                 if pool.retry_at <= now
                 and left[pool.pattern.engine in elsewhere] > 0
+                and len(pool.starts) < most[pool.pattern.engine in elsewhere]
                 and pool.present < pool.target(now)
                 and not pool.can_wait(now)
             ]
             if not short:
                 break
             _, key = min(short)
-            self._pools[key].under_way += 1
+            self._pools[key].starts.append(now)
             left[self._pools[key].pattern.engine in elsewhere] -= 1
             self._tokens -= 1
             decided[key] += 1
@@ -302,7 +311,7 @@ class Pools:
         pauses.
         """
         pool = self._pools[key]
-        pool.under_way -= count
+        del pool.starts[:count]
         pool.ready |= dict.fromkeys(made, now)
         pool.failures = pool.failures + 1 if has_failed else 0
         if has_failed:

@@ -81,7 +81,7 @@ class WarmPools:
         self._ready: dict[InstanceId, Taken] = {}
         self._failures: dict[PoolKey, AenvError] = {}
         self._changed = asyncio.Event()
-        self._refilling: asyncio.Task[None] | None = None
+        self._starts: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Load the requests of an earlier host with this id."""
@@ -90,9 +90,10 @@ class WarmPools:
 
     async def close(self) -> None:
         """Stop starting sandboxes; the warm ones run on for the next host with this id."""
-        if self._refilling is not None:
-            self._refilling.cancel()
-            await asyncio.wait([self._refilling])
+        for start in self._starts:
+            start.cancel()
+        if self._starts:
+            await asyncio.wait(self._starts)
 
     async def adopt(self, record: InstanceRecord, deadline: float) -> None:
         """Adopt a warm sandbox of an earlier host; one that is gone is forgotten.
@@ -257,25 +258,27 @@ class WarmPools:
     async def tick(self) -> None:
         """End superfluous sandboxes, and start missing ones in the background."""
         await self._end(self._pools.surplus(self._clock.now()))
-        if self._refilling is not None:
-            if not self._refilling.done():
-                return
-            refilled, self._refilling = self._refilling, None
-            await refilled  # raises an unexpected error
-        self._refilling = asyncio.create_task(self._refill())
+        for start in [start for start in self._starts if start.done()]:
+            self._starts.remove(start)
+            await start  # raises an unexpected error
+        self._refill()
 
     async def give_way(self, count: int) -> None:
         """End up to `count` sandboxes, because instances need their slots."""
         await self._end(self._pools.give_way(count))
 
-    async def _refill(self) -> None:
-        while batch := self._pools.refills(
+    def _refill(self) -> None:
+        """Start missing sandboxes; no pool waits for the starts of another."""
+        batch = self._pools.refills(
             self._clock.now(), room=self._room() - self._pools.size, is_busy=self._is_busy(),
             elsewhere=self._engines.starting_elsewhere(),
-        ):  # fmt: skip
-            async with asyncio.TaskGroup() as group:
-                for key, count in batch.items():
-                    group.create_task(self._start_some(key, count))
+        )  # fmt: skip
+        for key, count in batch.items():
+            self._starts.add(asyncio.create_task(self._start_and_refill(key, count)))
+
+    async def _start_and_refill(self, key: PoolKey, count: int) -> None:
+        await self._start_some(key, count)
+        self._refill()
 
     async def _start_some(self, key: PoolKey, count: int) -> None:
         pattern = self._pools.pattern(key)

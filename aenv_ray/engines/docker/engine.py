@@ -25,6 +25,7 @@ from aenv_ray.engines.base import (
     SandboxSpec,
     lost,
     start_failed,
+    stop_each,
 )
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
@@ -45,7 +46,7 @@ from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.docker.planner import ContainerPlanner
 from aenv_ray.engines.docker.presence import HostPresence
 from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body, start_mode
-from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.engines.door import DoorSandbox, not_connected
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -261,7 +262,7 @@ class DockerEngine(Engine):
             try:
                 await sandbox.open()
             except OSError as exc:
-                raise lost(instance.id, f"it does not answer ({exc.strerror or exc})") from exc
+                raise not_connected(instance.id, exc) from exc
             return sandbox
 
         if instance.has_sidecar:
@@ -358,9 +359,7 @@ class DockerEngine(Engine):
         if not instance_ids:
             return
         await self._open()
-        async with asyncio.TaskGroup() as group:
-            for instance_id in instance_ids:
-                group.create_task(self._stop_one(instance_id))
+        await stop_each(self._stop_one, instance_ids)
 
     async def _stop_one(self, instance_id: InstanceId) -> None:
         name = container_name(self._host.scope, instance_id)

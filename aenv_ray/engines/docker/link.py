@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from aenv_ray.engines.docker.host import DockerHost
+from aenv_ray.engines.door import connect_to_door
 from aenv_ray.engines.node.container_reports import read_report
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import LINK_LABEL
@@ -133,14 +134,7 @@ class SocketLink(Link):
             self.close()
 
     async def connect(self) -> socket.socket:  # noqa: D102
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            # Connecting to a listening Unix socket does not block, thanks to its backlog.
-            sock.connect(str(self._door_path))
-        except OSError:
-            sock.close()
-            raise
-        return sock
+        return await connect_to_door(self._door_path)
 
     def close(self) -> None:  # noqa: D102
         for sock in (self._boot, self._door):

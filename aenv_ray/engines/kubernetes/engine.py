@@ -27,6 +27,7 @@ from aenv_ray.engines.base import (
     SandboxSpec,
     lost,
     start_failed,
+    stop_each,
 )
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
@@ -360,30 +361,30 @@ class KubernetesEngine(Engine):
         pods = await self._open()
         deleted: list[tuple[str, str]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                for instance_id in instance_ids:
-                    group.create_task(self._stop_one(pods, instance_id, deleted))
+            await stop_each(partial(self._stop_one, pods, deleted), instance_ids)
         finally:  # not before, since the caller counts all of them until this returns
             for name, uid in deleted:
                 self._ending.add(uid)
                 self._in_background(self._await_end(pods, name, uid))
 
     async def _stop_one(
-        self, pods: Pods, instance_id: InstanceId, deleted: list[tuple[str, str]]
+        self, pods: Pods, deleted: list[tuple[str, str]], instance_id: InstanceId
     ) -> None:
         """End a pod; if it was only deleted, and is not gone, add its name and uid to `deleted`."""
         instance = self._instances.get(instance_id)
         if instance is not None:
             self._finish(instance, EndCause(RELEASED))
         name = names.pod_name(self._planner.owner.uid, instance_id)
-        with pod_status.api_errors(self._client):
-            # The next pod with that storage may be on the same node, and must not start before.
-            if instance is None or not instance.uid or instance.has_storage:
-                await pods.delete(name, "" if instance is None else instance.uid)
-            elif await pods.request_end(name, instance.uid):
-                deleted.append((name, instance.uid))
-        if instance is not None:
-            await instance.release_control()
+        try:
+            with pod_status.api_errors(self._client):
+                # The next pod with that storage may be on the same node, and must not start before.
+                if instance is None or not instance.uid or instance.has_storage:
+                    await pods.delete(name, "" if instance is None else instance.uid)
+                elif await pods.request_end(name, instance.uid):
+                    deleted.append((name, instance.uid))
+        finally:
+            if instance is not None:  # nobody else knows it any more
+                await instance.release_control()
 
     async def _await_end(self, pods: Pods, name: str, uid: str) -> None:
         """Count a deleted pod until its node has ended it."""

@@ -28,7 +28,12 @@ from aenv_ray.engines.base import (
     SandboxSpec,
     lost,
 )
-from aenv_ray.engines.door import CAUSE_WAIT_S, DoorSandbox
+from aenv_ray.engines.door import (
+    CAUSE_WAIT_S,
+    DoorSandbox,
+    connect_to_door,
+    not_connected,
+)
 from aenv_ray.engines.node.directory import node_directory, short_name
 from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.engines.node.variables import instance_variables
@@ -175,7 +180,10 @@ class ProcessEngine(Engine):
                 instance_id = InstanceId(answer["id"])
                 mode, ready = modes[instance_id]
                 if "started" in answer:
-                    results[instance_id] = await self._connect(instance_id, mode, ready)
+                    sandbox = await self._connect(instance_id, mode, ready)
+                    if isinstance(sandbox, AenvError):
+                        self._end_process(instance_id)
+                    results[instance_id] = sandbox
                 elif "no_template" in answer:
                     self._ready.pop(answer["no_template"], None)
                     results[instance_id] = None
@@ -272,7 +280,7 @@ class ProcessEngine(Engine):
         try:
             await sandbox.open()
         except OSError as exc:
-            return lost(instance_id, f"its socket is gone ({exc.strerror})")
+            return not_connected(instance_id, exc)
         self._connections[instance_id] = _Connection(sandbox, exited)
         sandbox.on_end(lambda _: self._on_door_end(instance_id))
         return sandbox
@@ -302,10 +310,8 @@ class ProcessEngine(Engine):
         Raises:
             OSError: It does not answer, or another process listens in its place.
         """
-        sock = socket.socket(socket.AF_UNIX)
+        sock = await connect_to_door(self._directory / "s" / short_name(instance_id))
         try:
-            # Connecting to a listening Unix socket does not block: the backlog accepts it.
-            sock.connect(str(self._directory / "s" / short_name(instance_id)))
             if not self._launcher.is_listener_of(sock):
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "another process listens there")
         except OSError:
@@ -316,9 +322,12 @@ class ProcessEngine(Engine):
     def _on_door_end(self, instance_id: InstanceId) -> None:
         """End a sandbox whose door failed while its process runs."""
         if instance_id in self._connections:
-            with contextlib.suppress(FabricUnavailable):
-                seq, _ = self._launcher.send("stop", ids=[instance_id])
-                self._launcher.forget(seq)  # its exit is reported as an event
+            self._end_process(instance_id)
+
+    def _end_process(self, instance_id: InstanceId) -> None:
+        with contextlib.suppress(FabricUnavailable):
+            seq, _ = self._launcher.send("stop", ids=[instance_id])
+            self._launcher.forget(seq)  # its exit is reported as an event
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._launcher.connect()

@@ -54,12 +54,15 @@ def _connect(door: str) -> socket.socket | None:
     end = time.monotonic() + CONNECT_S
     while time.monotonic() < end:
         sock = socket.socket(socket.AF_UNIX)
+        # A runtime that accepts nothing must not keep this program waiting for ever.
+        sock.setblocking(False)
         try:
             sock.connect(door)
         except OSError:
             sock.close()
             time.sleep(_RETRY_S)
         else:
+            sock.setblocking(True)
             return sock
     return None
 

@@ -41,11 +41,14 @@ async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Pa
     )  # fmt: skip
     bench = Bench(engine, tmp_path)
     sandbox = await bench.start()
+    released = await bench.start()
     assert await value_of(sandbox, "count", key="k") == 1
     daemon.kill()
     assert await value_of(sandbox, "count", key="k") == 2
     with pytest.raises(FabricUnavailable, match=r"d\.sock does not answer"):
         await bench.start()
+    with pytest.raises(FabricUnavailable):
+        await engine.stop([released.instance_id])
     daemon.start()
     # Without --live-restore a daemon ends what it finds.
     await eventually(lambda: sandbox.end_cause is not None, "it is known to be lost", 60.0)
@@ -54,6 +57,6 @@ async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Pa
         await call(sandbox, "echo", {"text": "anybody?"})
     again = await bench.start()
     assert await value_of(again, "count", key="k") == 1
-    await engine.stop([again.instance_id])
+    await engine.stop([released.instance_id, again.instance_id])
     assert await engine.running() == []
     await engine.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines import door
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.engine import DockerEngine
@@ -26,7 +27,7 @@ from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, Sandbox
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.conftest import require
 from tests.contract.docker.docker_node import DockerNode, docker
-from tests.contract.engines import end_of, engine_on, new_host
+from tests.contract.engines import end_of, engine_on, filled, new_host
 from tests.contract.processes import signal_all
 
 pytestmark = pytest.mark.docker
@@ -56,6 +57,22 @@ async def test_running_out_of_memory_is_the_cause(bench: Bench) -> None:
     assert sandbox.isolation.limits["memory"].startswith("64 MiB")
     with pytest.raises(SandboxLost, match=r"out of memory .*limit 64 MiB"):
         await evaluate(sandbox, "result = len(bytearray(200 * 1024 * 1024))")
+
+
+async def test_a_container_that_accepts_no_connection_now_is_not_lost(
+    bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: it runs, so a host that cannot reach it now still has to end it."""
+    monkeypatch.setattr(door, "FULL_S", 0.2)
+    sandbox = await bench.start()
+    name = docker_node.container(sandbox.instance_id)
+    (path,) = docker_node.root.glob("r/*/d/*")
+    docker("pause", name)
+    with filled(str(path)), pytest.raises(FabricUnavailable, match="accepts no connection now"):
+        await bench.engine.attach(sandbox.instance_id)
+    docker("unpause", name)
+    again = await bench.engine.attach(sandbox.instance_id)
+    assert await value_of(again, "echo", text="hi") == "hi"
 
 
 async def test_removal_by_somebody_else_is_the_cause(bench: Bench, docker_node: DockerNode) -> None:

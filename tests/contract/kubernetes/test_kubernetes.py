@@ -183,6 +183,23 @@ async def test_a_release_does_not_wait_for_the_node(
         assert own_node.left_over() == []
 
 
+async def test_a_pod_that_cannot_be_ended_keeps_no_other_alive(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 3: the failure is the API's, and the other pods of the release end."""
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        ids = [(await bench.start()).instance_id for _ in range(4)]
+        own_node.cluster.fail(403)
+        with pytest.raises(FabricUnavailable):
+            await engine.stop(ids)
+        assert engine.ending() == 3, "each takes its place until its node has ended it"
+        await eventually(lambda: engine.ending() == 0, "the others have ended", WITHIN_S)
+        assert len(own_node.sandboxes()) == 1
+        await engine.stop(ids)
+        await eventually(lambda: own_node.left_over() == [], "nothing is left", WITHIN_S)
+
+
 async def test_an_overloaded_api_fails_a_batch_at_one_deadline(
     own_node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

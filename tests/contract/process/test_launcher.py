@@ -14,19 +14,30 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from aenv_ray.engines import door
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.node import caches
-from aenv_ray.engines.node.directory import daemon_environment
+from aenv_ray.engines.node.directory import daemon_environment, short_name
+from aenv_ray.engines.process import engine as process_engine
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
-from aenv_ray.errors import ConfigError, SandboxLost, SandboxStartFailed
+from aenv_ray.errors import (
+    CapacityExceeded,
+    ConfigError,
+    FabricUnavailable,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.ids import HostId
+from aenv_ray.runtime.door.roles import DoorRole
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
+from tests.contract.engines import filled
 from tests.contract.process.node import Node
 from tests.contract.processes import children, signal_all
 
@@ -194,6 +205,86 @@ async def test_more_connections_than_descriptors_harm_nobody(
     resource.prlimit(launcher, resource.RLIMIT_NOFILE, limits)
     assert await value_of(sandbox, "echo", text="hi") == "hi"
     await walled.engine.stop([sandbox.instance_id])
+
+
+async def test_a_sandbox_that_accepts_nothing_keeps_nobody_else_waiting(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a host serves thousands of others in the same event loop."""
+    monkeypatch.setattr(door, "FULL_S", 0.2)
+    sandbox = await bench.start()
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    rescue = threading.Timer(20.0, signal_all, (stopped, signal.SIGCONT))
+    rescue.start()
+    path = own_node.directory / "s" / short_name(sandbox.instance_id)
+    later = own_node.engine(HOST)
+    try:
+        with filled(str(path)):
+            with pytest.raises(BlockingIOError):
+                await sandbox.open_door(DoorRole.OWNER)
+            await bench.engine.close()
+            with pytest.raises(FabricUnavailable, match="accepts no connection now"):
+                await later.attach(sandbox.instance_id)
+        assert rescue.is_alive()
+    finally:
+        rescue.cancel()
+        signal_all(stopped, signal.SIGCONT)
+    assert await value_of(await later.attach(sandbox.instance_id), "echo", text="hi") == "hi"
+    await later.stop([sandbox.instance_id])
+    await later.close()
+
+
+async def test_a_sandbox_that_accepts_nothing_from_its_start_on_is_ended(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: its start failed, so nobody else would end it."""
+
+    async def refuse(_: Path) -> socket.socket:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(process_engine, "connect_to_door", refuse)
+    with pytest.raises(FabricUnavailable, match="accepts no connection now"):
+        await bench.start()
+    await eventually(lambda: own_node.sandbox_pids() == [], "its process ends")
+
+
+async def test_more_callers_at_once_than_can_wait_are_all_served(
+    bench: Bench, own_node: Node
+) -> None:
+    sandbox = await bench.start()
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    async with asyncio.TaskGroup() as group:
+        opening = [group.create_task(sandbox.open_door(DoorRole.OWNER)) for _ in range(40)]
+        await asyncio.sleep(0)
+        signal_all(stopped, signal.SIGCONT)
+    for one in opening:
+        one.result().close()
+    await bench.engine.stop([sandbox.instance_id])
+
+
+async def test_a_sandbox_that_does_not_read_fills_no_host(
+    bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: calls that it does not read are refused, and go on when it reads again."""
+    monkeypatch.setattr(door, "STALLED_S", 0.2)
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 8 << 20)
+    sandbox = await bench.start()
+    text = "x" * (door.MAX_UNREAD_BYTES // 2)
+    stopped = own_node.sandbox_pids()
+    signal_all(stopped, signal.SIGSTOP)
+    first = asyncio.create_task(value_of(sandbox, "echo", text=text))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        with pytest.raises(CapacityExceeded, match="has not read"):
+            await value_of(sandbox, "echo", text=text * 2)
+    signal_all(stopped, signal.SIGCONT)
+    assert len(await first) == len(text)
+    monkeypatch.setattr(door, "STALLED_S", 30.0)
+    texts = await asyncio.gather(*(value_of(sandbox, "echo", text=text) for _ in range(6)))
+    assert [len(each) for each in texts] == [len(text)] * 6
+    await bench.engine.stop([sandbox.instance_id])
 
 
 async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(walled: Bench) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
+from tests.contract.engines import filled
 
 
 async def _no_cause() -> str:
@@ -94,6 +96,21 @@ async def test_a_call_in_a_hurry_takes_those_that_may_wait_along(
     for number in (1, 2, 3):
         peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":[%d]}\n' % (number, number))
     assert await asyncio.gather(*patient, hurried) == [b"[1]", b"[2]", b"[3]"]
+
+
+async def test_a_door_where_many_wait_for_a_moment_is_tried_again(tmp_path: Path) -> None:
+    """A burst of callers is no failure."""
+    path = tmp_path / "door"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        with filled(str(path)):
+            connecting = asyncio.create_task(door.connect_to_door(path))
+            await asyncio.sleep(0)
+            assert not connecting.done()
+            listener.accept()[0].close()
+            with await connecting as sock:
+                assert sock.getpeername() == str(path)
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"jsonrpc":"2.0","id":x}\n', b"\xff\n"])
@@ -248,6 +265,93 @@ async def test_a_runtime_that_asks_and_does_not_read_is_ended(
     cause = await asyncio.wait_for(ended, 60)
     assert "does not read" in cause.text
     assert cause.inside is InsideCause.CONNECTION
+
+
+async def test_calls_of_a_sandbox_that_does_not_read_do_not_fill_the_host(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a caller that repeats a large call would fill the memory that others need."""
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(door, "STALLED_S", 0.05)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            with pytest.raises(CapacityExceeded, match="has not read"):
+                await peer.sandbox.request_json("ping", params, deadline_s=30)
+        small = peer.call()
+        with pytest.raises(CapacityExceeded):  # it is not sent either, so it certainly did not run
+            await small
+        assert len(peer.sandbox._unsent) < 5_000_000
+        received = b""
+        while received.count(b"\n") < 1:
+            received += await peer.asked()
+        peer.sock.send(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+    assert first.result() == b"{}"
+
+
+async def test_large_calls_at_the_same_time_wait_for_a_sandbox_that_reads(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    async with asyncio.TaskGroup() as group:
+        calls = [
+            group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+            for _ in range(20)
+        ]
+        given_up = group.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        received = b""
+        for number in range(1, 21):
+            while b"\n" not in received:
+                assert len(peer.sandbox._unsent) < 5_000_000
+                received += await peer.asked()
+            line, _, received = received.partition(b"\n")
+            assert b'"id":%d,' % number in line[:40]
+            peer.sock.send(b'{"jsonrpc":"2.0","id":%d,"result":%d}\n' % (number, number))
+    assert [call.result() for call in calls] == [b"%d" % number for number in range(1, 21)]
+    peer.call()
+    assert b'"id":21,' in await peer.asked(), "nothing of the call that was given up was sent"
+
+
+async def test_calls_that_wait_to_be_sent_end_with_their_sandbox(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    calls = [
+        asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    peer.sandbox.end(EndCause("it was released"))
+    for call in calls:
+        with pytest.raises(SandboxLost, match="it was released"):
+            await call
+
+
+async def test_a_large_call_ends_no_runtime_that_asks_meanwhile(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+
+    async def serve(_: dict[str, Any]) -> bytes:
+        return b"1"
+
+    peer.sandbox.services = {"ask": serve}
+    params = b'{"text":"' + b"x" * 4_000_000 + b'"}'
+    call = asyncio.create_task(peer.sandbox.request_json("ping", params, deadline_s=30))
+    await asyncio.sleep(0)
+    peer.sock.send(b'{"jsonrpc":"2.0","method":"ask","id":"a","params":{}}\n')
+    received = b""
+    while received.count(b"\n") < 2:
+        received += await peer.asked()
+    assert received.endswith(b'"id":"a","result":1}\n')
+    peer.sock.send(b'{"jsonrpc":"2.0","id":1,"result":{}}\n')
+    assert await call == b"{}"
 
 
 async def test_what_the_socket_does_not_take_at_once_is_sent_later(peer: Peer) -> None:

@@ -32,6 +32,8 @@ class SpyEngine(FakeEngine):
         self.deadline_gate.set()
         self.away_for = 0
         """How many more stops, attaches and listings meet nobody."""
+        self.refusal: AenvError = FabricUnavailable(AWAY)
+        """What they raise."""
 
     async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
         self.at_gate.set()
@@ -62,7 +64,7 @@ class SpyEngine(FakeEngine):
     def _reach(self) -> None:
         if self.away_for:
             self.away_for -= 1
-            raise FabricUnavailable(AWAY)
+            raise self.refusal
 
     async def ids(self) -> set[InstanceId]:
         return {sandbox.instance_id for sandbox in await self.running()}

@@ -18,6 +18,7 @@ from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
+    AenvError,
     CapacityExceeded,
     DeadlineExceeded,
     FabricUnavailable,
@@ -206,6 +207,21 @@ async def test_an_end_that_failed_is_tried_again(
     assert await engine.running() == []
 
 
+async def test_a_sweep_goes_on_while_an_engine_is_slow(
+    host: Host, engine: SpyEngine, spec: InstanceSpec
+) -> None:
+    """Otherwise no pool of the host is filled, and the host never ends, until it is fast again."""
+    await host.start([spec])
+    engine.away_for = 2
+    engine.refusal = DeadlineExceeded("the launcher did not answer")
+    with pytest.raises(DeadlineExceeded):
+        await host.release([spec.instance_id])
+    await host.sweep()
+    assert engine.away_for == 0
+    await host.sweep()
+    assert await engine.running() == []
+
+
 async def test_a_host_whose_node_is_going_down_starts_nothing(
     tmp_path: Path, spec: InstanceSpec, engine: SpyEngine
 ) -> None:
@@ -255,10 +271,15 @@ async def unrecorded(
     return later
 
 
+@pytest.mark.parametrize("refusal", [FabricUnavailable(AWAY), DeadlineExceeded("slow")])
 async def test_what_was_not_recorded_is_ended_once_its_node_answers(
-    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    refusal: AenvError,
 ) -> None:
     """Invariant 3: a daemon that was down when the host came back is asked again."""
+    engine.refusal = refusal
     host = await unrecorded(open_host, spec, engine)
     engine.away_for = 1
     await host.sweep()

@@ -39,6 +39,19 @@ def test_sandboxes_that_start_elsewhere_do_not_count_for_the_node(world: World) 
     assert sorted(decided.values()) == [pool.MOST_ELSEWHERE - pool.REFILL_BURST + 1]
 
 
+def test_slow_starts_of_one_pool_keep_no_other_one_empty(world: World) -> None:
+    """An image that is pulled for minutes, for as many sandboxes as may start at a time."""
+    slow = world.ask(100)
+    now = world.clock.now()
+    assert world.pools.refills(now, room=ROOM, is_busy=False)[slow] == pool.MOST_UNDER_WAY
+    other = world.ask(1, digest="other")
+    assert not world.pools.refills(now, room=ROOM, is_busy=False)
+    now += pool.SLOW_S
+    assert world.pools.refills(now, room=ROOM, is_busy=False) == {other: 1}
+    world.pools.refilled(other, [InstanceId("env-1")], now, count=1, has_failed=False)
+    assert not world.pools.refills(now, room=ROOM, is_busy=False), "the slow one has its share"
+
+
 def test_refills_keep_to_a_rate(world: World) -> None:
     world.ask(1000)
     at_once = 0

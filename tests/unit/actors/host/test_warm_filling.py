@@ -60,6 +60,25 @@ async def test_what_starts_while_nobody_wants_it_any_more_is_ended_when_it_is_up
     assert (await engine.ids(), store.list()) == (set(), [])
 
 
+async def test_a_slow_start_keeps_no_other_pool_empty(
+    open_host: Callable[[InstanceStore], Host], engine: SpyEngine, spec: Spec
+) -> None:
+    """A pod without a node, or an image that is pulled, may take minutes."""
+    slow = SpyEngine()
+    host = open_host(MemoryInstanceStore())
+    host._engines._make = {"fake": engine, "slow": slow}.__getitem__
+    await host.open()
+    slow.gate.clear()
+    await host.warm(WarmRequest(spec=spec(engine="slow"), count=1, idle_timeout_s=600.0), None)
+    await slow.at_gate.wait()
+    for _ in range(3):
+        assert await keep(host, spec(), 1) == 1
+        assert is_warm(await start_one(host, spec()))
+    slow.gate.set()
+    assert await keep(host, spec(engine="slow"), 1) == 1
+    assert await keep(host, spec(engine="slow"), 0) == 0
+
+
 async def test_an_end_that_failed_is_tried_again(host: Host, engine: SpyEngine, spec: Spec) -> None:
     """Invariant 3: what is not in the pool any more is not forgotten."""
     await keep(host, spec(), 2)

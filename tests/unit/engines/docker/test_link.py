@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.docker.link import Stream, has_own_kernel
+from aenv_ray.engines import door
+from aenv_ray.engines.docker.link import SocketLink, Stream, has_own_kernel
 from aenv_ray.engines.node.host_key import authenticate
 from aenv_ray.runtime.container import authenticated_door, bridge
 from aenv_ray.runtime.container.authenticated_door import AuthenticatedDoor
@@ -27,6 +28,7 @@ from aenv_ray.runtime.container.handshake import (
     accept_host,
     host_mac,
 )
+from tests.contract.engines import filled
 
 KEY = bytes(range(32))
 
@@ -154,6 +156,39 @@ async def test_a_failed_start_is_reported_before_its_process_ends(
     assert not telling.done()
     bridged.shutdown(socket.SHUT_WR)
     await telling
+
+
+async def test_a_door_that_accepts_nothing_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: the host serves other sandboxes in the same event loop."""
+    monkeypatch.setattr(door, "FULL_S", 0.2)
+    link = SocketLink(tmp_path / "boot", tmp_path / "door")
+    await link.before_start("c1")
+    with filled(str(tmp_path / "door")):
+        connecting = asyncio.create_task(link.connect())
+        with pytest.raises(BlockingIOError):
+            await asyncio.wait_for(connecting, 60)
+    link.close()
+
+
+def test_a_bridge_does_not_wait_for_ever_for_a_door_that_accepts_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would take one of the processes that the container may have."""
+    monkeypatch.setattr(bridge, "CONNECT_S", 0.2)
+    found: list[socket.socket | None] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(bridge.address(name))
+        listener.listen(1)
+        with filled(bridge.address(name)):
+            thread = threading.Thread(target=lambda: found.append(bridge._connect(f"\0{name}")))
+            thread.start()
+            thread.join(10.0)
+            ended = not thread.is_alive()
+        listener.close()
+    thread.join()
+    assert (ended, found) == (True, [None])
 
 
 def test_the_key_is_read_once_from_standard_input(name: str) -> None:
