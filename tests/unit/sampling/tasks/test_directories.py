@@ -113,6 +113,25 @@ def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
     assert task.reference[1].arguments["variables"] == {"KEY": ""}
 
 
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("network_mode = 'public'", None),
+        ("network_mode = 'no-network'", "none"),
+        ("network_mode = 'public'\nallow_internet = false", None),
+        ("allow_internet = false\n[verifier]\nnetwork_mode = 'no-network'", "none"),
+        ("allowed_hosts = []\nos = 'Linux'\n[agent]\nnetwork_mode = 'public'", None),
+    ],
+)
+def test_the_network_of_a_task_of_harbor(text: str, network: str | None, tmp_path: Path) -> None:
+    """`allow_internet` is the older name of `network_mode`, and the newer one decides."""
+    changes = {"task.toml": f"[environment]\n{text}\n"}
+    task = load(write_task(tmp_path / "sum", HARBOR, changes))
+    assert task.unsupported is None
+    assert task.instance is not None
+    assert task.instance.network == network
+
+
 def test_a_published_image_is_not_built(tmp_path: Path) -> None:
     image = "[environment]\ndocker_image = 'ghcr.io/acme/task:1'\n"
     changes = {"task.toml": image, "environment/Dockerfile": None}
@@ -135,8 +154,11 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (HARBOR, {"task.toml": "[agent]\nuser = 'dev'\n"}, "the user dev for its agent"),
         (HARBOR, {"task.toml": "[verifier]\nuser = 1000\n"}, "the user 1000 for its verifier"),
         (HARBOR, {"task.toml": "[environment.healthcheck]\ncommand = 'x'\n"}, "a health check"),
-        (HARBOR, {"task.toml": "[environment]\nnetwork_mode = 'no-network'\n"},
-         "environment.network_mode"),
+        (HARBOR, {"task.toml": "[environment]\nnetwork_mode = 'allowlist'\n"},
+         "environment.network_mode allowlist"),
+        (HARBOR, {"task.toml": "[agent]\nnetwork_mode = 'no-network'\n"},
+         "agent.network_mode no-network, which is not that of its environment"),
+        (HARBOR, {"task.toml": "[environment]\nos = 'windows'\n"}, "operating system windows"),
         (HARBOR, {"task.toml": "[agent]\nallowed_hosts = ['a.org']\n"}, "agent.allowed_hosts"),
         (HARBOR, {"task.toml": "[verifier.env]\nKEY = '${API_KEY}'\n"}, "the variable API_KEY"),
         (HARBOR, {"tests/test.sh": "PYTHONPATH=/app \\\n  pytest /tests\n"}, "PYTHONPATH"),
@@ -167,8 +189,9 @@ def test_a_task_that_needs_what_is_not_here_says_so(
         raise AssertionError(task.unsupported)
 
 
-def test_a_task_that_asks_for_a_forbidden_network_says_so(tmp_path: Path) -> None:
-    changes = {"task.toml": "[environment]\nallow_internet = true\n"}
+@pytest.mark.parametrize("asks", ["allow_internet = true", "network_mode = 'public'"])
+def test_a_task_that_asks_for_a_forbidden_network_says_so(asks: str, tmp_path: Path) -> None:
+    changes = {"task.toml": f"[environment]\n{asks}\n"}
     path = write_task(tmp_path / "sum", HARBOR, changes)
     assert "AENV_ALLOW_NETWORKS" in str(load(path, may_use_internet=False).unsupported)
     silent = load(write_task(tmp_path / "silent", HARBOR), may_use_internet=False)
