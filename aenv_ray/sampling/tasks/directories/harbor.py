@@ -38,7 +38,10 @@ class _Phase(_Section):
 class _Verifier(_Phase):
     timeout_sec: float = Field(default=600.0, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
-    environment_mode: str | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    """None: separate if it has an `environment`."""
+    environment: dict[str, Any] | None = None
+    collect: list[Any] = Field(default_factory=list)
     user: str | int | None = None
 
 
@@ -149,8 +152,10 @@ def _lacks(found: _Description, options: FormatOptions) -> Iterator[str]:
         yield "several steps"
     if wanted.os.lower() != "linux":
         yield f"the operating system {wanted.os}"
-    if found.verifier.environment_mode == "separate":
+    if found.verifier.environment_mode == "separate" or found.verifier.environment is not None:
         yield "a separate container for its tests"
+    if found.verifier.collect:
+        yield "commands that collect files before its tests"
 
 
 def _lacks_of_sections(found: _Description) -> Iterator[str]:
