@@ -69,6 +69,11 @@ class _Environment(_Phase):
         """The network mode; in older tasks `allow_internet` says it."""
         return self.network_mode or ("no-network" if self.allow_internet is False else "public")
 
+    @property
+    def names_its_network(self) -> bool:
+        """False: it has the internet by default."""
+        return self.network_mode is not None or self.allow_internet is not None
+
 
 class _Solution(_Section):
     env: dict[str, str] = Field(default_factory=dict)
@@ -94,6 +99,8 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     service = _service(directory, wanted)
     lacks = [*_lacks(found, options), *_lacks_of_sections(found), *service.lacks]
     lacks += fields.lacks_of_script(fields.expect(directory / "tests" / "test.sh"))
+    if wanted.mode == "public" and not wanted.names_its_network:
+        lacks += fields.lacks_of_network(options, [directory / "tests", directory / "solution"])
     is_online = wanted.mode == "public" and options.may_use_internet
     variables = {**_resolved(wanted.env), **service.environment}
     return Task(
@@ -143,8 +150,7 @@ def _lacks(found: _Description, options: FormatOptions) -> Iterator[str]:
     wanted = found.environment
     if wanted.gpus:
         yield f"{wanted.gpus} GPU{'s' if wanted.gpus > 1 else ''}"
-    is_named = wanted.network_mode is not None or wanted.allow_internet is not None
-    if wanted.mode == "public" and is_named and not options.may_use_internet:
+    if wanted.mode == "public" and wanted.names_its_network and not options.may_use_internet:
         yield "the internet, which AENV_ALLOW_NETWORKS does not allow"
     if wanted.mcp_servers:
         yield "MCP servers"

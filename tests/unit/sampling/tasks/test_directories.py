@@ -206,6 +206,28 @@ def test_a_task_that_asks_for_a_forbidden_network_says_so(asks: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("base", "file", "text"),
+    [
+        (HARBOR, "tests/test.sh", "apt-get update\nuvx pytest /tests\n"),
+        (HARBOR, "solution/solve.sh", "git clone https://example.com/a.git\n"),
+        (TERMINAL_BENCH, "run-tests.sh", "source $TEST_DIR/setup-uv-pytest.sh\n"),
+        (TERMINAL_BENCH, "tests/setup.sh", "curl -LsSf https://astral.sh/uv/install.sh | sh\n"),
+        (TERMINAL_BENCH, "solution.sh", "pip3 install numpy\n"),
+    ],
+)
+def test_a_task_that_downloads_needs_the_internet(
+    base: dict[str, str], file: str, text: str, tmp_path: Path
+) -> None:
+    """Invariant 2: a network that the operator forbids fails no tests, whatever the agent did."""
+    path = write_task(tmp_path / "sum", base, {file: text})
+    assert load(path).unsupported is None
+    refusal = str(load(path, may_use_internet=False).unsupported)
+    assert f"in its {Path(file).name}, which AENV_ALLOW_NETWORKS does not allow" in refusal
+    offline = write_task(tmp_path / "none", base, {file: f"# {text.splitlines()[-1]}\n"})
+    assert load(offline, may_use_internet=False).unsupported is None
+
+
+@pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
         (HARBOR, {"task.toml": "[agent]\ntimeout_sec = 'soon'\n"},
