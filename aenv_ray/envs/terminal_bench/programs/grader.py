@@ -147,7 +147,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     compared = fingerprints.Comparison(
         request["fingerprints"],
         os.environ.get("PATH", os.defpath),
-        fingerprints.words_of(_texts(request["tests"], (".sh",))),
+        _words(request["tests"]),
         request["directory"],
         os.path.expanduser("~"),
         _python_path(request),
@@ -252,6 +252,15 @@ def _texts(archive: str, ends: tuple[str, ...]) -> list[str]:
         members = [one for one in tar.getmembers() if one.isfile() and one.name.endswith(ends)]
         files = [tar.extractfile(one) for one in members]
         return [file.read().decode(errors="replace") for file in files if file is not None]
+
+
+def _words(archive: str) -> set[str]:
+    """Return the words of the scripts in an archive that may be names of programs.
+
+    In Python most of them are not; node is what tests run there to check something.
+    """
+    of_python = fingerprints.words_of(_texts(archive, (".py",)))
+    return fingerprints.words_of(_texts(archive, (".sh",))) | ({"node"} & of_python)
 
 
 def _python_path(request: dict[str, Any]) -> str:
