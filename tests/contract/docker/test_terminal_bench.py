@@ -72,8 +72,7 @@ class Container:
 
     def begin(self) -> None:
         """Prepare it for the agent."""
-        found = self._run(do="prepare", command=[], variables={}, directory="/app")
-        self._saved = found
+        self._saved = self._run(do="prepare")
 
     def act(self, command: str) -> None:
         """Run a command of the agent."""

@@ -67,20 +67,15 @@ def main() -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take fingerprints, save settings, and start the container's own command.
+    """Take fingerprints, and save settings.
 
     Returns:
         Only ``not_root``, the user, if that is not root: nothing could be graded.
     """
+    del request
     if os.getuid() != 0:
         return {"not_root": os.getuid()}
     found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
-    if request["command"]:
-        subprocess.Popen(
-            request["command"], cwd=request["directory"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **request["variables"]},
-        )  # fmt: skip
     return {"fingerprints": found, "package_settings": package_managers.save()}
 
 

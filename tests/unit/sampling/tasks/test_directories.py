@@ -49,7 +49,6 @@ def test_a_task_of_terminal_bench_is_read_as_its_harness_plays_it(tmp_path: Path
     assert "solution.sh" in task.instance.build.ignored
     assert task.setup is not None
     assert task.setup.arguments == {
-        "command": [],
         "variables": {"TEST_DIR": "/tests", "MODE": "fast"},
         "directory": "/srv",
     }
@@ -105,9 +104,7 @@ def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
     task = load(write_task(tmp_path / "sum", HARBOR, changes))
     assert task.unsupported is None
     assert task.setup is not None
-    assert task.setup.arguments == {
-        "command": [], "variables": {"MODE": "fast"}, "directory": "/srv",
-    }  # fmt: skip
+    assert task.setup.arguments == {"variables": {"MODE": "fast"}, "directory": "/srv"}
     assert task.reward is not None
     assert task.reward.arguments["variables"] == {"MODE": "fast", "TEXT": "a ${b}"}
     assert task.reference[1].arguments["variables"] == {"KEY": ""}
@@ -192,6 +189,33 @@ def test_a_task_that_needs_what_is_not_here_says_so(
     task = load(write_task(tmp_path / "sum", base, changes))
     with pytest.raises(AssertionError, match=lack):
         raise AssertionError(task.unsupported)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_service"),
+    [
+        ("sleep infinity", False),
+        ("[sh, -c, sleep infinity]", False),
+        ("[/bin/bash, -lc, exec tail -f /dev/null]", False),
+        ("[sh, -c, 'while true; do sleep 60; done']", False),
+        ("/bin/bash", False),
+        ("[sh, -c, 'python3 /srv/api.py & exec sleep infinity']", True),
+        ("[sh, -c, /srv/start.sh]", True),
+        ("python3 /srv/api.py", True),
+        ("[python3, /srv/api.py, sleep 9]", True),
+    ],
+)
+def test_a_task_whose_container_runs_a_service_is_refused(
+    command: str, is_service: bool, tmp_path: Path
+) -> None:
+    """Its processes end before the tests, and started again it would have another state."""
+    text = f"services: {{main: {{image: a, command: {command}}}}}"
+    for name, base, file in (
+        ("t", TERMINAL_BENCH, "docker-compose.yaml"),
+        ("h", HARBOR, "environment/docker-compose.yaml"),
+    ):
+        refusal = load(write_task(tmp_path / name, base, {file: text})).unsupported or ""
+        assert ("would not run during its tests" in refusal) is is_service, refusal
 
 
 @pytest.mark.parametrize("asks", ["allow_internet = true", "network_mode = 'public'"])
