@@ -269,6 +269,21 @@ PACKAGE_ATTACKS: dict[str, tuple[dict[str, str | None], dict[str, str | None]]] 
     "start-of-a-package": (
         {}, {f"{SITE}/packaging.pth": "import mine\n", f"{SITE}/mine.py": FORGES},
     ),
+    "start-on-the-path": (
+        {"/usr/lib/python3.11/sitecustomize.py": None},
+        {f"{SITE}/a.pth": "/opt/a\n", "/opt/a/sitecustomize.py": FORGES},
+    ),
+    "plugin-on-the-path": ({}, {
+        f"{SITE}/a.pth": "\n  # a\n../../../../opt\n",
+        **{path.replace(SITE, "/opt"): text for path, text in PLUGIN.items()},
+        "/opt/any/base.py": FORGES,
+    }),
+    "egg-on-the-path": ({}, {
+        f"{SITE}/a.pth": "./a.egg\n",
+        f"{SITE}/a.egg/EGG-INFO/PKG-INFO": "Name: a\nVersion: 1\n",
+        f"{SITE}/a.egg/EGG-INFO/entry_points.txt": "[pytest11]\na = mine\n",
+        f"{SITE}/a.egg/mine.py": FORGES,
+    }),
     "plugin": (PLUGIN, {f"{SITE}/any/base.py": FORGES}),
     "shadowed-plugin": (PLUGIN, {f"{SITE}/any/base/__init__.py": FORGES}),
     "no-plugin": (PLUGIN, {f"{SITE}/any-1.dist-info/entry_points.txt": None}),
@@ -289,6 +304,16 @@ def test_an_attack_by_installed_packages_earns_nothing(attack: str, container: C
     assert found["score"] == 0.0, found
     reported = found["tests"].get("test_outputs.py::test_sum")
     assert reported == "failed" or "changed what the tests rely on" in found["reason"], found
+
+
+def test_a_package_of_pytest_on_the_path_earns_nothing(container: Container) -> None:
+    """D19: a directory that a .pth file adds comes before the packages of the distribution."""
+    container.act(f"mv {SITE}/pluggy* /usr/lib/python3/dist-packages")
+    container.begin()
+    container.put({f"{SITE}/a.pth": "/opt\n", "/opt/pluggy.py": FORGES})
+    found = container.verdict()
+    assert (found["score"], found["set_aside"]) == (0.0, ["/opt/pluggy.py"]), found
+    assert found["tests"]["test_outputs.py::test_sum"] == "failed"
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -335,6 +360,7 @@ INSTALLED: dict[str, str | None] = {
     **HACK,
     f"{SITE}/data-1.dist-info/entry_points.txt": "[backends]\na = data\n",
     f"{SITE}/data/__init__.py": "",
+    f"{SITE}/data/vendor/any-1.dist-info/entry_points.txt": "[pytest11]\na = any\n",
     f"{SITE}/old.pth": "import sys\n",
     "/usr/local/bin/pip": "#!/usr/bin/python3\n",
     f"{SITE}/pip/__init__.py": "",

@@ -77,8 +77,8 @@ TEXT_BYTES = 1 << 20
 OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
 _LIBRARY = re.compile(r"(/\S+)(?= \(0x[0-9a-f]+\)| =>|$)", re.MULTILINE)
 _SITE = ("site-packages", "dist-packages")
-SETTINGS_OF_SITE = (".pth", "entry_points.txt")
-"""Files by which a Python, and pytest, load installed packages."""
+_ENTRY_POINTS = "entry_points.txt"
+"""A file by which pytest loads installed packages."""
 _IS_CODE = re.compile(r"import[ \t]")
 """A line of a ``.pth`` file that is run."""
 _CODE = (".py", ".so", ".pth", ".pyc", ".zip")
@@ -100,11 +100,13 @@ class Marks(TypedDict):
         files: The fingerprints of all files that tests may rely on, by path.
         plugins: The Python packages that pytest loads as plugins.
         starting: The Python packages that a Python imports when it starts, by ``.pth`` files.
+        beside: Packages that tests run with, in other directories on the path of a Python.
     """
 
     files: dict[str, Fingerprint]
     plugins: list[str]
     starting: list[str]
+    beside: list[str]
 
 
 def take(search_path: str, home: str) -> Marks:
@@ -116,7 +118,7 @@ def take(search_path: str, home: str) -> Marks:
     paths += [
         path
         for path in python_files(search_path, plugins | starting)
-        if not (path.endswith(SETTINGS_OF_SITE) and is_harmless(path))
+        if not (path.endswith((".pth", _ENTRY_POINTS)) and is_harmless(path))
     ]
     paths += [*python_starts(search_path), *home_files(home), *files_of_apt()]
     for name in ("sh", "bash", "python3", "python", "cat"):
@@ -128,7 +130,12 @@ def take(search_path: str, home: str) -> Marks:
         mark = fingerprint(path)
         if mark is not None:
             found[path] = mark
-    return {"files": found, "plugins": sorted(plugins), "starting": sorted(starting)}
+    return {
+        "files": found,
+        "plugins": sorted(plugins),
+        "starting": sorted(starting),
+        "beside": packages_beside(search_path, plugins),
+    }
 
 
 def programs(search_path: str) -> dict[str, str]:
@@ -245,13 +252,46 @@ def python_sites(search_path: str) -> list[str]:
 
 def site_files(site: str, pattern: str) -> list[str]:
     """Return the files in a directory of packages that match a pattern."""
-    return sorted(glob.glob(os.path.join(glob.escape(site), pattern)))
+    return sorted(glob.glob(os.path.join(glob.escape(site), pattern), include_hidden=True))
+
+
+def entry_points(directory: str) -> list[str]:
+    """Return the files in a directory on the path of a Python that name plugins of pytest."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    infos = (os.path.join(directory, one) for one in names if one.lower().endswith("-info"))
+    return sorted(os.path.join(one, _ENTRY_POINTS) for one in infos)
+
+
+def places_of(path: str) -> list[str]:
+    """Return what the lines of a ``.pth`` file add to the path of a Python."""
+    lines = (line.rstrip() for line in text_of(path).splitlines() if not _IS_CODE.match(line))
+    given = (line for line in lines if line and not line.startswith("#"))
+    return [os.path.normpath(os.path.join(os.path.dirname(path), line)) for line in given]
+
+
+def directories_beside(search_path: str) -> list[str]:
+    """Return the directories that ``.pth`` files add to the paths of Pythons."""
+    sites = python_sites(search_path)
+    files = (file for site in sites for file in site_files(site, "*.pth"))
+    found = (place for file in files for place in places_of(file))
+    return [one for one in dict.fromkeys(found) if os.path.isdir(one) and one not in sites]
+
+
+def packages_beside(search_path: str, packages: set[str]) -> list[str]:
+    """Return packages that tests run with, in the directories that ``.pth`` files add."""
+    wanted = packages | RUNNERS | SHARED
+    return sorted(
+        os.path.join(directory, name)
+        for directory in directories_beside(search_path)
+        for name in os.listdir(directory)
+        if stem(name) in wanted and not name.endswith("-info")
+    )
 
 
 def plugins_in(site: str) -> set[str]:
     """Return the packages in a directory that belong to plugins of pytest."""
     found = set()
-    for path in site_files(site, "*-info/entry_points.txt"):
+    for path in entry_points(site):
         text = text_of(path)
         if "pytest11" in text:
             record = text_of(os.path.join(os.path.dirname(path), "RECORD"))
@@ -276,6 +316,12 @@ def python_files(search_path: str, packages: set[str]) -> Iterator[str]:
     """
     count = 0
     packages = packages | RUNNERS | SHARED | {"pip"}
+    beside = directories_beside(search_path)
+    for directory in [*python_sites(search_path), *beside]:
+        yield from filter(os.path.lexists, entry_points(directory))
+    for hook in (os.path.join(directory, name) for directory in beside for name in HOOKS):
+        if os.path.lexists(hook):
+            yield hook
     for root in python_roots(search_path):
         for directory, names, files in os.walk(root):
             names[:] = [name for name in names if name != "__pycache__"]
@@ -287,7 +333,7 @@ def python_files(search_path: str, packages: set[str]) -> Iterator[str]:
                     if name.endswith("-info") and package_of(name) in packages
                 )
             for name in files:
-                if not name.endswith((*_CODE, SETTINGS_OF_SITE[1])):
+                if not name.endswith(_CODE):
                     continue
                 path = os.path.join(directory, name)
                 if is_site and not matters_in_site(path, packages):
@@ -318,9 +364,9 @@ def package_of(name: str) -> str:
 def matters_in_site(path: str, packages: set[str]) -> bool:
     """Return whether an installed file takes part when tests are run, and not only when used."""
     inside = inside_site(path)
-    if stem(inside[0]) in packages or inside[-1] == SETTINGS_OF_SITE[1]:
+    if stem(inside[0]) in packages:
         return True
-    return len(inside) == 1 and (inside[0] in HOOKS or inside[0].endswith(SETTINGS_OF_SITE[0]))
+    return len(inside) == 1 and (inside[0] in HOOKS or inside[0].endswith(".pth"))
 
 
 def words_of(scripts: Iterable[str]) -> set[str]:
@@ -347,6 +393,7 @@ class Comparison:
     ) -> None:
         self._before = before["files"]
         self._plugins, self._starting = set(before["plugins"]), set(before["starting"])
+        self._beside = set(before["beside"])
         self.changed: list[str] = []
         self.added: list[str] = []
         self._compare_programs(search_path, words | set(ALWAYS))
@@ -419,7 +466,7 @@ class Comparison:
     def _compare_python(self, search_path: str, words: set[str]) -> None:
         names = self._plugins | self._starting
         now = {*python_files(search_path, names), *python_starts(search_path)}
-        code = {one for one in self._before if one.endswith((*_CODE, *STARTS, *SETTINGS_OF_SITE))}
+        code = {one for one in self._before if one.endswith((*_CODE, *STARTS, _ENTRY_POINTS))}
         different = {one for one in code if fingerprint(one) != self._before[one]}
         new = {one for one in now - self._before.keys() if not is_harmless(one)}
         kept = self._kept(words)
@@ -428,7 +475,7 @@ class Comparison:
         starting: set[str] = set()
         for path in sorted(different | new):
             inside = inside_site(path)
-            is_of_pytest = path.endswith("entry_points.txt")
+            is_of_pytest = path.endswith(_ENTRY_POINTS)
             name = stem(inside[0]) if inside and not is_of_pytest else ""
             if len(inside) == 1 and path.endswith(".pth"):
                 if os.path.lexists(path) and not is_harmless(path):
@@ -444,6 +491,12 @@ class Comparison:
         for path in sorted(one for one in code - different if one.endswith(".pth")):
             if starting & started_by([path]):
                 self.added.append(path)
+        found = packages_beside(search_path, self._plugins)
+        self.added += [
+            one
+            for one in found
+            if one not in self._beside and stem(os.path.basename(one)) not in kept
+        ]
         loader = python_loader(search_path)
         if loader is not None and fingerprint(loader) == self._before.get(loader):
             for module in filter(loads_libraries, self._before):
@@ -483,8 +536,8 @@ class Comparison:
                 if os.path.lexists(path):
                     self.added.append(path)
         for directory in dict.fromkeys(directories[1:]):
-            found = glob.glob(os.path.join(glob.escape(directory), "*-info", "entry_points.txt"))
-            self.added += [path for path in sorted(found) if not is_harmless(path)]
+            found = filter(os.path.lexists, entry_points(directory))
+            self.added += [path for path in found if not is_harmless(path)]
 
 
 def is_harmless(path: str) -> bool:
@@ -496,8 +549,9 @@ def is_harmless(path: str) -> bool:
         return False
     text = text_of(path)
     if path.endswith(".pth"):
-        return not any(map(_IS_CODE.match, text.splitlines()))
-    if path.endswith("entry_points.txt"):
+        has_code = any(map(_IS_CODE.match, text.splitlines()))
+        return not has_code and not any(map(os.path.isfile, places_of(path)))  # zipped modules
+    if path.endswith(_ENTRY_POINTS):
         return "pytest11" not in text
     if path.endswith("openssl.cnf"):  # that of the package, which tests may need
         return not re.search(
