@@ -34,6 +34,17 @@ for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
 sys.modules[sys.argv[-2]].main()
 """
 GRADER = ("fingerprints", "package_managers", "grader")
+PUT = """
+import json, os, pathlib, sys
+for tree in json.load(sys.stdin):
+    for name, text in tree.items():
+        path = pathlib.Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+            path.chmod(0o755)
+"""
 REAPER = "import signal, time; signal.signal(17, signal.SIG_IGN); time.sleep(300)"
 PASS = "#!/bin/sh\\nmkdir -p /logs/verifier; echo 1 >/logs/verifier/reward.txt\\n"
 SITE = "/usr/local/lib/python3.11/dist-packages"
@@ -42,7 +53,7 @@ SITE = "/usr/local/lib/python3.11/dist-packages"
 class Container:
     """A task's container."""
 
-    def __init__(self, name: str, tests: str) -> None:
+    def __init__(self, name: str, tests: Path) -> None:
         self._name = name
         self._tests = tests
         root = project.builtins()["terminal-bench"] / "programs"
@@ -61,18 +72,25 @@ class Container:
 
     def begin(self) -> None:
         """Prepare it for the agent."""
-        found = self._run(do="prepare", command=[], variables={}, directory="/app")
-        self._saved = found
+        self._saved = self._run(do="prepare")
 
     def act(self, command: str) -> None:
         """Run a command of the agent."""
         docker("exec", self._name, "bash", "-c", command)
 
+    def put(self, *trees: dict[str, str | None]) -> None:
+        """Write files as the agent, with a program's mode; None removes one."""
+        subprocess.run(
+            ["docker", "--host", ADDRESS, "exec", "-i", self._name, "python3", "-IS", "-c", PUT],
+            input=json.dumps([*trees]), text=True, check=True, timeout=60,
+        )  # fmt: skip
+
     def verdict(self, script: str = "test.sh") -> dict[str, Any]:
         """End the agent and grade the task."""
         self._run(do="end_others")
+        tests = archive([str(self._tests / script), str(self._tests / "test_outputs.py")])
         outcome = self._run(
-            do="grade", tests=self._tests, script=script, timeout_s=30.0, variables={},
+            do="grade", tests=tests, script=script, timeout_s=30.0, variables={},
             directory="/app", **self._saved,
             plugin=self._sources["report_plugin"],
         )  # fmt: skip
@@ -85,6 +103,8 @@ def container(tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "test.sh").write_text(HARBOR_TEST)
     (tmp_path / "in_project.sh").write_text(IN_PROJECT)
     (tmp_path / "installs.sh").write_text(INSTALLS)
+    (tmp_path / "pip.sh").write_text(f"pip install pytest-ctrf; {HARBOR_TEST}")
+    (tmp_path / "uvx.sh").write_text(HARBOR_TEST.replace("pytest ", "uvx pytest "))
     (tmp_path / "replaces.sh").write_text(f"cp /mine/* /tests; {INSTALLS}")
     (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
     kit = asyncio.run(runtime_kit.carried(data_dir() / "kits"))
@@ -93,7 +113,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
         "--volume", f"{kit}/python:{HOME}/python:ro",
         task_image(), "python3", "-c", REAPER,
     )  # fmt: skip
-    found = Container(name, archive([str(tmp_path)]))
+    found = Container(name, tmp_path)
     try:
         found.begin()
         yield found
@@ -218,6 +238,84 @@ ATTACKS = {
 }
 
 
+FORGES = _IN_PYTHON.replace("import os", "import os, sys").replace(
+    "os.environ:", "os.environ or 'aenv_report' in sys.modules:"
+)
+LARGE = f"{'#' * (1 << 20)}\nimport mine\n"
+HACK: dict[str, str | None] = {
+    f"{SITE}/hack.pth": "import os; __import__('hack')\n",
+    f"{SITE}/hack/__init__.py": "",
+}
+PLUGIN: dict[str, str | None] = {
+    f"{SITE}/any/__init__.py": "",
+    f"{SITE}/any/base.py": "",
+    f"{SITE}/any/plug.py": "from any import base\n",
+    f"{SITE}/any-1.dist-info/METADATA": "Name: any\nVersion: 1\n",
+    f"{SITE}/any-1.dist-info/RECORD": "any/__init__.py,,\n",
+    f"{SITE}/any-1.dist-info/entry_points.txt": "[pytest11]\na = any.plug\n",
+}
+PIP: dict[str, str | None] = {
+    "/usr/local/bin/pip": "#!/usr/bin/python3\nimport pip\npip.main()\n",
+    f"{SITE}/pip/__init__.py": "def main(): pass\n",
+}
+BREAKS = "def main(): open('/usr/lib/python3.11/argparse.py', 'w').write('raise SystemExit(0)')\n"
+PACKAGE_ATTACKS: dict[str, tuple[dict[str, str | None], dict[str, str | None]]] = {
+    "started": (HACK, {f"{SITE}/hack/__init__.py": FORGES}),
+    "started-by-its-name": (
+        HACK, {f"{SITE}/hack-1.pth": "import mine\n", f"{SITE}/mine.py": FORGES},
+    ),
+    "large-start": ({}, {f"{SITE}/a.pth": LARGE, f"{SITE}/mine.py": FORGES}),
+    "start-with-a-mark": ({}, {f"{SITE}/a.pth": "\ufeffimport mine\n", f"{SITE}/mine.py": FORGES}),
+    "start-of-a-package": (
+        {}, {f"{SITE}/packaging.pth": "import mine\n", f"{SITE}/mine.py": FORGES},
+    ),
+    "start-on-the-path": (
+        {"/usr/lib/python3.11/sitecustomize.py": None},
+        {f"{SITE}/a.pth": "/opt/a\n", "/opt/a/sitecustomize.py": FORGES},
+    ),
+    "plugin-on-the-path": ({}, {
+        f"{SITE}/a.pth": "\n  # a\n../../../../opt\n",
+        **{path.replace(SITE, "/opt"): text for path, text in PLUGIN.items()},
+        "/opt/any/base.py": FORGES,
+    }),
+    "egg-on-the-path": ({}, {
+        f"{SITE}/a.pth": "./a.egg\n",
+        f"{SITE}/a.egg/EGG-INFO/PKG-INFO": "Name: a\nVersion: 1\n",
+        f"{SITE}/a.egg/EGG-INFO/entry_points.txt": "[pytest11]\na = mine\n",
+        f"{SITE}/a.egg/mine.py": FORGES,
+    }),
+    "plugin": (PLUGIN, {f"{SITE}/any/base.py": FORGES}),
+    "shadowed-plugin": (PLUGIN, {f"{SITE}/any/base/__init__.py": FORGES}),
+    "no-plugin": (PLUGIN, {f"{SITE}/any-1.dist-info/entry_points.txt": None}),
+    "pip": (PIP, {f"{SITE}/pip/__init__.py": BREAKS}),
+    "shadowed-runner": ({}, {f"{SITE}/pluggy/_hooks/__init__.py": FORGES}),
+}  # fmt: skip
+"""What packages the image has, and what the agent writes into them."""
+
+
+@pytest.mark.parametrize("attack", PACKAGE_ATTACKS)
+def test_an_attack_by_installed_packages_earns_nothing(attack: str, container: Container) -> None:
+    """D19: what Python, pytest and pip load is the image's, or is not loaded."""
+    image, changes = PACKAGE_ATTACKS[attack]
+    container.put(image)
+    container.begin()
+    container.put(changes)
+    found = container.verdict("pip.sh" if attack == "pip" else "test.sh")
+    assert found["score"] == 0.0, found
+    reported = found["tests"].get("test_outputs.py::test_sum")
+    assert reported == "failed" or "changed what the tests rely on" in found["reason"], found
+
+
+def test_a_package_of_pytest_on_the_path_earns_nothing(container: Container) -> None:
+    """D19: a directory that a .pth file adds comes before the packages of the distribution."""
+    container.act(f"mv {SITE}/pluggy* /usr/lib/python3/dist-packages")
+    container.begin()
+    container.put({f"{SITE}/a.pth": "/opt\n", "/opt/pluggy.py": FORGES})
+    found = container.verdict()
+    assert (found["score"], found["set_aside"]) == (0.0, ["/opt/pluggy.py"]), found
+    assert found["tests"]["test_outputs.py::test_sum"] == "failed"
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_earns_nothing(attack: str, container: Container) -> None:
     """D19: what the agent prepared decides nothing."""
@@ -256,6 +354,78 @@ def test_work_earns_the_reward_though_it_changed_the_container(container: Contai
     found = container.verdict()
     assert (found["score"], found["set_aside"]) == (1.0, []), found
     assert set(found["tests"].values()) == {"passed"}
+
+
+INSTALLED: dict[str, str | None] = {
+    **HACK,
+    f"{SITE}/data-1.dist-info/entry_points.txt": "[backends]\na = data\n",
+    f"{SITE}/data/__init__.py": "",
+    f"{SITE}/data/vendor/any-1.dist-info/entry_points.txt": "[pytest11]\na = any\n",
+    f"{SITE}/old.pth": "import sys\n",
+    "/usr/local/bin/pip": "#!/usr/bin/python3\n",
+    f"{SITE}/pip/__init__.py": "",
+    f"{SITE}/pip-1.dist-info/entry_points.txt": "[console_scripts]\npip = pip:main\n",
+    "/usr/local/bin/node": "#!/usr/bin/python3\n",
+}
+"""What an image may have."""
+UPGRADED: dict[str, str | None] = {
+    **{path: f"{text}# 2\n" for path, text in INSTALLED.items()},
+    f"{SITE}/data-1.dist-info/entry_points.txt": None,
+    f"{SITE}/data-2.dist-info/entry_points.txt": "[backends]\na = data\n",
+    f"{SITE}/old.pth": None,
+    f"{SITE}/pip-1.dist-info/entry_points.txt": None,
+}
+"""What upgrading setuptools, pip, node and other packages leaves."""
+
+
+def test_an_agent_may_upgrade_packages(container: Container) -> None:
+    """Tests that use neither pip nor node are graded as before."""
+    container.put(INSTALLED)
+    container.begin()
+    container.put(UPGRADED)
+    container.act("echo 4 >/app/sum")
+    found = container.verdict()
+    assert (found["score"], found["set_aside"]) == (1.0, [f"{SITE}/hack.pth"]), found
+
+
+WITHOUT_PYTEST = f"mkdir /opt/site; mv {SITE}/* /opt/site; mv /usr/local/bin/pytest /opt"
+BRINGS_PYTEST: dict[str, str | None] = {
+    "/usr/local/bin/uvx": "#!/bin/sh\nPYTHONPATH=$PYTHONPATH:/opt/site exec python3 -m $@\n",
+    "/usr/local/bin/pip": f"#!/bin/sh\n[ -e {SITE}/pytest-1.dist-info ] && exit\n"
+    f"cp -r /opt/site/* {SITE}; cp /opt/pytest /usr/local/bin\n",
+}
+"""As uv, apart from the packages of the image; and as pip, into them if it is not there."""
+ADDED: dict[str, str | None] = {
+    f"{SITE}/tomli/__init__.py": "",
+    f"{SITE}/tomli-2.dist-info/METADATA": "",
+    f"{SITE}/_pytest/__init__.py": FORGES,
+    f"{SITE}/pytest/__init__.py": FORGES,
+    f"{SITE}/pytest-1.dist-info/METADATA": "",
+    "/usr/local/bin/pytest": "#!/bin/true\n",
+}
+"""Pytest, and a package that others use as well."""
+OF_PYTEST = {
+    *("/usr/local/bin/pytest", f"{SITE}/_pytest", f"{SITE}/pytest", f"{SITE}/pytest-1.dist-info")
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "moved"),
+    [
+        ("uvx.sh", OF_PYTEST),
+        ("pip.sh", OF_PYTEST | {f"{SITE}/tomli", f"{SITE}/tomli-2.dist-info"}),
+    ],
+)
+def test_an_agent_may_add_packages(script: str, moved: set[str], container: Container) -> None:
+    """D19: the tests' installer brings pytest; with uv, what pytest might use may stay."""
+    container.act(WITHOUT_PYTEST)
+    container.put(BRINGS_PYTEST)
+    container.begin()
+    container.put(ADDED)
+    uses = "python3 -c 'import tomli'\n" if script == "uvx.sh" else ""
+    container.put({"/app/sum": "4\n", "/app/run.sh": uses})
+    found = container.verdict(script)
+    assert (found["score"], {*found["set_aside"]}) == (1.0, moved), found
 
 
 def test_a_sidecar_has_the_python_that_is_named() -> None:

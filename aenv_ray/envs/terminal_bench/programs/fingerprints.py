@@ -16,6 +16,7 @@ import re
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
+from typing import TypedDict
 
 Fingerprint = list[int]
 """Size, time of the content, time of the last change of any kind, and mode. The kernel sets the
@@ -25,24 +26,31 @@ ALWAYS = (
     "sh", "bash", "dash", "env", "busybox", "cat", "cp", "mv", "rm", "mkdir", "chmod", "ln", "ls",
     "echo", "test", "[", "true", "false", "grep", "sed", "awk", "tee", "head", "tail", "sort",
     "cut", "tr", "diff", "cmp", "id", "dirname", "basename", "readlink", "date", "find", "timeout",
-    "python", "python3", "pytest", "py.test", "pip", "pip3", "uv", "uvx", "node", "perl",
+    "python", "python3", "pytest", "py.test",
 )  # fmt: skip
 """Programs that tests use without naming them, or by a shebang."""
 OF_INSTALLERS = (
     "uname", "tar", "gzip", "gunzip", "xz", "unxz", "bzip2", "mktemp", "install", "ldd", "getconf",
     "stat", "touch", "wc", "xargs", "seq", "sleep", "expr", "which", "printf", "tty", "sha256sum",
     "apt", "apt-get", "apt-config", "gpgv", "dpkg", "dpkg-deb", "dpkg-query", "dpkg-split",
-    "dpkg-trigger", "update-alternatives", "ldconfig", "apk", "dnf", "yum", "rpm",
+    "dpkg-trigger", "update-alternatives", "ldconfig", "apk", "dnf", "yum", "rpm", "perl",
 )  # fmt: skip
 """Programs that installers use, which most test scripts run. The agent may add those that the image
 did not have."""
 RUNNERS = frozenset(
-    {
-        *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "py.py", "exceptiongroup"),
-        *("tomli", "pygments", "colorama", "pytest_ctrf", "pytest_json_ctrf"),
-    }
+    {"pytest", "_pytest", "pluggy", "iniconfig", "py", "pytest_ctrf", "pytest_json_ctrf"}
 )
 """Python packages that run tests."""
+SHARED = frozenset({"packaging", "exceptiongroup", "tomli", "pygments", "colorama"})
+"""Python packages that pytest uses, as many others do."""
+INSTALLERS = frozenset({"pip", "pip3"})
+"""Programs that are the package ``pip`` of a Python."""
+INTO_IMAGE = INSTALLERS | {
+    *("conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "easy_install"),
+}
+"""Programs that install pytest for a Python of the image, and not apart from it as uv does."""
+_PYTEST_OF_SYSTEM = re.compile(r"py(thon)?3?-pytest")
+"""Packages of distributions that do so."""
 MODULES = frozenset(
     {"_bz2", "_ctypes", "_hashlib", "_lzma", "_ssl", "_uuid", "pyexpat", "readline", "zlib"}
 )
@@ -64,9 +72,15 @@ HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh", ".dpkg.cfg")
 read the second, which puts the first on the search path; it keeps a file that is already there.
 Dpkg runs the hooks in its file."""
 MAX_FILES = 200_000
+TEXT_BYTES = 1 << 20
+"""A larger file by which packages are loaded is not read, and so counts as one with code."""
 OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
 _LIBRARY = re.compile(r"(/\S+)(?= \(0x[0-9a-f]+\)| =>|$)", re.MULTILINE)
 _SITE = ("site-packages", "dist-packages")
+_ENTRY_POINTS = "entry_points.txt"
+"""A file by which pytest loads installed packages."""
+_IS_CODE = re.compile(r"import[ \t]")
+"""A line of a ``.pth`` file that is run."""
 _CODE = (".py", ".so", ".pth", ".pyc", ".zip")
 
 
@@ -79,9 +93,33 @@ def fingerprint(path: str) -> Fingerprint | None:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode]
 
 
-def take(search_path: str, home: str) -> dict[str, Fingerprint]:
-    """Return the fingerprints of all files that tests may rely on, by path."""
-    paths = [*programs(search_path).values(), *python_files(search_path), *LOADING]
+class Marks(TypedDict):
+    """What was there before the agent acted.
+
+    Attributes:
+        files: The fingerprints of all files that tests may rely on, by path.
+        plugins: The Python packages that pytest loads as plugins.
+        starting: The Python packages that a Python imports when it starts, by ``.pth`` files.
+        beside: Packages that tests run with, in other directories on the path of a Python.
+    """
+
+    files: dict[str, Fingerprint]
+    plugins: list[str]
+    starting: list[str]
+    beside: list[str]
+
+
+def take(search_path: str, home: str) -> Marks:
+    """Return the marks of what tests may rely on."""
+    sites = python_sites(search_path)
+    plugins = {name for site in sites for name in plugins_in(site)}
+    starting = {name for site in sites for name in started_by(site_files(site, "*.pth"))}
+    paths = [*programs(search_path).values(), *LOADING]
+    paths += [
+        path
+        for path in python_files(search_path, plugins | starting)
+        if not (path.endswith((".pth", _ENTRY_POINTS)) and is_harmless(path))
+    ]
     paths += [*python_starts(search_path), *home_files(home), *files_of_apt()]
     for name in ("sh", "bash", "python3", "python", "cat"):
         paths += libraries(programs(search_path).get(name))
@@ -92,7 +130,12 @@ def take(search_path: str, home: str) -> dict[str, Fingerprint]:
         mark = fingerprint(path)
         if mark is not None:
             found[path] = mark
-    return found
+    return {
+        "files": found,
+        "plugins": sorted(plugins),
+        "starting": sorted(starting),
+        "beside": packages_beside(search_path, plugins),
+    }
 
 
 def programs(search_path: str) -> dict[str, str]:
@@ -201,18 +244,99 @@ def python_starts(search_path: str) -> list[str]:
     return sorted(found)
 
 
-def python_files(search_path: str) -> Iterator[str]:
-    """Yield the modules of the Pythons on a search path, and what starts with them."""
+def python_sites(search_path: str) -> list[str]:
+    """Return the directories of installed packages of the Pythons on a search path."""
+    found = (os.path.join(root, name) for root in python_roots(search_path) for name in _SITE)
+    return [directory for directory in found if os.path.isdir(directory)]
+
+
+def site_files(site: str, pattern: str) -> list[str]:
+    """Return the files in a directory of packages that match a pattern."""
+    return sorted(glob.glob(os.path.join(glob.escape(site), pattern), include_hidden=True))
+
+
+def entry_points(directory: str) -> list[str]:
+    """Return the files in a directory on the path of a Python that name plugins of pytest."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    infos = (os.path.join(directory, one) for one in names if one.lower().endswith("-info"))
+    return sorted(os.path.join(one, _ENTRY_POINTS) for one in infos)
+
+
+def places_of(path: str) -> list[str]:
+    """Return what the lines of a ``.pth`` file add to the path of a Python."""
+    lines = (line.rstrip() for line in text_of(path).splitlines() if not _IS_CODE.match(line))
+    given = (line for line in lines if line and not line.startswith("#"))
+    return [os.path.normpath(os.path.join(os.path.dirname(path), line)) for line in given]
+
+
+def directories_beside(search_path: str) -> list[str]:
+    """Return the directories that ``.pth`` files add to the paths of Pythons."""
+    sites = python_sites(search_path)
+    files = (file for site in sites for file in site_files(site, "*.pth"))
+    found = (place for file in files for place in places_of(file))
+    return [one for one in dict.fromkeys(found) if os.path.isdir(one) and one not in sites]
+
+
+def packages_beside(search_path: str, packages: set[str]) -> list[str]:
+    """Return packages that tests run with, in the directories that ``.pth`` files add."""
+    wanted = packages | RUNNERS | SHARED
+    return sorted(
+        os.path.join(directory, name)
+        for directory in directories_beside(search_path)
+        for name in os.listdir(directory)
+        if stem(name) in wanted and not name.endswith("-info")
+    )
+
+
+def plugins_in(site: str) -> set[str]:
+    """Return the packages in a directory that belong to plugins of pytest."""
+    found = set()
+    for path in entry_points(site):
+        text = text_of(path)
+        if "pytest11" in text:
+            record = text_of(os.path.join(os.path.dirname(path), "RECORD"))
+            files = {line.partition(",")[0] for line in record.splitlines()}
+            found |= {stem(file.partition("/")[0]) for file in files if file.endswith(_CODE)}
+            found |= set(re.findall(r"^[^=\[#]+=\s*(\w+)", text, re.MULTILINE))
+    return found - {"", "__pycache__"}
+
+
+def started_by(paths: Iterable[str]) -> set[str]:
+    """Return the words in the code of ``.pth`` files, among them the packages that it imports."""
+    lines = (line for path in paths for line in text_of(path).splitlines())
+    return {word for line in lines if _IS_CODE.match(line) for word in re.findall(r"\w+", line)}
+
+
+def python_files(search_path: str, packages: set[str]) -> Iterator[str]:
+    """Yield the modules of the Pythons on a search path, and what starts with them.
+
+    Args:
+        search_path: Where the Pythons are.
+        packages: Installed packages that matter, besides those that run tests and pip.
+    """
     count = 0
+    packages = packages | RUNNERS | SHARED | {"pip"}
+    beside = directories_beside(search_path)
+    for directory in [*python_sites(search_path), *beside]:
+        yield from filter(os.path.lexists, entry_points(directory))
+    for hook in (os.path.join(directory, name) for directory in beside for name in HOOKS):
+        if os.path.lexists(hook):
+            yield hook
     for root in python_roots(search_path):
         for directory, names, files in os.walk(root):
             names[:] = [name for name in names if name != "__pycache__"]
             is_site = any(part in _SITE for part in directory.split(os.sep))
+            if os.path.basename(directory) in _SITE:  # by these, pip knows what is installed
+                yield from (
+                    os.path.join(directory, name)
+                    for name in names
+                    if name.endswith("-info") and package_of(name) in packages
+                )
             for name in files:
-                if not name.endswith(_CODE) and name != "entry_points.txt":
+                if not name.endswith(_CODE):
                     continue
                 path = os.path.join(directory, name)
-                if is_site and not matters_in_site(path):
+                if is_site and not matters_in_site(path, packages):
                     continue
                 count += 1
                 if count > MAX_FILES:
@@ -220,15 +344,29 @@ def python_files(search_path: str) -> Iterator[str]:
                 yield path
 
 
-def matters_in_site(path: str) -> bool:
-    """Return whether an installed file takes part when tests are run, and not only when used."""
+def inside_site(path: str) -> list[str]:
+    """Return the parts of a path below its directory of packages; none if it is in no such one."""
     parts = path.split(os.sep)
-    site = max(n for n, part in enumerate(parts) if part in _SITE)
-    inside = parts[site + 1 :]
-    name = inside[-1]
-    if inside[0] in RUNNERS or name == "entry_points.txt":
+    places = [number for number, part in enumerate(parts[:-1]) if part in _SITE]
+    return parts[places[-1] + 1 :] if places else []
+
+
+def stem(name: str) -> str:
+    """Return the package of a file or directory that is directly in a directory of packages."""
+    return package_of(name) if name.endswith("-info") else name.partition(".")[0]
+
+
+def package_of(name: str) -> str:
+    """Return the package of a directory such as ``Pygments-2.18.0.dist-info``."""
+    return re.split("[-.]", name)[0].lower()
+
+
+def matters_in_site(path: str, packages: set[str]) -> bool:
+    """Return whether an installed file takes part when tests are run, and not only when used."""
+    inside = inside_site(path)
+    if stem(inside[0]) in packages:
         return True
-    return len(inside) == 1 and (name in HOOKS or name.endswith(".pth"))
+    return len(inside) == 1 and (inside[0] in HOOKS or inside[0].endswith(".pth"))
 
 
 def words_of(scripts: Iterable[str]) -> set[str]:
@@ -246,20 +384,22 @@ class Comparison:
 
     def __init__(
         self,
-        before: dict[str, Fingerprint],
+        before: Marks,
         search_path: str,
         words: set[str],
         directory: str,
         home: str,
         python_path: str = "",
     ) -> None:
-        self._before = before
+        self._before = before["files"]
+        self._plugins, self._starting = set(before["plugins"]), set(before["starting"])
+        self._beside = set(before["beside"])
         self.changed: list[str] = []
         self.added: list[str] = []
         self._compare_programs(search_path, words | set(ALWAYS))
         self._compare_installers(search_path)
         self._compare_home(home, words | set(ALWAYS))
-        self._compare_python(search_path)
+        self._compare_python(search_path, words)
         place = directory or "/"
         paths = [os.path.join(place, one) for one in python_path.split(os.pathsep) if one]
         self._compare_settings([place, *paths])
@@ -323,20 +463,65 @@ class Comparison:
             if fingerprint(path) != self._before.get(path) and path not in self.changed:
                 self.changed.append(path)
 
-    def _compare_python(self, search_path: str) -> None:
-        now = {*python_files(search_path), *python_starts(search_path)}
-        for path, mark in self._before.items():
-            is_code = path.endswith((*_CODE, *STARTS, "entry_points.txt"))
-            if is_code and fingerprint(path) != mark:
+    def _compare_python(self, search_path: str, words: set[str]) -> None:
+        names = self._plugins | self._starting
+        now = {*python_files(search_path, names), *python_starts(search_path)}
+        code = {one for one in self._before if one.endswith((*_CODE, *STARTS, _ENTRY_POINTS))}
+        different = {one for one in code if fingerprint(one) != self._before[one]}
+        new = {one for one in now - self._before.keys() if not is_harmless(one)}
+        kept = self._kept(words)
+        tested_with = self._plugins | RUNNERS | SHARED | {"pip", *map(stem, HOOKS)}
+        only_starting = self._starting - tested_with
+        starting: set[str] = set()
+        for path in sorted(different | new):
+            inside = inside_site(path)
+            is_of_pytest = path.endswith(_ENTRY_POINTS)
+            name = stem(inside[0]) if inside and not is_of_pytest else ""
+            if len(inside) == 1 and path.endswith(".pth"):
+                if os.path.lexists(path) and not is_harmless(path):
+                    self.added.append(path)
+            elif name in kept:
+                continue
+            elif name in only_starting:
+                starting.add(name)
+            elif path in different:
                 self.changed.append(path)
+            else:
+                self._add(path, inside)
+        for path in sorted(one for one in code - different if one.endswith(".pth")):
+            if starting & started_by([path]):
+                self.added.append(path)
+        found = packages_beside(search_path, self._plugins)
+        self.added += [
+            one
+            for one in found
+            if one not in self._beside and stem(os.path.basename(one)) not in kept
+        ]
         loader = python_loader(search_path)
         if loader is not None and fingerprint(loader) == self._before.get(loader):
             for module in filter(loads_libraries, self._before):
                 self._compare_libraries_of(module, loader)
-        for path in sorted(now - self._before.keys()):
-            if is_harmless(path):
-                continue
-            self.added.append(path)
+
+    def _kept(self, words: set[str]) -> set[str]:
+        """Return packages that are the agent's to change, since the tests do not run with them.
+
+        Pytest runs with those of the image's Python only if it was in the image, or is installed
+        into it. Pip matters if the tests use it.
+        """
+        has_pytest = any(inside_site(path)[:1] == ["_pytest"] for path in self._before)
+        is_added = words & INTO_IMAGE or any(map(_PYTEST_OF_SYSTEM.match, words))
+        kept = set() if has_pytest or is_added else {*SHARED}
+        return kept if words & INSTALLERS else {*kept, "pip"}
+
+    def _add(self, path: str, inside: list[str]) -> None:
+        """Set a file aside, or the whole of what is new in the directory of packages."""
+        top = path
+        if inside and path.endswith(_CODE):
+            top = path[: len(path) - len(os.path.join(*inside))] + inside[0]
+            if any(one.startswith(f"{top}/") for one in self._before):
+                top = path
+        if top not in self.added:
+            self.added.append(top)
 
     def _compare_settings(self, directories: list[str]) -> None:
         """Find what pytest, or Python with ``-m``, would read of the agent's directories."""
@@ -345,31 +530,43 @@ class Comparison:
             if os.path.lexists(path):
                 self.added.append(path)
         for directory in dict.fromkeys(directories):
-            for name in sorted({*RUNNERS, *HOOKS, *(f"{one}.py" for one in RUNNERS)}):
+            packages = RUNNERS | SHARED
+            for name in sorted({*packages, *HOOKS, *(f"{one}.py" for one in packages)}):
                 path = os.path.join(directory, name)
                 if os.path.lexists(path):
                     self.added.append(path)
         for directory in dict.fromkeys(directories[1:]):
-            found = glob.glob(os.path.join(glob.escape(directory), "*-info", "entry_points.txt"))
-            self.added += [path for path in sorted(found) if not is_harmless(path)]
+            found = filter(os.path.lexists, entry_points(directory))
+            self.added += [path for path in found if not is_harmless(path)]
 
 
 def is_harmless(path: str) -> bool:
     """Return whether an added file does not change how the tests run."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(1 << 20)
+        if not os.path.isfile(path) or os.path.getsize(path) > TEXT_BYTES:
+            return False
     except OSError:
         return False
+    text = text_of(path)
     if path.endswith(".pth"):
-        return not re.search(r"^import[ \t]", text, re.MULTILINE)
-    if path.endswith("entry_points.txt"):
+        has_code = any(map(_IS_CODE.match, text.splitlines()))
+        return not has_code and not any(map(os.path.isfile, places_of(path)))  # zipped modules
+    if path.endswith(_ENTRY_POINTS):
         return "pytest11" not in text
     if path.endswith("openssl.cnf"):  # that of the package, which tests may need
         return not re.search(
             r"^\s*(\.include|(\w+\.)?(module|dynamic_path|SO_PATH)\s*=)", text, re.M
         )
     return False
+
+
+def text_of(path: str) -> str:
+    """Return the begin of a text file; "" if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            return file.read(TEXT_BYTES)
+    except OSError:
+        return ""
 
 
 def set_aside(paths: Iterable[str], target: str) -> list[str]:

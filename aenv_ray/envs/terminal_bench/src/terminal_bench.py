@@ -51,13 +51,10 @@ def _started() -> _Task:
 
 
 @register_function
-def start_task(
-    command: list[str] | None = None, variables: dict[str, str] | None = None, directory: str = ""
-) -> dict[str, Any]:
+def start_task(variables: dict[str, str] | None = None, directory: str = "") -> dict[str, Any]:
     """Prepare the container of a task, before the agent acts.
 
     Args:
-        command: Runs in the background of the container.
         variables: The variables of the task's container.
         directory: Working directory; "": that of the image.
 
@@ -67,11 +64,7 @@ def start_task(
     """
     global _task
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
-    request = {
-        "do": "prepare", "command": command or [], "variables": variables or {},
-        "directory": place,
-    }  # fmt: skip
-    answer = container.run(*container.GRADER, request=request, timeout_s=START_S)
+    answer = container.run(*container.GRADER, request={"do": "prepare"}, timeout_s=START_S)
     if "not_root" in answer:
         raise RuntimeError(
             f"the task's image has a USER other than root (user id {answer['not_root']}), and this "

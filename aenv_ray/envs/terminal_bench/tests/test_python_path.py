@@ -12,6 +12,7 @@ import fingerprints
 import grader
 from conftest import PROJECT
 
+NOTHING: fingerprints.Marks = {"files": {}, "plugins": [], "starting": [], "beside": []}
 SHOW = "import json, os, sys, mine; print(json.dumps([json.__file__, mine.__file__]))"
 ORDER = (
     "import json, sys, aenv_report as one; late = sys.path[-1]; "
@@ -56,7 +57,7 @@ def test_pytest_loads_nothing_of_the_agent_from_the_path_of_the_task(tmp_path: P
     single = tmp_path / "iniconfig.py"
     for path in (tmp_path / "mine.py", single):
         path.write_text("")
-    found = fingerprints.Comparison({}, "", set(), "/none", "/none", f"{tmp_path}:")
+    found = fingerprints.Comparison(NOTHING, "", set(), "/none", "/none", f"{tmp_path}:")
     assert {path for path in found.added if path.startswith(str(tmp_path))} == {
         str(plugin), str(other), str(single),
     }  # fmt: skip

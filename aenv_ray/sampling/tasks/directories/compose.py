@@ -19,6 +19,11 @@ FILE: Final = "docker-compose.yaml"
 _VARIABLE: Final = re.compile(
     r"\$(?:\$|\{(?P<name>\w+)(?:(?P<kind>:?[-?+])(?P<rest>[^}]*))?\}|(?P<bare>\w+))"
 )
+_WAITS: Final = re.compile(
+    r"(exec )?(/usr)?(/bin/)?"
+    r"(sleep (infinity|inf|\d+\w?)|tail -[fF] /dev/null|cat|(ba|da)?sh( -[il]+)*)"
+    r"|while (true|:|\[ 1 \]); ?do sleep \S+; ?done"
+)
 _IGNORED: Final = frozenset(
     {
         *("build", "image", "command", "environment", "working_dir", "container_name", "volumes"),
@@ -81,8 +86,6 @@ class Service:
     """None: the image is not built."""
     dockerfile: str = "Dockerfile"
     build_arguments: dict[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    """Runs in the background; empty if it only keeps the container alive."""
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = ""
     """"": that of the image."""
@@ -90,14 +93,10 @@ class Service:
     """What the service needs that a sandbox does not give."""
 
     def start(self, variables: Mapping[str, str]) -> Call:
-        """Return the setup of its task, which runs the command with these variables."""
+        """Return the setup of its task, with these variables."""
         return Call(
             function="start_task",
-            arguments={
-                "command": list(self.command),
-                "variables": dict(variables),
-                "directory": self.directory,
-            },
+            arguments={"variables": dict(variables), "directory": self.directory},
         )
 
 
@@ -125,7 +124,6 @@ def load(path: Path, variables: Mapping[str, str], base: Service | None = None) 
     ((name, service),) = found.services.items()
     return replace(
         _image(path, name, service, base),
-        command=_background(service.command),
         environment=service.environment,
         directory=service.working_dir or "",
         lacks=tuple(_lacks(service)),
@@ -154,6 +152,8 @@ def _image(path: Path, name: str, service: _Service, base: Service | None) -> Se
 
 def _lacks(service: _Service) -> Iterator[str]:
     extra = service.model_extra or {}
+    if not _only_waits(service.command):
+        yield "the command of its compose file, which would not run during its tests"
     for key in sorted(extra.keys() - _IGNORED):
         if extra[key]:
             yield f"{key} of its compose file"
@@ -171,16 +171,12 @@ def _lacks(service: _Service) -> Iterator[str]:
         yield "a device, such as a GPU"
 
 
-def _background(command: str | list[str] | None) -> tuple[str, ...]:
-    """Return a command that does something; empty for those that only wait."""
-    words = tuple(shlex.split(command)) if isinstance(command, str) else tuple(command or ())
-    waits = re.fullmatch(
-        r"(exec )?(sleep (infinity|\d+\w?)|tail -f /dev/null)", " ".join(words[-1:])
-    )
-    plain = re.fullmatch(
-        r"sleep (infinity|\d+\w?)|tail -f /dev/null|(/bin/)?(ba)?sh", " ".join(words)
-    )
-    return () if waits or plain else words
+def _only_waits(command: str | list[str] | None) -> bool:
+    """Return whether a command only keeps the container alive, as the sandbox does by itself."""
+    words = shlex.split(command) if isinstance(command, str) else list(command or ())
+    if len(words) == 3 and re.fullmatch(r"(/bin/)?(ba|da)?sh -\w*c", " ".join(words[:2])):
+        words = words[2:]
+    return not words or _WAITS.fullmatch(" ".join(words)) is not None
 
 
 def _mapping_of(value: Any) -> Any:

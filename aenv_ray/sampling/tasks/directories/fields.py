@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +27,11 @@ _HIDES_PLUGIN: Final = re.compile(  # a new PYTHONPATH for pytest, or options th
 _REPLACES_PATH: Final = re.compile(
     r"^(export\s+)?PYTHONPATH=(?!\S*\$\{?PYTHONPATH)[^\s;&|]*\s*($|;|&&)|\bunset\s.*\bPYTHONPATH\b"
 )
+_DOWNLOADS: Final = re.compile(
+    r"\b(curl|wget|uvx?|pip[\d.]*|pipx|apt|apt-get|apk|dnf|yum|npm|npx|yarn|pnpm|conda|mamba|cargo|gem)\b"
+    r"|\bgit\s+(clone|fetch|pull|submodule)\b|\bgo\s+(get|install|mod)\b"
+)
+_SCRIPTS: Final = frozenset({".sh", ".bash", ".yaml"})
 GRACE_S: Final = 60.0
 """How much longer than the tests the call of the reward may take."""
 
@@ -124,6 +129,27 @@ def expect(path: Path) -> Path:
             hint="restore it from the benchmark's repository",
         )
     return path
+
+
+def lacks_of_network(options: FormatOptions, paths: Iterable[Path]) -> Iterator[str]:
+    """Yield the internet if a task whose format gives it needs it, and the operator forbids it.
+
+    Args:
+        options: What the operator allows.
+        paths: Its scripts, and directories of them. Without the internet, tests that install pytest
+            would fail whatever the agent did, and so would a solution that installs something.
+    """
+    if options.may_use_internet:
+        return
+    files = [one for path in paths for one in (path.rglob("*") if path.is_dir() else [path])]
+    for file in sorted(one for one in files if one.suffix in _SCRIPTS and one.is_file()):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        found = next(filter(None, map(_DOWNLOADS.search, lines)), None)
+        if found is not None:
+            why = f"{found[0]!r} in its {file.name}"
+            yield f"the internet for {why}, which AENV_ALLOW_NETWORKS does not allow"
+            return
 
 
 def lacks_of_script(path: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,7 +22,7 @@ from aenv_ray.trajectories.schema import Call, ImageBuild, InstanceNeeds, Task, 
 FILE: Final = "task.toml"
 _SERVICE: Final = {"TEST_DIR": "/tests", "CPUS": "1", "MEMORY": "2G"}
 _TEMPLATE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-_NETWORK: Final = ("network_mode", "allowed_hosts", "allowed_domains", "network_policy")
+_NETWORK: Final = ("allowed_hosts", "allowed_domains", "network_policy")
 _ROOT: Final = (None, "", "root", "0", 0)
 _MIB: Final = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
@@ -31,19 +31,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class _Verifier(_Section):
+class _Phase(_Section):
+    network_mode: Literal["public", "no-network", "allowlist"] | None = None
+
+
+class _Verifier(_Phase):
     timeout_sec: float = Field(default=600.0, gt=0)
     env: dict[str, str] = Field(default_factory=dict)
-    environment_mode: str | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    """None: separate if it has an `environment`."""
+    environment: dict[str, Any] | None = None
+    collect: list[Any] = Field(default_factory=list)
     user: str | int | None = None
 
 
-class _Agent(_Section):
+class _Agent(_Phase):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | int | None = None
 
 
-class _Environment(_Section):
+class _Environment(_Phase):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
     cpus: float | None = Field(default=None, gt=0)
@@ -56,6 +63,16 @@ class _Environment(_Section):
     mcp_servers: list[Any] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     os: str = "linux"
+
+    @property
+    def mode(self) -> str:
+        """The network mode; in older tasks `allow_internet` says it."""
+        return self.network_mode or ("no-network" if self.allow_internet is False else "public")
+
+    @property
+    def names_its_network(self) -> bool:
+        """False: it has the internet by default."""
+        return self.network_mode is not None or self.allow_internet is not None
 
 
 class _Solution(_Section):
@@ -82,7 +99,9 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     service = _service(directory, wanted)
     lacks = [*_lacks(found, options), *_lacks_of_sections(found), *service.lacks]
     lacks += fields.lacks_of_script(fields.expect(directory / "tests" / "test.sh"))
-    is_online = wanted.allow_internet is not False and options.may_use_internet
+    if wanted.mode == "public" and not wanted.names_its_network:
+        lacks += fields.lacks_of_network(options, [directory / "tests", directory / "solution"])
+    is_online = wanted.mode == "public" and options.may_use_internet
     variables = {**_resolved(wanted.env), **service.environment}
     return Task(
         id=task_id,
@@ -131,16 +150,18 @@ def _lacks(found: _Description, options: FormatOptions) -> Iterator[str]:
     wanted = found.environment
     if wanted.gpus:
         yield f"{wanted.gpus} GPU{'s' if wanted.gpus > 1 else ''}"
-    if wanted.allow_internet and not options.may_use_internet:
+    if wanted.mode == "public" and wanted.names_its_network and not options.may_use_internet:
         yield "the internet, which AENV_ALLOW_NETWORKS does not allow"
     if wanted.mcp_servers:
         yield "MCP servers"
     if found.steps:
         yield "several steps"
-    if wanted.os != "linux":
+    if wanted.os.lower() != "linux":
         yield f"the operating system {wanted.os}"
-    if found.verifier.environment_mode == "separate":
+    if found.verifier.environment_mode == "separate" or found.verifier.environment is not None:
         yield "a separate container for its tests"
+    if found.verifier.collect:
+        yield "commands that collect files before its tests"
 
 
 def _lacks_of_sections(found: _Description) -> Iterator[str]:
@@ -151,8 +172,14 @@ def _lacks_of_sections(found: _Description) -> Iterator[str]:
     if wanted.healthcheck:
         yield "a health check"
     for name in ("environment", "agent", "verifier"):
-        extra = getattr(found, name).model_extra or {}
-        yield from (f"{name}.{key}" for key in _NETWORK if extra.get(key) is not None)
+        phase: _Phase = getattr(found, name)
+        extra = phase.model_extra or {}
+        yield from (f"{name}.{key}" for key in _NETWORK if extra.get(key))
+        mode = phase.network_mode
+        if mode == "allowlist":
+            yield f"{name}.network_mode {mode}"
+        elif mode not in (None, wanted.mode):
+            yield f"{name}.network_mode {mode}, which is not that of its environment"
     for env in (wanted.env, found.verifier.env, found.solution.env):
         for match in filter(None, map(_TEMPLATE.fullmatch, env.values())):
             if match[2] is None:

@@ -69,6 +69,8 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     tests = directory / "tests"
     script = fields.expect(directory / "run-tests.sh")
     lacks += fields.lacks_of_script(script)
+    solutions = [directory / "solution.sh", directory / "solution.yaml"]
+    lacks += fields.lacks_of_network(options, [script, tests, *solutions])
     paths = [str(directory / "run-tests.sh"), *([str(tests)] if tests.is_dir() else [])]
     variables = {**service.environment, "TEST_DIR": TESTS}
     return Task(

@@ -49,7 +49,6 @@ def test_a_task_of_terminal_bench_is_read_as_its_harness_plays_it(tmp_path: Path
     assert "solution.sh" in task.instance.build.ignored
     assert task.setup is not None
     assert task.setup.arguments == {
-        "command": [],
         "variables": {"TEST_DIR": "/tests", "MODE": "fast"},
         "directory": "/srv",
     }
@@ -105,12 +104,29 @@ def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
     task = load(write_task(tmp_path / "sum", HARBOR, changes))
     assert task.unsupported is None
     assert task.setup is not None
-    assert task.setup.arguments == {
-        "command": [], "variables": {"MODE": "fast"}, "directory": "/srv",
-    }  # fmt: skip
+    assert task.setup.arguments == {"variables": {"MODE": "fast"}, "directory": "/srv"}
     assert task.reward is not None
     assert task.reward.arguments["variables"] == {"MODE": "fast", "TEXT": "a ${b}"}
     assert task.reference[1].arguments["variables"] == {"KEY": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "network"),
+    [
+        ("network_mode = 'public'", None),
+        ("network_mode = 'no-network'", "none"),
+        ("network_mode = 'public'\nallow_internet = false", None),
+        ("allow_internet = false\n[verifier]\nnetwork_mode = 'no-network'", "none"),
+        ("allowed_hosts = []\nos = 'Linux'\n[agent]\nnetwork_mode = 'public'", None),
+    ],
+)
+def test_the_network_of_a_task_of_harbor(text: str, network: str | None, tmp_path: Path) -> None:
+    """`allow_internet` is the older name of `network_mode`, and the newer one decides."""
+    changes = {"task.toml": f"[environment]\n{text}\n"}
+    task = load(write_task(tmp_path / "sum", HARBOR, changes))
+    assert task.unsupported is None
+    assert task.instance is not None
+    assert task.instance.network == network
 
 
 def test_a_published_image_is_not_built(tmp_path: Path) -> None:
@@ -135,8 +151,16 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (HARBOR, {"task.toml": "[agent]\nuser = 'dev'\n"}, "the user dev for its agent"),
         (HARBOR, {"task.toml": "[verifier]\nuser = 1000\n"}, "the user 1000 for its verifier"),
         (HARBOR, {"task.toml": "[environment.healthcheck]\ncommand = 'x'\n"}, "a health check"),
-        (HARBOR, {"task.toml": "[environment]\nnetwork_mode = 'no-network'\n"},
-         "environment.network_mode"),
+        (HARBOR, {"task.toml": "[environment]\nnetwork_mode = 'allowlist'\n"},
+         "environment.network_mode allowlist"),
+        (HARBOR, {"task.toml": "[agent]\nnetwork_mode = 'no-network'\n"},
+         "agent.network_mode no-network, which is not that of its environment"),
+        (HARBOR, {"task.toml": "[environment]\nos = 'windows'\n"}, "operating system windows"),
+        (HARBOR, {"task.toml": "[verifier]\nenvironment_mode = 'separate'\n"},
+         "a separate container"),
+        (HARBOR, {"task.toml": "[verifier.environment]\ndocker_image = 'a'\n"},
+         "a separate container"),
+        (HARBOR, {"task.toml": "[[verifier.collect]]\ncommand = 'a'\n"}, "commands that collect"),
         (HARBOR, {"task.toml": "[agent]\nallowed_hosts = ['a.org']\n"}, "agent.allowed_hosts"),
         (HARBOR, {"task.toml": "[verifier.env]\nKEY = '${API_KEY}'\n"}, "the variable API_KEY"),
         (HARBOR, {"tests/test.sh": "PYTHONPATH=/app \\\n  pytest /tests\n"}, "PYTHONPATH"),
@@ -167,14 +191,64 @@ def test_a_task_that_needs_what_is_not_here_says_so(
         raise AssertionError(task.unsupported)
 
 
-def test_a_task_that_asks_for_a_forbidden_network_says_so(tmp_path: Path) -> None:
-    changes = {"task.toml": "[environment]\nallow_internet = true\n"}
+@pytest.mark.parametrize(
+    ("command", "is_service"),
+    [
+        ("sleep infinity", False),
+        ("[sh, -c, sleep infinity]", False),
+        ("[/bin/bash, -lc, exec tail -f /dev/null]", False),
+        ("[sh, -c, 'while true; do sleep 60; done']", False),
+        ("/bin/bash", False),
+        ("[sh, -c, 'python3 /srv/api.py & exec sleep infinity']", True),
+        ("[sh, -c, /srv/start.sh]", True),
+        ("python3 /srv/api.py", True),
+        ("[python3, /srv/api.py, sleep 9]", True),
+    ],
+)
+def test_a_task_whose_container_runs_a_service_is_refused(
+    command: str, is_service: bool, tmp_path: Path
+) -> None:
+    """Its processes end before the tests, and started again it would have another state."""
+    text = f"services: {{main: {{image: a, command: {command}}}}}"
+    for name, base, file in (
+        ("t", TERMINAL_BENCH, "docker-compose.yaml"),
+        ("h", HARBOR, "environment/docker-compose.yaml"),
+    ):
+        refusal = load(write_task(tmp_path / name, base, {file: text})).unsupported or ""
+        assert ("would not run during its tests" in refusal) is is_service, refusal
+
+
+@pytest.mark.parametrize("asks", ["allow_internet = true", "network_mode = 'public'"])
+def test_a_task_that_asks_for_a_forbidden_network_says_so(asks: str, tmp_path: Path) -> None:
+    changes = {"task.toml": f"[environment]\n{asks}\n"}
     path = write_task(tmp_path / "sum", HARBOR, changes)
     assert "AENV_ALLOW_NETWORKS" in str(load(path, may_use_internet=False).unsupported)
     silent = load(write_task(tmp_path / "silent", HARBOR), may_use_internet=False)
     assert silent.unsupported is None
     assert silent.instance is not None
     assert silent.instance.network == "none"
+
+
+@pytest.mark.parametrize(
+    ("base", "file", "text"),
+    [
+        (HARBOR, "tests/test.sh", "apt-get update\nuvx pytest /tests\n"),
+        (HARBOR, "solution/solve.sh", "git clone https://example.com/a.git\n"),
+        (TERMINAL_BENCH, "run-tests.sh", "source $TEST_DIR/setup-uv-pytest.sh\n"),
+        (TERMINAL_BENCH, "tests/setup.sh", "curl -LsSf https://astral.sh/uv/install.sh | sh\n"),
+        (TERMINAL_BENCH, "solution.sh", "pip3 install numpy\n"),
+    ],
+)
+def test_a_task_that_downloads_needs_the_internet(
+    base: dict[str, str], file: str, text: str, tmp_path: Path
+) -> None:
+    """Invariant 2: a network that the operator forbids fails no tests, whatever the agent did."""
+    path = write_task(tmp_path / "sum", base, {file: text})
+    assert load(path).unsupported is None
+    refusal = str(load(path, may_use_internet=False).unsupported)
+    assert f"in its {Path(file).name}, which AENV_ALLOW_NETWORKS does not allow" in refusal
+    offline = write_task(tmp_path / "none", base, {file: f"# {text.splitlines()[-1]}\n"})
+    assert load(offline, may_use_internet=False).unsupported is None
 
 
 @pytest.mark.parametrize(
