@@ -188,11 +188,13 @@ class Policy(BaseModel):
         """Check the user of a container, such as ``1000:1000``.
 
         Raises:
-            PolicyRefused: It is not allowed; a name needs an entry of its own.
+            PolicyRefused: It is not allowed; a name needs an entry of its own, even `NOT_ROOT`.
         """
         if NOT_ROOT in self.users and _NUMERIC_USER.fullmatch(user):
             return
-        self._allow(self.users, user, what, "user")
+        names = tuple(entry for entry in self.users if entry != NOT_ROOT)
+        if not _matches(names, user):
+            raise _not_allowed(self.users, user, what, "user")
 
     def check_ttl(self, ttl_s: float, what: str = "the instance") -> None:
         """Check the time to live of an instance, or its extension.
@@ -226,15 +228,8 @@ class Policy(BaseModel):
     def _allow(
         patterns: tuple[str, ...], value: str, what: str, kind: str, *, plural: str | None = None
     ) -> None:
-        if _matches(patterns, value):
-            return
-        allowed = ", ".join(patterns) or "none"
-        setting = f"AENV_ALLOW_{(plural or kind + 's').upper()}"
-        raise PolicyRefused(
-            f"{what} requests {kind} {value[:200]!r}, which this cluster does not allow "
-            f"(allowed: {allowed})",
-            hint=f"request another one, or have the operator add it to {setting}",
-        )
+        if not _matches(patterns, value):
+            raise _not_allowed(patterns, value, what, kind, plural=plural)
 
 
 STRICT: Final = Policy(
@@ -343,6 +338,18 @@ def repository_of(reference: str) -> str:
 
 def _matches(patterns: tuple[str, ...], value: str) -> bool:
     return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def _not_allowed(
+    patterns: tuple[str, ...], value: str, what: str, kind: str, *, plural: str | None = None
+) -> PolicyRefused:
+    allowed = ", ".join(patterns) or "none"
+    setting = f"AENV_ALLOW_{(plural or kind + 's').upper()}"
+    return PolicyRefused(
+        f"{what} requests {kind} {value[:200]!r}, which this cluster does not allow "
+        f"(allowed: {allowed})",
+        hint=f"request another one, or have the operator add it to {setting}",
+    )
 
 
 def _too_much(what: str, asked: str, most: str, name: str) -> PolicyRefused:

@@ -36,6 +36,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"container": {"user": "0:0"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "00"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "toor"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"user": "nonroot"}}, "AENV_ALLOW_USERS"),  # an image can make it root
         ({"container": {"runtime": "unconfined"}}, "AENV_ALLOW_RUNTIMES"),
         ({"container": {"image": "10.0.0.7:5000/a"}}, "AENV_ALLOW_IMAGES"),
         ({"container": {"image": "localhost/a"}}, "AENV_ALLOW_IMAGES"),
