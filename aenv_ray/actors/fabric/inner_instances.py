@@ -106,10 +106,9 @@ def _check_use(reference: str, owner: str | None) -> None:
     from aenv_ray.hub.client import blocking
     from aenv_ray.hub.hub_actor import find_hub
     from aenv_ray.hub.records import Right
-    from aenv_ray.project import project
 
     name, _ = ids.split_reference(reference)
-    if owner is None or name in project.builtins():
+    if owner is None or _is_built_in(reference):
         return
     hub = find_hub()
     if hub is not None and not blocking(hub.name(name)).may(owner, Right.USE):
@@ -117,3 +116,14 @@ def _check_use(reference: str, owner: str | None) -> None:
             f"{name!r} is not published, or {owner} may not use it",
             hint=f"have its owner run: aenv grant {name} {owner} use",
         )
+
+
+def _is_built_in(reference: str) -> bool:
+    """Whether it is a built-in environment, rather than another version under its name."""
+    from aenv_ray.project import project
+
+    try:
+        project.resolve(reference)
+    except EnvironmentNotFound:
+        return False
+    return True
