@@ -231,6 +231,18 @@ async def test_names_from_before_belong_to_their_first_publisher(
         await hub.close()
 
 
+@pytest.mark.parametrize("label", ["aenv.service", "aenv.replica", "aenv.outer", "aenv.made-by"])
+async def test_an_instance_does_not_pass_for_one_of_the_fabric(cast: Cast, label: str) -> None:
+    """Invariant 15: with another owner's service, the replicas would wait until it ends."""
+    body = {"envName": "probe", "labels": {label: "notes"}}
+    for path, more in (("/env-instance", {}), ("/instances", {"count": 2})):
+        refused = await cast.bob.post(path, json=body | more)
+        assert refused.status_code == 400, refused.text
+        assert f"label '{label}' is reserved" in refused.text
+    listed = await cast.bench.gateway.deps.fabric.list_instances()
+    assert not any(label in info.labels for info in listed)
+
+
 # --- roles ---------------------------------------------------------------------------------------
 
 

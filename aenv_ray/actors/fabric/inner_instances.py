@@ -47,17 +47,17 @@ class FabricInstances:
         on_queue: Callable[[bool], None],
     ) -> None:
         """See `InnerInstances.create`."""
-        from aenv_ray.actors.fabric.create_options import CreateOptions
+        from aenv_ray.actors.fabric.create_options import RESERVED_LABELS, CreateOptions
         from aenv_ray.actors.fabric.references import resolve
         from aenv_ray.models import ActorDensity
 
         await asyncio.to_thread(_check_use, reference, outer.owner)
         source = await asyncio.to_thread(resolve, reference, lambda: self._fabric)
         # Labels of the fabric say what the outer instance is, such as a sandbox of a service.
-        labels = {k: v for k, v in outer.labels.items() if not k.startswith("aenv.")}
+        labels = {k: v for k, v in outer.labels.items() if not k.startswith(RESERVED_LABELS)}
         options = CreateOptions(
             actor="shared", ttl=ttl_s, owner=outer.owner,
-            labels={**labels, OUTER_LABEL: outer.instance_id},
+            labels=labels, fabric_labels={OUTER_LABEL: outer.instance_id},
         )  # fmt: skip
         (made,) = options.specs(source, 1, job_id=outer.job_id)
         take(made.places)
