@@ -92,7 +92,7 @@ class Settings(BaseModel):
     """How hosts, controller, hub, gateway, runners and services write their logs."""
     policy: Literal["auto", "open", "strict"] = "auto"
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
-    next twelve settings change single parts of it; see `aenv_ray.policy.Policy`."""
+    next settings, up to `max_ttl`, change single parts of it; see `aenv_ray.policy.Policy`."""
     allow_networks: str | None = None
     """Networks, separated by commas; ``*`` for any. The next seven have the same format."""
     allow_destinations: str | None = None
@@ -112,6 +112,8 @@ class Settings(BaseModel):
     max_disk: str | None = None
     max_pids: int | None = Field(default=None, ge=16)
     """Largest ``container.pids``; the default of projects is 1,024."""
+    max_warm: int | None = Field(default=None, ge=0)
+    """Largest ``warm`` of a project, and of all that one owner uses on a shared host together."""
     max_ttl: str | None = None
     """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)

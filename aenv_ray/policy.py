@@ -58,6 +58,8 @@ class Policy(BaseModel):
     """Limit for the work directory, and for a container's writable layer."""
     max_pids: int | None = None
     """Processes and threads of a container, as ``container.pids``."""
+    max_warm: int | None = None
+    """Warm sandboxes that projects' ``warm`` may keep ready for one owner, on each shared host."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -214,6 +216,8 @@ class Policy(BaseModel):
         pids = deploy.container.pids
         if self.max_pids is not None and pids > self.max_pids:
             raise _too_much(what, f"{pids} processes and threads", f"{self.max_pids}", "PIDS")
+        if self.max_warm is not None and (deploy.warm or 0) > self.max_warm:
+            raise _too_much(what, f"{deploy.warm} warm sandboxes", f"{self.max_warm}", "WARM")
         for value, most, name in (
             (deploy.memory, self.max_memory_bytes, "MEMORY"),
             (deploy.ephemeral_storage, self.max_disk_bytes, "DISK"),
@@ -249,6 +253,7 @@ STRICT: Final = Policy(
     max_memory_bytes=256 << 30,
     max_disk_bytes=1 << 40,
     max_pids=4096,
+    max_warm=4,
     max_ttl_s=7 * 86_400.0,
 )  # fmt: skip
 """The defaults where a gateway runs."""
@@ -301,6 +306,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         fills.append("ephemeral_storage")
     if settings.max_pids is not None:
         given["max_pids"] = settings.max_pids
+    if settings.max_warm is not None:
+        given["max_warm"] = settings.max_warm
     if settings.max_ttl is not None:
         given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
     return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})

@@ -29,6 +29,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"ephemeralStorage": "2Ti"}, "AENV_MAX_DISK"),
         ({"ttl": "8d"}, "AENV_MAX_TTL"),
         ({"container": {"pids": 4097}}, "AENV_MAX_PIDS"),
+        ({"warm": 5}, "AENV_MAX_WARM"),
         ({"container": {"capAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"capAdd": ["cap_net_raw"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"sidecarCapAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
@@ -81,17 +82,20 @@ def test_settings_replace_single_parts() -> None:
     given = Settings(
         allow_networks="none, host", allow_capabilities="NET_RAW,cap_sys_ptrace", allow_users="*",
         allow_images="registry.local:5000/team/*", max_memory="1Gi", max_cpu="2", max_pids=8192,
+        max_warm=64,
     )  # fmt: skip
     found = policy_of(given, behind_gateway=True)
     found.check(config(network="host", container={"capAdd": ["CAP_NET_RAW", "SYS_PTRACE"]}))
     found.check(config(container={"user": "root", "image": "registry.local:5000/team/a:1"}))
     found.check(config(container={"pids": 8192}))
+    found.check(config(warm=64))
     for refused in (
         config(network="internet"),
         config(container={"image": "python:3"}),
         config(container={"image": "registry.local:5000/other/a"}),
         config(memory="2Gi"),
         config(container={"pids": 8193}),
+        config(warm=65),
     ):
         with pytest.raises(PolicyRefused):
             found.check(refused)

@@ -199,15 +199,16 @@ def policy_findings(policy: Policy) -> list[Finding]:
         if (more := set(getattr(policy, name)) - set(getattr(STRICT, name)))
     ]
     unlimited = [
-        name.removeprefix("max_").partition("_")[0]
-        for name in (
-            "max_cpu",
-            "max_memory_bytes",
-            "max_disk_bytes",
-            "max_pids",
-            "max_ttl_s",
+        what
+        for what, most in (
+            ("cpu", policy.max_cpu),
+            ("memory", policy.max_memory_bytes),
+            ("disk", policy.max_disk_bytes),
+            ("pids", policy.max_pids),
+            ("warm sandboxes", policy.max_warm),
+            ("ttl", policy.max_ttl_s),
         )
-        if getattr(policy, name) is None
+        if most is None
     ]
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
     rows = []
