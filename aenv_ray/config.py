@@ -94,12 +94,14 @@ class Settings(BaseModel):
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
     next settings, up to `max_ttl`, change single parts of it; see `aenv_ray.policy.Policy`."""
     allow_networks: str | None = None
-    """Networks, separated by commas; ``*`` for any. The next seven have the same format."""
+    """Networks, separated by commas; ``*`` for any. The next eight have the same format."""
     allow_destinations: str | None = None
     """IPv4 ranges that are not public and that allow-lists may open."""
     allow_capabilities: str | None = None
     allow_users: str | None = None
     """Users of containers; ``nonroot`` for any numeric user but 0."""
+    allow_root_sidecars: str | None = None
+    """Images whose sidecars may have any user, in the format of `allow_images`."""
     allow_images: str | None = None
     """Patterns of registry and repository, such as ``ghcr.io/acme/*``."""
     allow_runtimes: str | None = None

@@ -9,7 +9,7 @@ published, when an instance or a service is created, and by the host that starts
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network
 from typing import Any, Final, Literal
@@ -42,6 +42,8 @@ class Policy(BaseModel):
     """Linux capabilities that containers may add."""
     users: tuple[str, ...] = (ANY,)
     """Users that containers may name; also `NOT_ROOT`."""
+    root_sidecars: tuple[str, ...] = (ANY,)
+    """Images, as `images`, whose sidecars may have any user, root included."""
     images: tuple[str, ...] = (ANY,)
     """Images by registry and repository, without tag or digest."""
     runtimes: tuple[str, ...] = (ANY,)
@@ -192,11 +194,35 @@ class Policy(BaseModel):
         Raises:
             PolicyRefused: It is not allowed; a name needs an entry of its own, even `NOT_ROOT`.
         """
-        if NOT_ROOT in self.users and _NUMERIC_USER.fullmatch(user):
-            return
-        names = tuple(entry for entry in self.users if entry != NOT_ROOT)
-        if not _matches(names, user):
+        if not self._allows_user(user):
             raise _not_allowed(self.users, user, what, "user")
+
+    def check_sidecar_user(self, user: str, names: Sequence[str], what: str) -> None:
+        """Check the user of a sidecar, which its image decides.
+
+        Args:
+            user: The user.
+            names: The names of its image.
+            what: Who requests it.
+
+        Raises:
+            PolicyRefused: Neither the user nor the image is allowed.
+        """
+        images = [repository_of(name) for name in names]
+        if self._allows_user(user) or any(_matches(self.root_sidecars, one) for one in images):
+            return
+        raise PolicyRefused(
+            f"{what} requests a sidecar with image {', '.join(images)[:200] or 'without a name'}, "
+            f"which runs as user {user[:200]!r}, and this cluster does not allow that user "
+            f"(allowed: {', '.join(self.users) or 'none'})",
+            hint="have its Dockerfile set a numeric USER, such as 1000, or have the operator add "
+            "the image to AENV_ALLOW_ROOT_SIDECARS",
+        )
+
+    def _allows_user(self, user: str) -> bool:
+        if NOT_ROOT in self.users and is_not_root(user):
+            return True
+        return _matches(tuple(entry for entry in self.users if entry != NOT_ROOT), user)
 
     def check_ttl(self, ttl_s: float, what: str = "the instance") -> None:
         """Check the time to live of an instance, or its extension.
@@ -241,6 +267,7 @@ STRICT: Final = Policy(
     destinations=(),
     capabilities=(),
     users=(NOT_ROOT,),
+    root_sidecars=("docker.io/swebench/*",),
     images=(
         "docker.io/*", "ghcr.io/*", "quay.io/*", "public.ecr.aws/*", "mcr.microsoft.com/*",
         "nvcr.io/*", "registry.k8s.io/*",
@@ -277,6 +304,7 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
             "networks": settings.allow_networks,
             "destinations": settings.allow_destinations,
             "users": settings.allow_users,
+            "root_sidecars": settings.allow_root_sidecars,
             "images": settings.allow_images,
             "runtimes": settings.allow_runtimes,
             "engines": settings.allow_engines,
@@ -341,6 +369,11 @@ def repository_of(reference: str) -> str:
         if "/" not in repository:
             repository = f"library/{repository}"
     return f"{registry}/{repository}"
+
+
+def is_not_root(user: str) -> bool:
+    """Return whether a user of a container is certainly not root: a number, and not 0."""
+    return _NUMERIC_USER.fullmatch(user) is not None
 
 
 def _matches(patterns: tuple[str, ...], value: str) -> bool:

@@ -104,6 +104,29 @@ def test_settings_replace_single_parts() -> None:
     assert found.applied(config(memory="5Mi", cpu=1), "docker").deploy.memory == "5Mi"
 
 
+@pytest.mark.parametrize("user", ["0:0", "root", "nonroot", "app", "1000"])
+def test_the_user_of_a_sidecar_is_its_images(user: str) -> None:
+    """Its image is data of an episode, so the policy names the images that may be root."""
+    is_plain = user == "1000"
+    task = "docker.io/swebench/sweb.eval.x86_64.a_1776_b-1:latest"
+    for given, image, is_allowed in (
+        (Settings(), "ghcr.io/eve/x:1", is_plain),
+        (Settings(), "swebench.evil.example/x", is_plain),
+        (Settings(), task, True),
+        (Settings(allow_root_sidecars="none"), task, is_plain),
+        (Settings(allow_root_sidecars="ghcr.io/acme/*"), "ghcr.io/acme/x@sha256:00", True),
+        (Settings(allow_users="*"), "ghcr.io/eve/x:1", True),
+        (Settings(policy="open"), "ghcr.io/eve/x:1", True),
+    ):
+        found = policy_of(given, behind_gateway=True)
+        if is_allowed:
+            found.check_sidecar_user(user, ["local", image], "probe")
+            continue
+        with pytest.raises(PolicyRefused, match="probe requests a sidecar") as caught:
+            found.check_sidecar_user(user, ["local", image], "probe")
+        assert "AENV_ALLOW_ROOT_SIDECARS" in str(caught.value.hint)
+
+
 def test_a_mode_can_be_chosen_without_regard_to_the_gateway() -> None:
     assert policy_of(Settings(), behind_gateway=False) == Policy()
     assert policy_of(Settings(policy="open"), behind_gateway=True) == Policy(isolation="required")

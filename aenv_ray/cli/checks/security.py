@@ -226,7 +226,21 @@ def policy_findings(policy: Policy) -> list[Finding]:
         rows.append(Finding("registries", Verdict.WARNING, found, mend))
     else:
         rows.append(Finding("registries", Verdict.OK, f"allowed: {', '.join(policy.images)}"))
+    if policy.allows_engine("docker"):
+        rows.append(root_sidecars(policy))
     return rows
+
+
+def root_sidecars(policy: Policy) -> Finding:
+    """Report which sidecars of the docker engine may be root, as the users of their images."""
+    name = "root sidecars"
+    if ANY in policy.root_sidecars:
+        found = "sidecars of any image may run as root, whatever users the policy allows"
+        return Finding(name, Verdict.WARNING, found, "set AENV_ALLOW_ROOT_SIDECARS")
+    if not policy.root_sidecars:
+        return Finding(name, Verdict.OK, "no image of a sidecar may choose its user")
+    images = ", ".join(policy.root_sidecars)
+    return Finding(name, Verdict.OK, f"those with images of {images}")
 
 
 def tokens(fabric: LocalFabric | None) -> Finding:
