@@ -81,7 +81,11 @@ class Settings(BaseModel):
     kubernetes_carrier_image: str | None = None
     """Image with this package, for images without Python. None: the host's."""
     kubernetes_requests: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of an instance's CPU and memory limits that its pod requests."""
+    """Share of an instance's limits that its pod requests."""
+    kubernetes_memory: str = "2Gi"
+    """Memory limit of each container of a pod, if neither project nor policy names one."""
+    kubernetes_disk: str = "4Gi"
+    """Limit of what each writes to its image's directories, if neither names one."""
     kubernetes_life: str = "24h"
     """Longest lifetime of a pod, including renewals."""
     pod_name: str | None = Field(default=None, alias="POD_NAME")
