@@ -81,7 +81,11 @@ class Settings(BaseModel):
     kubernetes_carrier_image: str | None = None
     """Image with this package, for images without Python. None: the host's."""
     kubernetes_requests: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of an instance's CPU and memory limits that its pod requests."""
+    """Share of an instance's limits that its pod requests."""
+    kubernetes_memory: str = "2Gi"
+    """Memory limit of each container of a pod, if neither project nor policy names one."""
+    kubernetes_disk: str = "4Gi"
+    """Limit of what each writes to its image's directories, if neither names one."""
     kubernetes_life: str = "24h"
     """Longest lifetime of a pod, including renewals."""
     pod_name: str | None = Field(default=None, alias="POD_NAME")
@@ -92,14 +96,16 @@ class Settings(BaseModel):
     """How hosts, controller, hub, gateway, runners and services write their logs."""
     policy: Literal["auto", "open", "strict"] = "auto"
     """What environments may request; ``auto``: ``strict`` where a gateway runs, else ``open``. The
-    next twelve settings change single parts of it; see `aenv_ray.policy.Policy`."""
+    next settings, up to `max_ttl`, change single parts of it; see `aenv_ray.policy.Policy`."""
     allow_networks: str | None = None
-    """Networks, separated by commas; ``*`` for any. The next seven have the same format."""
+    """Networks, separated by commas; ``*`` for any. The next eight have the same format."""
     allow_destinations: str | None = None
     """IPv4 ranges that are not public and that allow-lists may open."""
     allow_capabilities: str | None = None
     allow_users: str | None = None
     """Users of containers; ``nonroot`` for any numeric user but 0."""
+    allow_root_sidecars: str | None = None
+    """Images whose sidecars may have any user, in the format of `allow_images`."""
     allow_images: str | None = None
     """Patterns of registry and repository, such as ``ghcr.io/acme/*``."""
     allow_runtimes: str | None = None
@@ -114,6 +120,8 @@ class Settings(BaseModel):
     """Largest ``container.pids``; the default of projects is 1,024."""
     max_replicas: int | None = Field(default=None, ge=0)
     """Replicas of all services of one owner."""
+    max_warm: int | None = Field(default=None, ge=0)
+    """Largest ``warm`` of a project, and of all that one owner uses on a shared host together."""
     max_ttl: str | None = None
     """Longest TTL of a create or renewal."""
     redis_url: str | None = Field(default=None, repr=False)

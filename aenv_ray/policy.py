@@ -9,7 +9,7 @@ published, when an instance or a service is created, and by the host that starts
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network
 from typing import Any, Final, Literal
@@ -42,6 +42,8 @@ class Policy(BaseModel):
     """Linux capabilities that containers may add."""
     users: tuple[str, ...] = (ANY,)
     """Users that containers may name; also `NOT_ROOT`."""
+    root_sidecars: tuple[str, ...] = (ANY,)
+    """Images, as `images`, whose sidecars may have any user, root included."""
     images: tuple[str, ...] = (ANY,)
     """Images by registry and repository, without tag or digest."""
     runtimes: tuple[str, ...] = (ANY,)
@@ -60,6 +62,8 @@ class Policy(BaseModel):
     """Processes and threads of a container, as ``container.pids``."""
     max_replicas: int | None = None
     """Replicas of all services of one owner: each is a process beside its sandbox."""
+    max_warm: int | None = None
+    """Warm sandboxes that projects' ``warm`` may keep ready for one owner, on each shared host."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -190,11 +194,37 @@ class Policy(BaseModel):
         """Check the user of a container, such as ``1000:1000``.
 
         Raises:
-            PolicyRefused: It is not allowed; a name needs an entry of its own.
+            PolicyRefused: It is not allowed; a name needs an entry of its own, even `NOT_ROOT`.
         """
-        if NOT_ROOT in self.users and _NUMERIC_USER.fullmatch(user):
+        if not self._allows_user(user):
+            raise _not_allowed(self.users, user, what, "user")
+
+    def check_sidecar_user(self, user: str, names: Sequence[str], what: str) -> None:
+        """Check the user of a sidecar, which its image decides.
+
+        Args:
+            user: The user.
+            names: The names of its image.
+            what: Who requests it.
+
+        Raises:
+            PolicyRefused: Neither the user nor the image is allowed.
+        """
+        images = [repository_of(name) for name in names]
+        if self._allows_user(user) or any(_matches(self.root_sidecars, one) for one in images):
             return
-        self._allow(self.users, user, what, "user")
+        raise PolicyRefused(
+            f"{what} requests a sidecar with image {', '.join(images)[:200] or 'without a name'}, "
+            f"which runs as user {user[:200]!r}, and this cluster does not allow that user "
+            f"(allowed: {', '.join(self.users) or 'none'})",
+            hint="have its Dockerfile set a numeric USER, such as 1000, or have the operator add "
+            "the image to AENV_ALLOW_ROOT_SIDECARS",
+        )
+
+    def _allows_user(self, user: str) -> bool:
+        if NOT_ROOT in self.users and is_not_root(user):
+            return True
+        return _matches(tuple(entry for entry in self.users if entry != NOT_ROOT), user)
 
     def check_ttl(self, ttl_s: float, what: str = "the instance") -> None:
         """Check the time to live of an instance, or its extension.
@@ -224,6 +254,8 @@ class Policy(BaseModel):
         pids = deploy.container.pids
         if self.max_pids is not None and pids > self.max_pids:
             raise _too_much(what, f"{pids} processes and threads", f"{self.max_pids}", "PIDS")
+        if self.max_warm is not None and (deploy.warm or 0) > self.max_warm:
+            raise _too_much(what, f"{deploy.warm} warm sandboxes", f"{self.max_warm}", "WARM")
         for value, most, name in (
             (deploy.memory, self.max_memory_bytes, "MEMORY"),
             (deploy.ephemeral_storage, self.max_disk_bytes, "DISK"),
@@ -238,15 +270,8 @@ class Policy(BaseModel):
     def _allow(
         patterns: tuple[str, ...], value: str, what: str, kind: str, *, plural: str | None = None
     ) -> None:
-        if _matches(patterns, value):
-            return
-        allowed = ", ".join(patterns) or "none"
-        setting = f"AENV_ALLOW_{(plural or kind + 's').upper()}"
-        raise PolicyRefused(
-            f"{what} requests {kind} {value[:200]!r}, which this cluster does not allow "
-            f"(allowed: {allowed})",
-            hint=f"request another one, or have the operator add it to {setting}",
-        )
+        if not _matches(patterns, value):
+            raise _not_allowed(patterns, value, what, kind, plural=plural)
 
 
 STRICT: Final = Policy(
@@ -254,6 +279,7 @@ STRICT: Final = Policy(
     destinations=(),
     capabilities=(),
     users=(NOT_ROOT,),
+    root_sidecars=("docker.io/swebench/*",),
     images=(
         "docker.io/*", "ghcr.io/*", "quay.io/*", "public.ecr.aws/*", "mcr.microsoft.com/*",
         "nvcr.io/*", "registry.k8s.io/*",
@@ -267,6 +293,7 @@ STRICT: Final = Policy(
     max_disk_bytes=1 << 40,
     max_pids=4096,
     max_replicas=16,
+    max_warm=4,
     max_ttl_s=7 * 86_400.0,
 )  # fmt: skip
 """The defaults where a gateway runs."""
@@ -290,6 +317,7 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
             "networks": settings.allow_networks,
             "destinations": settings.allow_destinations,
             "users": settings.allow_users,
+            "root_sidecars": settings.allow_root_sidecars,
             "images": settings.allow_images,
             "runtimes": settings.allow_runtimes,
             "engines": settings.allow_engines,
@@ -321,6 +349,8 @@ def policy_of(settings: Settings, *, behind_gateway: bool) -> Policy:
         given["max_pids"] = settings.max_pids
     if settings.max_replicas is not None:
         given["max_replicas"] = settings.max_replicas
+    if settings.max_warm is not None:
+        given["max_warm"] = settings.max_warm
     if settings.max_ttl is not None:
         given["max_ttl_s"] = units.parse_duration_s(settings.max_ttl, what="AENV_MAX_TTL")
     return (STRICT if is_strict else Policy()).model_copy(update={**given, "fills": tuple(fills)})
@@ -356,8 +386,25 @@ def repository_of(reference: str) -> str:
     return f"{registry}/{repository}"
 
 
+def is_not_root(user: str) -> bool:
+    """Return whether a user of a container is certainly not root: a number, and not 0."""
+    return _NUMERIC_USER.fullmatch(user) is not None
+
+
 def _matches(patterns: tuple[str, ...], value: str) -> bool:
     return any(fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def _not_allowed(
+    patterns: tuple[str, ...], value: str, what: str, kind: str, *, plural: str | None = None
+) -> PolicyRefused:
+    allowed = ", ".join(patterns) or "none"
+    setting = f"AENV_ALLOW_{(plural or kind + 's').upper()}"
+    return PolicyRefused(
+        f"{what} requests {kind} {value[:200]!r}, which this cluster does not allow "
+        f"(allowed: {allowed})",
+        hint=f"request another one, or have the operator add it to {setting}",
+    )
 
 
 def _too_much(what: str, asked: str, most: str, name: str) -> PolicyRefused:

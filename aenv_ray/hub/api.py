@@ -61,7 +61,8 @@ class Hub(ABC):
             is_admin: Publish it even if another owner has the name.
 
         Raises:
-            Forbidden: The name belongs to another owner, who has not granted to publish.
+            Forbidden: The name belongs to another owner, who has not granted to publish, or is
+                that of a built-in environment, which only administrators publish first.
             ArtifactQuotaExceeded: The owner's versions would exceed `MAX_OWNER_BYTES`.
             VersionConflict: The version exists with different content.
             ConfigError: Its config and schemas are too large for a listing.

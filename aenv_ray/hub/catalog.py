@@ -18,6 +18,7 @@ from aenv_ray.hub.records import (
     NameRecord,
     Right,
 )
+from aenv_ray.project import project
 
 MAX_SEARCH_WORDS: Final = 8
 """Number of words of a search text that count; the others are ignored."""
@@ -104,9 +105,17 @@ def check_may_publish(name: NameRecord, owner: str | None, *, is_admin: bool) ->
     """Raise an error unless an owner may publish under a name.
 
     Raises:
-        Forbidden: The name belongs to another owner, who has not granted it.
+        Forbidden: The name belongs to another owner, who has not granted it; or it is that of a
+            built-in environment, for which settings of the operator may be meant.
     """
-    if is_admin or name.may(owner or "", Right.PUBLISH):
+    if is_admin:
+        return
+    if name.owner is None and name.name in project.builtins():
+        raise Forbidden(
+            f"the name {name.name!r} is that of a built-in environment",
+            hint="choose another name, or have an administrator publish it",
+        )
+    if name.may(owner or "", Right.PUBLISH):
         return
     raise Forbidden(
         f"the name {name.name!r} belongs to another owner",

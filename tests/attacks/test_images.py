@@ -1,7 +1,8 @@
-"""A publisher names an image to make the node ask a server of its private network."""
+"""A publisher names an image: of a server of the private network, or with a user that is root."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -14,8 +15,8 @@ import pytest
 from aenv_ray.errors import ConfigError, PolicyRefused, SandboxStartFailed
 from aenv_ray.policy import STRICT, repository_of
 from aenv_ray.project.config import Artifact
-from aenv_ray.testing.contract_bench import Bench, execute
-from tests.contract.docker.docker_node import DockerNode, base_image, docker
+from aenv_ray.testing.contract_bench import Bench, execute, value_of
+from tests.contract.docker.docker_node import DockerNode, base_image, docker, shell_image
 from tests.contract.engines import engine_on
 
 pytestmark = pytest.mark.docker
@@ -174,3 +175,72 @@ async def test_what_an_image_says_of_its_python_becomes_no_path_of_the_node(
     finally:
         docker("rmi", "--force", name)
     assert list(tmp_path.glob("planted*")) == []
+
+
+# --- users ---------------------------------------------------------------------------------------
+
+PRINT_USER = """
+from aenv_ray.runtime import register_tool, sidecar
+
+
+@register_tool
+def user() -> str:
+    return sidecar.exec("id -u").text().strip()
+"""
+
+
+@contextlib.contextmanager
+def image_with(change: str, name: str) -> Iterator[str]:
+    """Yield an image with a shell whose Dockerfile has one more line."""
+    container = docker("create", shell_image(), "true")
+    try:
+        docker("commit", "--change", change, container, name)
+    finally:
+        docker("rm", container)
+    try:
+        yield name
+    finally:
+        docker("rmi", name)
+
+
+def dual_project(bench: Bench) -> Path:
+    deploy = {"network": "none", "podTemplate": "DualContainer"}
+    return bench.project({"tools.py": PRINT_USER}, {"deployConfig": deploy})
+
+
+async def test_an_image_does_not_make_itself_root(strict: Bench) -> None:
+    """Its own /etc/passwd says which user a name is, that of the policy's marker included."""
+    for user in ("nonroot", "0", "root"):
+        with (
+            image_with(f"USER {user}", f"aenv-test-user:{uuid.uuid4().hex[:12]}") as image,
+            pytest.raises(PolicyRefused, match="USER of its image") as raised,
+        ):
+            await strict.start(project_of(strict, image))
+        assert "AENV_ALLOW_USERS" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_a_sidecar_is_root_only_if_the_operator_trusts_its_image(
+    strict: Bench, by_id: bool
+) -> None:
+    """Its user is that of its image, which publishers choose, so the policy applies to it too."""
+    for change, name in (
+        ("WORKDIR /", "eve/any"),
+        ("USER root", "eve/any"),
+        ("USER nonroot", "eve/any"),
+        ("USER 1000", "eve/any"),
+        ("WORKDIR /", "swebench/sweb.eval.x86_64.probe"),
+    ):
+        with image_with(change, f"{name}:{uuid.uuid4().hex[:12]}") as image:
+            source = docker("images", "--quiet", "--no-trunc", image) if by_id else image
+            if name.startswith("eve") and change != "USER 1000":
+                with pytest.raises(PolicyRefused, match="a sidecar with image") as raised:
+                    await strict.start(dual_project(strict), datasource=source)
+                assert "AENV_ALLOW_ROOT_SIDECARS" in (raised.value.hint or "")
+                continue
+            pair = await strict.start(dual_project(strict), datasource=source)
+            is_root = await value_of(pair, "user") == "0"
+            assert is_root == name.startswith("swebench")
+            missing = "; ".join(pair.isolation.missing)
+            assert ("its sidecar runs as 0:0" in missing) == is_root
+            await strict.engine.stop([pair.instance_id])

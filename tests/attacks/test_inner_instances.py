@@ -13,10 +13,11 @@ import aenv_ray
 from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
-from aenv_ray.errors import FunctionFailed, QuotaExceeded, is_infrastructure
+from aenv_ray.errors import AenvError, FunctionFailed, QuotaExceeded, is_infrastructure
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import Quota
+from tests.contract.hub.hub_contract import entry
 from tests.ray.cluster import Cluster
 from tests.ray.conftest import make, nothing_left, project
 
@@ -89,6 +90,19 @@ def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
     inner = [info for info in aenv_ray.list_instances() if OUTER_LABEL in info.labels]
     assert len(inner) == 2 * INNER
     assert "mine" in run(attacker, "echo mine", 0), "it lives on"
+
+
+def test_a_version_of_another_owner_is_not_called_by_the_name_of_a_built_in_environment(
+    hub: HubClient, make: Callable[..., Any], project: Callable[..., Path]
+) -> None:
+    """Invariant 15: the version decides whether an environment is built in, not its name alone."""
+    reference = "mini-terminal@9.0.0"
+    blocking(hub.push(entry("mini-terminal", "9.0.0", owner="alice"), is_admin=True))
+    source = SOURCE.replace('env("mini-terminal"', f'env("{reference}"')
+    config = CONFIG.replace('["mini-terminal"]', f'["{reference}"]')
+    eve = make(project(source, config=config), owner="eve")
+    with pytest.raises(AenvError, match="eve may not use it"):
+        run(eve, "true", 0)
 
 
 def test_episodes_with_too_many_inner_instances_count(

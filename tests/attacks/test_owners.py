@@ -117,6 +117,21 @@ async def test_nobody_publishes_under_the_name_of_another_owner(cast: Cast, tmp_
     assert await cast.bench.hub.has_artifact("alice", cast.archive)
 
 
+async def test_nobody_takes_the_name_of_a_built_in_environment(cast: Cast, tmp_path: Path) -> None:
+    """Invariant 15: settings of the operator, such as AENV_ALLOW_CHAT_MODELS, mean the built-in."""
+    by_config = {"name": "tau2", "version": "9.0.0"}
+    for http in (cast.alice, cast.bob):
+        taken = await push(http, archived(tmp_path, "tau2", "9.0.0", chatModel=True))
+        assert (taken.status_code, "built-in environment" in taken.text) == (403, True)
+        assert (await http.post("/env", json=by_config)).status_code == 403
+    assert (await cast.bench.hub.name("tau2")).owner is None
+    published = await push(cast.admin, archived(tmp_path, "tau2", "9.0.0"))
+    assert published.status_code == 200
+    assert (await cast.admin.put("/names/tau2/grants/bob", json={"right": "publish"})).is_success
+    assert (await push(cast.alice, archived(tmp_path, "tau2", "9.1.0"))).status_code == 403
+    assert (await push(cast.bob, archived(tmp_path, "tau2", "9.1.0"))).status_code == 200
+
+
 async def test_a_grant_lets_another_owner_publish_until_it_is_revoked(
     cast: Cast, tmp_path: Path
 ) -> None:
@@ -217,6 +232,18 @@ async def test_names_from_before_belong_to_their_first_publisher(
         assert (await hub.environments(EnvironmentQuery(visible_to="bob"))).total == 0
     finally:
         await hub.close()
+
+
+@pytest.mark.parametrize("label", ["aenv.service", "aenv.replica", "aenv.outer", "aenv.made-by"])
+async def test_an_instance_does_not_pass_for_one_of_the_fabric(cast: Cast, label: str) -> None:
+    """Invariant 15: with another owner's service, the replicas would wait until it ends."""
+    body = {"envName": "probe", "labels": {label: "notes"}}
+    for path, more in (("/env-instance", {}), ("/instances", {"count": 2})):
+        refused = await cast.bob.post(path, json=body | more)
+        assert refused.status_code == 400, refused.text
+        assert f"label '{label}' is reserved" in refused.text
+    listed = await cast.bench.gateway.deps.fabric.list_instances()
+    assert not any(label in info.labels for info in listed)
 
 
 # --- roles ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"ephemeralStorage": "2Ti"}, "AENV_MAX_DISK"),
         ({"ttl": "8d"}, "AENV_MAX_TTL"),
         ({"container": {"pids": 4097}}, "AENV_MAX_PIDS"),
+        ({"warm": 5}, "AENV_MAX_WARM"),
         ({"container": {"capAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"capAdd": ["cap_net_raw"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"sidecarCapAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
@@ -36,6 +37,7 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"container": {"user": "0:0"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "00"}}, "AENV_ALLOW_USERS"),
         ({"container": {"user": "toor"}}, "AENV_ALLOW_USERS"),
+        ({"container": {"user": "nonroot"}}, "AENV_ALLOW_USERS"),  # an image can make it root
         ({"container": {"runtime": "unconfined"}}, "AENV_ALLOW_RUNTIMES"),
         ({"container": {"image": "10.0.0.7:5000/a"}}, "AENV_ALLOW_IMAGES"),
         ({"container": {"image": "localhost/a"}}, "AENV_ALLOW_IMAGES"),
@@ -81,17 +83,20 @@ def test_settings_replace_single_parts() -> None:
         allow_networks="none, host", allow_capabilities="NET_RAW,cap_sys_ptrace", allow_users="*",
         allow_images="registry.local:5000/team/*", max_memory="1Gi", max_cpu="2", max_pids=8192,
         max_replicas=40,
+        max_warm=64,
     )  # fmt: skip
     found = policy_of(given, behind_gateway=True)
     found.check(config(network="host", container={"capAdd": ["CAP_NET_RAW", "SYS_PTRACE"]}))
     found.check(config(container={"user": "root", "image": "registry.local:5000/team/a:1"}))
     found.check(config(container={"pids": 8192}))
+    found.check(config(warm=64))
     for refused in (
         config(network="internet"),
         config(container={"image": "python:3"}),
         config(container={"image": "registry.local:5000/other/a"}),
         config(memory="2Gi"),
         config(container={"pids": 8193}),
+        config(warm=65),
     ):
         with pytest.raises(PolicyRefused):
             found.check(refused)
@@ -103,6 +108,29 @@ def test_settings_replace_single_parts() -> None:
     filled = found.applied(config(), "docker").deploy
     assert (filled.cpu, filled.memory, filled.ephemeral_storage) == (2.0, 1 << 30, None)
     assert found.applied(config(memory="5Mi", cpu=1), "docker").deploy.memory == "5Mi"
+
+
+@pytest.mark.parametrize("user", ["0:0", "root", "nonroot", "app", "1000"])
+def test_the_user_of_a_sidecar_is_its_images(user: str) -> None:
+    """Its image is data of an episode, so the policy names the images that may be root."""
+    is_plain = user == "1000"
+    task = "docker.io/swebench/sweb.eval.x86_64.a_1776_b-1:latest"
+    for given, image, is_allowed in (
+        (Settings(), "ghcr.io/eve/x:1", is_plain),
+        (Settings(), "swebench.evil.example/x", is_plain),
+        (Settings(), task, True),
+        (Settings(allow_root_sidecars="none"), task, is_plain),
+        (Settings(allow_root_sidecars="ghcr.io/acme/*"), "ghcr.io/acme/x@sha256:00", True),
+        (Settings(allow_users="*"), "ghcr.io/eve/x:1", True),
+        (Settings(policy="open"), "ghcr.io/eve/x:1", True),
+    ):
+        found = policy_of(given, behind_gateway=True)
+        if is_allowed:
+            found.check_sidecar_user(user, ["local", image], "probe")
+            continue
+        with pytest.raises(PolicyRefused, match="probe requests a sidecar") as caught:
+            found.check_sidecar_user(user, ["local", image], "probe")
+        assert "AENV_ALLOW_ROOT_SIDECARS" in str(caught.value.hint)
 
 
 def test_a_mode_can_be_chosen_without_regard_to_the_gateway() -> None:

@@ -29,6 +29,9 @@ logger = logging.getLogger("aenv_ray")
 QUEUE_S: Final = 300.0
 """Default wait for room in a full cluster: a new node takes minutes to join."""
 
+RESERVED_LABELS: Final = "aenv."
+"""Beginning of the labels by which the fabric knows sandboxes of services and inner instances."""
+
 _NODE_ID: Final = re.compile("[0-9a-f]{56}")
 
 _warned: set[str] = set()
@@ -61,6 +64,7 @@ class CreateOptions:
     """The optional arguments of a create, parsed and checked.
 
     Attributes:
+        labels: Those of the caller, and those that the fabric itself sets.
         near: The preferred place of the instances, as in `aenv_ray.create`.
         near_node: The node of `near`, as for `InstanceSpec`; set before `specs`.
     """
@@ -76,6 +80,7 @@ class CreateOptions:
         environment_variables: Mapping[str, str] | None = None,
         arguments: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        fabric_labels: Mapping[str, str] | None = None,
         owner: str | None = None,
         datasource: str = "",
         queue_timeout: str | float = QUEUE_S,
@@ -96,7 +101,7 @@ class CreateOptions:
         process_strings.checked_variables(self.environment_variables, what="environment_variables")
         self.arguments = _texts(arguments, "arguments")
         process_strings.check_total((len(text.encode()) for text in self.arguments), "arguments")
-        self.labels = _strings(labels, "labels")
+        self.labels = _free_labels(labels) | dict(fabric_labels or {})
         self.owner = None if owner is None else _text(owner, "owner")
         self.datasource = _text(datasource, "datasource")
         self.changes = changes
@@ -211,6 +216,17 @@ def _strings(values: Mapping[Any, Any] | None, what: str) -> dict[str, str]:
         _text(key, f"a key of {what}"): _text(value, f"{what}[{key!r}]")
         for key, value in (values or {}).items()
     }
+
+
+def _free_labels(labels: Mapping[Any, Any] | None) -> dict[str, str]:
+    checked = _strings(labels, "labels")
+    for name in checked:
+        if name.startswith(RESERVED_LABELS):
+            raise ConfigError(
+                f"label {name[:200]!r} is reserved for aenv-ray",
+                hint=f"choose a name that does not start with {RESERVED_LABELS!r}",
+            )
+    return checked
 
 
 def _texts(values: Sequence[Any] | None, what: str) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def create(
             the project and runs on a node with room.
         environment_variables: Added to the variables of the project.
         arguments: ``sys.argv[1:]`` of the environment's code.
-        labels: Labels for listings and quotas.
+        labels: Labels for listings and quotas; names that start with ``aenv.`` are reserved.
         owner: The owner whose quota the instance counts towards.
         datasource: Value of ``AENV_DATASOURCE`` in the sandbox.
         queue_timeout: How long to wait for room in a full cluster, where owners take turns. 0: do

@@ -47,17 +47,17 @@ class FabricInstances:
         on_queue: Callable[[bool], None],
     ) -> None:
         """See `InnerInstances.create`."""
-        from aenv_ray.actors.fabric.create_options import CreateOptions
+        from aenv_ray.actors.fabric.create_options import RESERVED_LABELS, CreateOptions
         from aenv_ray.actors.fabric.references import resolve
         from aenv_ray.models import ActorDensity
 
         await asyncio.to_thread(_check_use, reference, outer.owner)
         source = await asyncio.to_thread(resolve, reference, lambda: self._fabric)
         # Labels of the fabric say what the outer instance is, such as a sandbox of a service.
-        labels = {k: v for k, v in outer.labels.items() if not k.startswith("aenv.")}
+        labels = {k: v for k, v in outer.labels.items() if not k.startswith(RESERVED_LABELS)}
         options = CreateOptions(
             actor="shared", ttl=ttl_s, owner=outer.owner,
-            labels={**labels, OUTER_LABEL: outer.instance_id},
+            labels=labels, fabric_labels={OUTER_LABEL: outer.instance_id},
         )  # fmt: skip
         (made,) = options.specs(source, 1, job_id=outer.job_id)
         take(made.places)
@@ -106,10 +106,9 @@ def _check_use(reference: str, owner: str | None) -> None:
     from aenv_ray.hub.client import blocking
     from aenv_ray.hub.hub_actor import find_hub
     from aenv_ray.hub.records import Right
-    from aenv_ray.project import project
 
     name, _ = ids.split_reference(reference)
-    if owner is None or name in project.builtins():
+    if owner is None or _is_built_in(reference):
         return
     hub = find_hub()
     if hub is not None and not blocking(hub.name(name)).may(owner, Right.USE):
@@ -117,3 +116,14 @@ def _check_use(reference: str, owner: str | None) -> None:
             f"{name!r} is not published, or {owner} may not use it",
             hint=f"have its owner run: aenv grant {name} {owner} use",
         )
+
+
+def _is_built_in(reference: str) -> bool:
+    """Whether it is a built-in environment, rather than another version under its name."""
+    from aenv_ray.project import project
+
+    try:
+        project.resolve(reference)
+    except EnvironmentNotFound:
+        return False
+    return True

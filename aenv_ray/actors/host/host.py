@@ -471,7 +471,7 @@ class Host:
                 left.append(spec)
         try:
             if self._density is ActorDensity.SHARED:
-                left = await self._pools.take(left, take_in)
+                left = await self._pools.take(left, take_in, most_standing=policy.max_warm)
                 taken = [spec.places for spec in specs if spec.instance_id in results]
                 others = self._live_slots() - sum(map(self._capacity.slots_of, taken))
                 await self._pools.give_way(others + self._pools.size - self._capacity.capacity)

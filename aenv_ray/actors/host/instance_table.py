@@ -13,7 +13,7 @@ from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import EndCause, Sandbox
-from aenv_ray.errors import AenvError, SandboxDiedInside, SandboxLost
+from aenv_ray.errors import AenvError, FabricUnavailable, SandboxDiedInside, SandboxLost
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceInfo, InstanceRecord

@@ -91,7 +91,9 @@ class _Pool:
     asked: dict[str | None, _Asked] = field(default_factory=dict)
     """Requests by job; None for detached requests."""
     standing: int | None = None
-    """Size that the project's config requests."""
+    """Size that the project's config requests, as far as its owner has room."""
+    owner: str | None = None
+    """Owner of the latest create."""
     is_slow: bool = False
     """Whether starts of its engine are slow enough to be anticipated."""
     recent: deque[_Demand] = field(default_factory=deque)
@@ -116,6 +118,10 @@ class _Pool:
         """Return how many of its starts under way count for other pools."""
         return sum(now - began < SLOW_S for began in self.starts)
 
+    def stands(self, now: float) -> bool:
+        """Whether a project's config keeps it filled."""
+        return bool(self.standing and self.jobs) and now - self.last_demand < IDLE_S
+
     def target(self, now: float) -> int:
         """Return the wanted number of sandboxes."""
         if self.asked:
@@ -125,7 +131,7 @@ class _Pool:
                 if now - max(at, self.last_demand) < request.idle_timeout_s
             )
         if self.standing is not None:
-            return self.standing if self.jobs and now - self.last_demand < IDLE_S else 0
+            return self.standing if self.stands(now) else 0
         if not self.is_slow:
             return 0
         self.drop_past_demand(now)
@@ -190,25 +196,50 @@ class Pools:
         return [a.request for pool in self._pools.values() for a in pool.asked.values()]
 
     def demanded(
-        self, spec: InstanceSpec, count: int, now: float, *, warm: int | None, is_slow: bool
+        self,
+        spec: InstanceSpec,
+        count: int,
+        now: float,
+        *,
+        warm: int | None,
+        most: int | None,
+        is_slow: bool,
     ) -> None:
         """Note that a group of instances was created.
 
-        `spec` is one of them; `warm` is the project's ``deployConfig.warm``. `is_slow`: starts of
-        their engine are slow enough to be anticipated.
+        Args:
+            spec: One of them.
+            count: How many.
+            now: The time.
+            warm: The project's ``deployConfig.warm``.
+            most: How many sandboxes the configs of all projects may keep ready for the owner. None:
+                no limit, as for creates without an owner.
+            is_slow: Starts of their engine are slow enough to be anticipated.
         """
         # The config's size is for plain instances, not for each combination of variables.
         standing = warm if is_plain(spec) or warm == 0 else None
         key = pool_key(spec)
+        if standing and most is not None and spec.owner is not None:
+            left = most - self._standing(spec.owner, now, but=key)
+            standing = min(standing, max(0, left)) or None
         pool = self._pools.get(key)
         if pool is None:
             if not (is_slow or standing):
                 return
             pool = self._pools[key] = _Pool(spec)
-        pool.standing, pool.is_slow, pool.last_demand = standing, is_slow, now
+        pool.standing, pool.owner, pool.is_slow = standing, spec.owner, is_slow
+        pool.last_demand = now
         pool.drop_past_demand(now)
         pool.recent.append(_Demand(now, count, spec.job_id))
         pool.jobs.add(spec.job_id)
+
+    def _standing(self, owner: str, now: float, *, but: PoolKey) -> int:
+        """Return the size of the other pools that configs keep filled for an owner."""
+        return sum(
+            pool.standing or 0
+            for key, pool in self._pools.items()
+            if key != but and pool.owner == owner and pool.stands(now)
+        )
 
     def forget_jobs(self, job_ids: Collection[str]) -> bool:
         """Drop the requests and the demand of ended jobs; return whether there was a request."""

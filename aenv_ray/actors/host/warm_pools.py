@@ -183,13 +183,16 @@ class WarmPools:
         """Return how many sandboxes are ready, by environment reference."""
         return dict(Counter(record.spec.reference for record, _ in self._ready.values()))
 
-    async def take(self, specs: Sequence[InstanceSpec], on_taken: OnStarted) -> list[InstanceSpec]:
+    async def take(
+        self, specs: Sequence[InstanceSpec], on_taken: OnStarted, *, most_standing: int | None
+    ) -> list[InstanceSpec]:
         """Turn warm sandboxes into instances, as far as there are any.
 
         Args:
             specs: The instances to create.
             on_taken: Called for each. The record has the id of the sandbox, with the id of the spec
                 as `requested_id`. The sandbox has just answered a ping.
+            most_standing: As `Policy.max_warm`.
 
         Returns:
             The specs for which there was no warm sandbox.
@@ -201,7 +204,7 @@ class WarmPools:
             if spec.storage is None:
                 groups.setdefault(pool_key(spec), []).append(spec)
         for key, group in groups.items():
-            self._note_demand(group)
+            self._note_demand(group, most_standing)
             while group and (ready := self._pools.take(key, len(group))):
                 pairs = [(spec, *self._ready.pop(i)) for spec, i in zip(group, ready, strict=False)]
                 async with asyncio.TaskGroup() as tasks:
@@ -211,14 +214,14 @@ class WarmPools:
             left += group
         return left
 
-    def _note_demand(self, group: Sequence[InstanceSpec]) -> None:
+    def _note_demand(self, group: Sequence[InstanceSpec], most: int | None) -> None:
         try:
             warm = self._projects.config(group[0].digest).deploy.warm
             is_slow = self._engines.get(group[0].engine).capabilities.slow_start
         except AenvError:
             return  # starting it raises the same error
         now = self._clock.now()
-        self._pools.demanded(group[0], len(group), now, warm=warm, is_slow=is_slow)
+        self._pools.demanded(group[0], len(group), now, warm=warm, most=most, is_slow=is_slow)
 
     async def _hand_over(
         self, spec: InstanceSpec, record: InstanceRecord, sandbox: Sandbox, on_taken: OnStarted

@@ -39,7 +39,8 @@ _KNOWN_GAPS: Final[Mapping[str, str]] = {
     "docker": "a vulnerability in the node's kernel, unless the OCI runtime has its own; side "
     "channels between sandboxes of a node",
     "kubernetes": "a vulnerability in the node's kernel, unless the RuntimeClass has its own; side "
-    "channels between pods of a node; processes per pod beyond the kubelet's limit",
+    "channels between pods of a node; processes per pod beyond the kubelet's limit; nodes that run "
+    "short of memory or disk, if pods request less than their limits (AENV_KUBERNETES_REQUESTS)",
 }
 
 
@@ -199,16 +200,17 @@ def policy_findings(policy: Policy) -> list[Finding]:
         if (more := set(getattr(policy, name)) - set(getattr(STRICT, name)))
     ]
     unlimited = [
-        name.removeprefix("max_").partition("_")[0]
-        for name in (
-            "max_cpu",
-            "max_memory_bytes",
-            "max_disk_bytes",
-            "max_pids",
-            "max_replicas",
-            "max_ttl_s",
+        what
+        for what, most in (
+            ("cpu", policy.max_cpu),
+            ("memory", policy.max_memory_bytes),
+            ("disk", policy.max_disk_bytes),
+            ("pids", policy.max_pids),
+            ("replicas", policy.max_replicas),
+            ("warm sandboxes", policy.max_warm),
+            ("ttl", policy.max_ttl_s),
         )
-        if getattr(policy, name) is None
+        if most is None
     ]
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
     rows = []
@@ -226,7 +228,21 @@ def policy_findings(policy: Policy) -> list[Finding]:
         rows.append(Finding("registries", Verdict.WARNING, found, mend))
     else:
         rows.append(Finding("registries", Verdict.OK, f"allowed: {', '.join(policy.images)}"))
+    if policy.allows_engine("docker"):
+        rows.append(root_sidecars(policy))
     return rows
+
+
+def root_sidecars(policy: Policy) -> Finding:
+    """Report which sidecars of the docker engine may be root, as the users of their images."""
+    name = "root sidecars"
+    if ANY in policy.root_sidecars:
+        found = "sidecars of any image may run as root, whatever users the policy allows"
+        return Finding(name, Verdict.WARNING, found, "set AENV_ALLOW_ROOT_SIDECARS")
+    if not policy.root_sidecars:
+        return Finding(name, Verdict.OK, "no image of a sidecar may choose its user")
+    images = ", ".join(policy.root_sidecars)
+    return Finding(name, Verdict.OK, f"those with images of {images}")
 
 
 def tokens(fabric: LocalFabric | None) -> Finding:

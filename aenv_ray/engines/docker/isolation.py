@@ -11,6 +11,7 @@ from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
 from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
+from aenv_ray.policy import is_not_root
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
 from aenv_ray.project.storage import shown_size
@@ -90,6 +91,8 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         )
     if not plan.daemon.user_namespaces:
         yield "user: its users are those of the node, without any capability"
+    if plan.sidecar is not None and not is_not_root(plan.sidecar.user):
+        yield f"user: its sidecar runs as {plan.sidecar.user}, as its image says: it may be root"
     if not plan.daemon.seccomp:
         yield "seccomp: the daemon has no profile"
     if not memory_bytes(deploy, plan):

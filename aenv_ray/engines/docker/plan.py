@@ -56,6 +56,11 @@ class SidecarPlan:
     image: NodeImage
     kit: Path
 
+    @property
+    def user(self) -> str:
+        """Its user: that of its image, to whom the image's files belong, mostly root."""
+        return self.image.user or "0:0"
+
 
 @dataclass(frozen=True)
 class ContainerPlan:

@@ -33,6 +33,7 @@ from aenv_ray.engines.images.node_images import (
     check_names,
     reference_of,
 )
+from aenv_ray.engines.images.reference import may_be_id
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
@@ -115,7 +116,7 @@ class ContainerPlanner:
 
         Raises:
             ConfigError: The project asks for something that this node does not have.
-            PolicyRefused: The policy does not allow its image.
+            PolicyRefused: The policy does not allow an image, or the user that it names.
             SandboxStartFailed: An image cannot be pulled, or cannot run the project.
             FabricUnavailable: The daemon does not answer.
         """
@@ -190,10 +191,13 @@ class ContainerPlanner:
         deploy = spec.config.deploy
         if not deploy.is_dual:
             return None
-        reference = image_serving.sidecar_image(spec.config.reference, deploy, spec.datasource)
-        image = await self._allowed_image(self._policy(), reference, spec.config.reference)
-        kit = await self._images.carried_kit()
-        return SidecarPlan(sidecar_name(name), image, kit)
+        what, policy = spec.config.reference, self._policy()
+        reference = image_serving.sidecar_image(what, deploy, spec.datasource)
+        image = await self._allowed_image(policy, reference, what)
+        sidecar = SidecarPlan(sidecar_name(name), image, await self._images.carried_kit())
+        names = image.names if may_be_id(reference) else (reference,)
+        policy.check_sidecar_user(sidecar.user, names, what)
+        return sidecar
 
 
 class _DiskQuota:

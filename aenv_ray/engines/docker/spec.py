@@ -92,8 +92,7 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
         "Entrypoint": [*node_python.command(f"{HOME}/python"), "-c", script],
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in variables.items()],
-        # Its files belong to its own user, mostly root, which has no capability here by default.
-        "User": sidecar.image.user or "0:0",
+        "User": sidecar.user,
         "WorkingDir": sidecar.image.directory or "/",
         "Labels": own_labels | {labels.SIDECAR_LABEL: spec.instance_id},
         "HostConfig": host,

@@ -25,6 +25,7 @@ from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.engines.kubernetes.pod_instance import PodInstance, connect
 from aenv_ray.engines.kubernetes.pod_status import UnsuitableImage
+from aenv_ray.engines.kubernetes.settings import PodSettings
 from aenv_ray.engines.node.container_reports import read_report
 from aenv_ray.engines.node.host_key import HostKey
 from aenv_ray.engines.node.variables import instance_variables, work_bytes
@@ -214,7 +215,7 @@ def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -
     variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes 20 ms
     is_public = plan.serving is Serving.PUBLIC
     told = {
-        **_common_order(spec, key, ends_in_s, plan.settings.grace_s, variables),
+        **_common_order(spec, key, ends_in_s, plan.settings, variables),
         "arguments": list(spec.arguments),
         "serving": plan.serving.value,
         "absence": plan.no_tools_reason,
@@ -229,7 +230,7 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
     """Return the order for the sidecar; arguments as for `main_order`."""
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
     told = {
-        **_common_order(spec, key, ends_in_s, plan.settings.grace_s, variables),
+        **_common_order(spec, key, ends_in_s, plan.settings, variables),
         "arguments": [],
         "serving": Serving.COMMANDS.value,
         "absence": "",
@@ -241,19 +242,24 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
 
 
 def _common_order(
-    spec: SandboxSpec, key: bytes, ends_in_s: float, grace_s: float, variables: Mapping[str, str]
+    spec: SandboxSpec,
+    key: bytes,
+    ends_in_s: float,
+    settings: PodSettings,
+    variables: Mapping[str, str],
 ) -> dict[str, Any]:
     deploy = spec.config.deploy
-    is_limited = deploy.ephemeral_storage or deploy.container.read_only_root
+    kept_bytes = spec.storage.size_bytes if spec.storage is not None else 0
+    largest = max(work_bytes(deploy), manifest.root_bytes(deploy, settings), kept_bytes)
     return {
         # Kubernetes counts volumes and layers, but no file that the kubelet mounts into a pod.
-        "file_bytes": work_bytes(deploy) + _PAGE if is_limited else 0,
+        "file_bytes": largest + _PAGE,
         "home": HOME,
         "project": PROJECT,
         "key": key.hex(),
         "boot_s": BOOT_DEADLINE_S,
         "ends_in_s": ends_in_s,
-        "grace_s": grace_s,
+        "grace_s": settings.grace_s,
         "variables": dict(variables),
     }
 

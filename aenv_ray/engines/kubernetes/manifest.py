@@ -18,7 +18,7 @@ from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.plan import PodPlan
-from aenv_ray.engines.kubernetes.settings import END_S
+from aenv_ray.engines.kubernetes.settings import END_S, PodSettings
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import Isolation
@@ -32,6 +32,8 @@ PORT: Final = 8070
 SIDECAR_PORT: Final = 8072
 _CARRIED: Final = f"{HOME}-carried"
 _HOME_BYTES: Final = 512 * 1024**2
+_VOLUMES_BYTES: Final = 2 * _HOME_BYTES
+"""Of volumes on the node's disk that count as a container's: its home, and the project."""
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _AWAY_S: Final = 30
 """How long a pod stays on a node that does not answer. Kubernetes' default is five minutes."""
@@ -141,7 +143,7 @@ def _container(spec: SandboxSpec, plan: PodPlan, name: str) -> dict[str, Any]:
         "env": [{"name": "AENV_POD_IP", **address}],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}],
         "workingDir": "/",
-        "resources": _resources(deploy, plan.settings.requests_share),
+        "resources": _resources(deploy, plan.settings),
         "securityContext": _security(deploy, is_sidecar=is_sidecar),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "File",
@@ -154,7 +156,7 @@ def _carrier(plan: PodPlan, deploy: DeployConfig) -> dict[str, Any]:
         "image": plan.carrier_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-m", "aenv_ray.engines.images.runtime_kit", _CARRIED],
-        "resources": _resources(deploy, plan.settings.requests_share),
+        "resources": _resources(deploy, plan.settings),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],
     }
@@ -208,19 +210,37 @@ def user_of(deploy: DeployConfig) -> tuple[int, int]:
     return (0 if uid == "root" else int(uid)), (0 if gid == "root" else int(gid))
 
 
-def _resources(deploy: DeployConfig, share: float) -> dict[str, Any]:
-    limits, requests = {}, {}
+def memory_bytes(deploy: DeployConfig, settings: PodSettings) -> int:
+    """Return the memory limit of a container."""
+    if deploy.memory:
+        return units.parse_memory_bytes(deploy.memory)
+    return settings.memory_bytes
+
+
+def root_bytes(deploy: DeployConfig, settings: PodSettings) -> int:
+    """Return the limit of what a container writes to its image's directories; 0 if read-only."""
+    if deploy.container.read_only_root:
+        return 0
+    return work_bytes(deploy) if deploy.ephemeral_storage else settings.disk_bytes
+
+
+def _resources(deploy: DeployConfig, settings: PodSettings) -> dict[str, Any]:
+    """Return the limits of a container, and what it requests of them.
+
+    Memory and disk always have a limit. Without, a container that used up its node's could make the
+    node end it, which looks like a failure of the infrastructure and voids the episode.
+    """
+    sizes = {
+        "memory": memory_bytes(deploy, settings),
+        "ephemeral-storage": root_bytes(deploy, settings) + _VOLUMES_BYTES,
+    }
+    limits = {name: str(size) for name, size in sizes.items()}
+    share = settings.requests_share
+    requests = {name: str(int(size * share)) for name, size in sizes.items()}
     if deploy.cpu:
         milli = round(units.parse_cpu_cores(deploy.cpu) * 1000)
         limits["cpu"], requests["cpu"] = f"{milli}m", f"{max(1, int(milli * share))}m"
-    if deploy.memory:
-        size = units.parse_memory_bytes(deploy.memory)
-        limits["memory"], requests["memory"] = str(size), str(int(size * share))
-    if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        size = work_bytes(deploy) + _HOME_BYTES
-        limits["ephemeral-storage"] = str(size)
-        requests["ephemeral-storage"] = str(int(size * share))
-    return {"requests": requests, "limits": limits} if limits else {}
+    return {"requests": requests, "limits": limits}
 
 
 def _volumes(plan: PodPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
@@ -284,14 +304,15 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
     limits = {
         "open files": str(MAX_FILES),
         "storage": f"{work_bytes(deploy) >> 20} MiB (tmpfs)",
+        "memory": f"{memory_bytes(deploy, plan.settings) >> 20} MiB per container (cgroup)",
     }
-    if deploy.memory:
-        size = units.parse_memory_bytes(deploy.memory)
-        limits["memory"] = f"{size >> 20} MiB per container (cgroup)"
     if deploy.cpu:
         limits["cpu"] = f"{units.parse_cpu_cores(deploy.cpu):g} cores per container (cgroup)"
-    if deploy.ephemeral_storage and not deploy.container.read_only_root:
-        limits["image's directories"] = "the node evicts a pod that exceeds its storage"
+    root = root_bytes(deploy, plan.settings)
+    if root:
+        limits["image's directories"] = (
+            f"{root >> 20} MiB per container: the node evicts a pod that exceeds it"
+        )
     if spec.storage is not None:
         kept, path = shown_size(spec.storage.size_bytes), spec.storage.mount_path
         limits["kept"] = f"{kept} at {path} (claim {spec.storage.name})"
@@ -305,8 +326,11 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
             else "network: unknown whether it can reach the cluster: this host may not list "
             "NetworkPolicies"
         )
-    if not deploy.container.read_only_root and not deploy.ephemeral_storage:
-        missing.append("storage: writes to the image's own directories are not limited")
+    if plan.settings.requests_share < 1.0:
+        missing.append(
+            f"memory, storage: its node reserves {plan.settings.requests_share:.0%} of the limits, "
+            "and may evict it, which voids its episode, if it uses more than that"
+        )
     if plan.serving is Serving.PUBLIC:
         missing.append("public door: processes inside can use port 8081, rewards included")
     if deploy.container.cap_add:

@@ -44,6 +44,10 @@ class PodSettings:
     """Storage class of claims. None: the cluster's default."""
     requests_share: float = 1.0
     """The share of its limits that a pod requests from a node."""
+    memory_bytes: int = 2 << 30
+    """Memory limit of each container of a project that names none."""
+    disk_bytes: int = 4 << 30
+    """Limit of writes to each image's directories, for a project that names none."""
     longest_life_s: float = LIFE_S
     """How far renewals can move a deadline: Kubernetes cannot extend a pod's own deadline."""
     grace_s: float = GRACE_S
@@ -70,6 +74,12 @@ class PodSettings:
             user_namespaces=settings.kubernetes_user_namespaces,
             storage_class=settings.kubernetes_storage_class,
             requests_share=settings.kubernetes_requests,
+            memory_bytes=units.parse_memory_bytes(
+                settings.kubernetes_memory, what="AENV_KUBERNETES_MEMORY"
+            ),
+            disk_bytes=units.parse_memory_bytes(
+                settings.kubernetes_disk, what="AENV_KUBERNETES_DISK"
+            ),
             longest_life_s=units.parse_duration_s(settings.kubernetes_life),
         )
 

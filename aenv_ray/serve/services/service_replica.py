@@ -292,7 +292,7 @@ class ServiceReplica:
             ttl=LEASE_S,
             engine=record.engine,
             environment_variables=record.environment_variables,
-            labels={SERVICE_LABEL: record.id, REPLICA_LABEL: self._name},
+            fabric_labels={SERVICE_LABEL: record.id, REPLICA_LABEL: self._name},
             owner=record.owner,
             changes=None if record.changes == DeployChanges() else record.changes,
             storage=storage,

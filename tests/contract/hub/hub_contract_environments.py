@@ -193,7 +193,7 @@ class EnvironmentsContract(ABC):
         await hub.push(entry("a", "1.0.0", tags=("x", "y")))
         await hub.push(entry("a", "2.0.0", tags=("x",)))
         await hub.push(entry("b", "1.0.0", tags=("y",), description="A Terminal, for shells"))
-        await hub.push(entry("mini-terminal", "1.0.0", tags=(), description=""))
+        await hub.push(entry("my-terminal", "1.0.0", tags=(), description=""))
         await hub.set_status("a", "2.0.0", EnvironmentStatus.RELEASED)
 
         async def found(**query: Any) -> list[str]:
@@ -207,10 +207,10 @@ class EnvironmentsContract(ABC):
         assert await found(tag="y", name="a") == ["a@1.0.0"]
         assert await found(status=EnvironmentStatus.RELEASED) == ["a@2.0.0"]
         assert await found(status=EnvironmentStatus.READY, name="a") == ["a@1.0.0"]
-        assert await found(latest_only=True) == ["a@2.0.0", "b@1.0.0", "mini-terminal@1.0.0"]
-        assert await found(text="TERM") == ["b@1.0.0", "mini-terminal@1.0.0"]
+        assert await found(latest_only=True) == ["a@2.0.0", "b@1.0.0", "my-terminal@1.0.0"]
+        assert await found(text="TERM") == ["b@1.0.0", "my-terminal@1.0.0"]
         assert await found(text="term shell") == ["b@1.0.0"]
-        assert await found(text="terminal mini") == ["mini-terminal@1.0.0"]
+        assert await found(text="terminal my") == ["my-terminal@1.0.0"]
         assert await found(text="the weather", tag="x") == ["a@2.0.0", "a@1.0.0"]
         assert await found(text="nothing") == []
         assert await found(text="!") == await found()

@@ -38,8 +38,18 @@ class World:
         request = WarmRequest(spec=spec(**fields), count=count, idle_timeout_s=idle_timeout_s)
         return self.pools.ask(request, self.clock.now())
 
-    def demand(self, count: int, warm: int | None = None, *, slow: bool = True, **f: Any) -> None:
-        self.pools.demanded(spec(**f), count, self.clock.now(), warm=warm, is_slow=slow)
+    def demand(
+        self,
+        count: int,
+        warm: int | None = None,
+        *,
+        slow: bool = True,
+        most: int | None = None,
+        **fields: Any,
+    ) -> None:
+        self.pools.demanded(
+            spec(**fields), count, self.clock.now(), warm=warm, most=most, is_slow=slow
+        )
 
     def refill(self, room: int = ROOM, *, is_busy: bool = False, fails: bool = False) -> int:
         """Start what is decided now, once; return how many."""

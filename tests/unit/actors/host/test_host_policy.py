@@ -10,8 +10,11 @@ from aenv_ray.actors.host.host import Host
 from aenv_ray.errors import PolicyRefused
 from aenv_ray.models import InstanceInfo, InstanceSpec
 from aenv_ray.policy import STRICT, Policy
+from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges, NetworkMode
+from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
+from tests.unit.actors.host.pools import pooled
 
 Spec = Callable[..., InstanceSpec]
 OPEN = STRICT.model_copy(update={"networks": ("*",), "engines": ("*",)})
@@ -68,3 +71,26 @@ async def test_a_policy_that_becomes_strict_holds_for_the_next_start(
     now[0] = OPEN.model_copy(update={"networks": (NetworkMode.NONE,)})
     assert isinstance(await outcome_of(host, spec()), PolicyRefused)
     await host.release([made.id])
+
+
+async def test_warm_sandboxes_of_an_owners_projects_are_limited_together(
+    open_host: Callable[..., Host], source: project.Project, spec: Spec
+) -> None:
+    """Invariant 7: a publisher with a quota of one instance would fill the host's slots."""
+    policy = OPEN.model_copy(update={"max_warm": 3})
+    store = MemoryInstanceStore()
+    host = open_host(store, lambda: policy)
+    await host.open()
+    for version, warm in (("1", 2), ("2", 2), ("3", 4)):
+        deploy = f'{{"network": "none", "warm": {warm}}}'
+        text = f'{{"name": "probe", "version": "{version}", "deployConfig": {deploy}}}'
+        (source.path / "config.json").write_text(text)
+        made = project.resolve(source.path)
+        await host.put_project(made.digest, made.archive())
+        outcome = await outcome_of(host, spec(digest=made.digest, owner="eve"))
+        assert isinstance(outcome, PolicyRefused if warm > 3 else InstanceInfo)
+    await host.sweep()
+
+    await eventually(lambda: len(pooled(store)) == 3, "as many as the policy allows are ready")
+    await host.sweep()
+    assert len(pooled(store)) == 3

@@ -165,6 +165,28 @@ def test_the_config_keeps_none_for_what_one_caller_alone_gave(world: World) -> N
     assert world.started == []
 
 
+def test_configs_fill_a_host_for_no_owner(world: World) -> None:
+    """Invariant 7: no quota counts them, and an owner can publish any number of projects."""
+    for number in range(50):
+        world.demand(1, warm=3, most=4, slow=False, owner="eve", digest=f"eve-{number}")
+    world.demand(1, warm=3, most=4, slow=False, owner="ann")
+    world.settle(20.0)
+    ready = [world.pools.ready(pool_key(spec(digest=f"eve-{number}"))) for number in range(50)]
+    assert ready == [3, 1, *[0] * 48]
+    assert world.pools.ready(pool_key(spec())) == 3
+    world.settle(pool.IDLE_S)
+    world.demand(1, warm=3, most=4, slow=False, owner="eve", digest="later")
+    world.settle(5.0)
+    assert world.pools.ready(pool_key(spec(digest="later"))) == 3
+
+
+def test_configs_of_ray_code_have_the_room_of_the_host(world: World) -> None:
+    for digest in ("a", "b"):
+        world.demand(1, warm=4, most=4, slow=False, digest=digest)
+    world.settle(20.0)
+    assert world.pools.size == 8
+
+
 def test_a_request_wins_over_the_config(world: World) -> None:
     world.demand(1, warm=5)
     key = world.ask(1)

@@ -120,9 +120,23 @@ def test_the_policy_is_compared_with_the_strict_default() -> None:
     opened = policy_of(Settings(policy="open"), behind_gateway=True)
     assert security.policy_findings(opened)[0].verdict is Verdict.FAILED
     given = policy_of(Settings(allow_networks="host,none", allow_images="*"), behind_gateway=True)
-    policy, registries = security.policy_findings(given)
+    policy, registries, _ = security.policy_findings(given)
     assert "networks: host" in policy.found
     assert registries.verdict is Verdict.WARNING
+
+
+@pytest.mark.parametrize(
+    ("images", "verdict", "words"),
+    [
+        ("docker.io/acme/*", Verdict.OK, "docker.io/acme/*"),
+        ("none", Verdict.OK, "none"),
+        ("*", Verdict.WARNING, "any image"),
+    ],
+)
+def test_the_sidecars_that_may_be_root_are_named(images: str, verdict: Verdict, words: str) -> None:
+    policy = policy_of(Settings(allow_root_sidecars=images), behind_gateway=True)
+    (found,) = [row for row in security.policy_findings(policy) if row.name == "root sidecars"]
+    assert (found.verdict, words in found.found) == (verdict, True)
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,17 @@ def test_a_sidecar_is_restricted_as_its_main_container_is() -> None:
     assert shared["VolumeOptions"]["Labels"] == {"aenv.scope": "s"}, "the janitor removes it"
 
 
+@pytest.mark.parametrize(
+    ("user", "is_reported"),
+    [("", True), ("0", True), ("root", True), ("nonroot", True), ("1000:1000", False)],
+)
+def test_a_sidecar_that_may_be_root_is_reported(user: str, is_reported: bool) -> None:
+    sidecar = SidecarPlan("aenv-x-sidecar", image(user=user), Path("/carried"))
+    facts = isolation(spec({"network": "none"}), plan(sidecar=sidecar))
+    own = sidecar_body(spec({}), plan(sidecar=sidecar), sidecar)["User"]
+    assert any(f"its sidecar runs as {own}" in row for row in facts.missing) == is_reported
+
+
 def test_main_container_and_sidecar_differ_by_their_labels() -> None:
     sidecar = sidecar_plan()
     planned = plan(sidecar=sidecar)

@@ -87,7 +87,7 @@ def test_pods_fit_the_schema_and_the_restricted_level(
 
 @pytest.mark.parametrize(
     ("deploy", "most"),
-    [({}, 0), ({"ephemeralStorage": "64M"}, 64 << 20),
+    [({}, 4 << 30), ({"ephemeralStorage": "64M"}, 64 << 20),
      ({"container": {"readOnlyRoot": True}}, DEFAULT_STORAGE_BYTES)],
 )  # fmt: skip
 def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], most: int) -> None:
@@ -95,7 +95,7 @@ def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], mos
     spec, plan = spec_of(**deploy), plan_of(sidecar_image="debian:12")
     for order in (main_order, sidecar_order):
         told, _ = order(spec, plan, b"k", 60.0)
-        assert told["file_bytes"] == (most + 4096 if most else 0)
+        assert told["file_bytes"] == most + 4096
     body = pod_manifest(spec, plan, NOW)["spec"]
     assert all("sizeLimit" in volume["emptyDir"] for volume in body["volumes"])
 
@@ -147,6 +147,38 @@ def test_process_1_begins_on_any_python_3() -> None:
     assert isinstance(script.body[1], ast.Assign)  # of sys.path, before anything else is imported
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_every_container_of_a_pod_has_limits_of_memory_and_disk(read_only: bool) -> None:
+    """Invariant 14: without, its node may evict it for lack of either, which voids its episode."""
+    deploy = {"container": {"readOnlyRoot": read_only}}
+    given = Settings(kubernetes_memory="3Gi", kubernetes_disk="5Gi")
+    for settings, memory, disk in ((Settings(), 2, 4), (given, 3, 5)):
+        plan = plan_of(PodSettings.of(settings), sidecar_image="debian:12", carrier_image="ray:2")
+        spec = spec_of(**deploy)
+        pod = pod_manifest(spec, plan, NOW)
+        check_pod(pod)
+        containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+        assert len(containers) == 3
+        volumes = 1 << 30
+        for container in containers:
+            limits = container["resources"]["limits"]
+            assert int(limits["memory"]) == memory << 30
+            assert int(limits["ephemeral-storage"]) == (0 if read_only else disk << 30) + volumes
+            assert container["resources"]["requests"] == limits
+        facts = manifest.isolation(spec, plan)
+        assert facts.limits["memory"] == f"{memory << 10} MiB per container (cgroup)"
+        assert ("image's directories" in facts.limits) != read_only
+        assert not any("memory" in words or "storage" in words for words in facts.missing)
+
+
+def test_a_container_that_names_no_limit_dies_inside_when_it_uses_up_memory() -> None:
+    """Invariant 14: the agent could otherwise end an episode that it is losing as void."""
+    (container,) = pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]
+    pod = pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137}})
+    pod["spec"]["containers"] = [container]
+    assert pod_status.end_cause(pod).inside is InsideCause.MEMORY
+
+
 def test_requests_are_limits() -> None:
     body = pod_manifest(spec_of(cpu="500m", memory="1Gi", ephemeralStorage="1Gi"), plan_of(), NOW)
     resources = body["spec"]["containers"][0]["resources"]
@@ -165,6 +197,8 @@ def test_pods_share_what_there_is_where_that_is_wanted() -> None:
     assert (limits["cpu"], requests["cpu"]) == ("5m", "1m")
     for resource in ("memory", "ephemeral-storage"):
         assert int(requests[resource]) == int(limits[resource]) // 10
+    missing = manifest.isolation(spec_of(**deploy), plan_of(settings)).missing
+    assert any("reserves 10% of the limits" in words for words in missing)
 
 
 def test_a_root_user_is_said_and_a_named_one_refused() -> None:
