@@ -402,6 +402,9 @@ async def test_a_host_outside_of_any_pod_is_refused(node: KubernetesNode) -> Non
 async def test_every_request_is_one_of_those_that_are_listed(
     bench: Bench, node: KubernetesNode
 ) -> None:
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    grows = {"metadata": {"name": "grows", "annotations": default}, "allowVolumeExpansion": True}
+    node.cluster.create("storageclasses", grows, "storage.k8s.io", namespace="")
     storage = StorageMount(
         name="aenv-kept", uid="0" * 16, mount_path="/kept", size_bytes=1 << 30, is_shared=True
     )
