@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, ToolError
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv
+from aenv_ray.sampling.episode_env import EpisodeEnv
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.trajectories.comparison import Comparison, compare

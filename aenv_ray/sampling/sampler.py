@@ -21,10 +21,10 @@ from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
+from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import Policy, name_of, portable
 from aenv_ray.sampling.policies.named import policy_of
-from aenv_ray.sampling.runners.attribution import FailureRewards
 from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.groups import GroupFeed
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules

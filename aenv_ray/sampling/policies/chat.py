@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, Protocol
 from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
 from aenv_ray.errors import ConfigError, ToolError
 from aenv_ray.models import ToolResult
+from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.sampling.policies.completion import Completion, ToolRequest
-from aenv_ray.sampling.runners.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.trajectories.attachments import attached
 from aenv_ray.trajectories.schema import Task
 

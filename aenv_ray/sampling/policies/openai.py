@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from aenv_ray.config import secret
 from aenv_ray.errors import ConfigError
+from aenv_ray.sampling.episode_env import EpisodeEnv
 from aenv_ray.sampling.policies.base import ForRunner, Policy, opened
 from aenv_ray.sampling.policies.chat import ChatOptions, chat_options, play
 from aenv_ray.sampling.policies.endpoint import (
@@ -18,7 +19,6 @@ from aenv_ray.sampling.policies.endpoint import (
     Endpoint,
     EndpointOptions,
 )
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv
 from aenv_ray.trajectories.schema import Task
 
 API_KEY_VARIABLE: Final = "OPENAI_API_KEY"

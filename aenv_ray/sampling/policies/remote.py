@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from aenv_ray.actors.ray_shell.remote_call import remote_call
 from aenv_ray.errors import ConfigError, EndpointUnavailable
+from aenv_ray.sampling.episode_env import EpisodeEnv
 from aenv_ray.sampling.policies.chat import ChatOptions, Message, chat_options, play
 from aenv_ray.sampling.policies.completion import (
     Completion,
@@ -15,7 +16,6 @@ from aenv_ray.sampling.policies.completion import (
     read_completion,
     read_message,
 )
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv
 from aenv_ray.trajectories.schema import Task
 
 TIMEOUT_S: Final = 300.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import ConfigError, ToolError
-from aenv_ray.sampling.runners.episode_env import CALL_TIMEOUT_S, EpisodeEnv
+from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.sampling.tasks.archives import packed
 from aenv_ray.trajectories.schema import Task
 

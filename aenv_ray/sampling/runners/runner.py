@@ -36,15 +36,11 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.models import InstanceStatus
+from aenv_ray.sampling.attribution import NOT_ACTED, Acting, FailureRewards, Stage
+from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.runners.acting import act
 from aenv_ray.sampling.runners.assignments import Assignment
-from aenv_ray.sampling.runners.attribution import NOT_ACTED, Acting, FailureRewards, Stage
-from aenv_ray.sampling.runners.episode_env import (
-    CALL_TIMEOUT_S,
-    EpisodeEnv,
-    EpisodeLog,
-    act,
-)
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.sampling.tasks.archives import check_archives, packed

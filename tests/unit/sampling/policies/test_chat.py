@@ -14,9 +14,9 @@ import pytest
 from aenv_ray.errors import ConfigError, SandboxDiedInside, ToolError, ToolTimeout
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import OpenAIPolicy, Task, Usage
+from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies import base
 from aenv_ray.sampling.policies.chat import rendered
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog
 from tests.emulators.model_endpoint import (
     ModelEndpoint,
     completion,

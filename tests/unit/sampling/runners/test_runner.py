@@ -25,12 +25,12 @@ from aenv_ray.errors import (
 )
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
+from aenv_ray.sampling.attribution import FailureRewards
+from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.scripted import null
 from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
 from aenv_ray.sampling.runners.assignments import Assignment
-from aenv_ray.sampling.runners.attribution import FailureRewards
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance
 from aenv_ray.sampling.runners.runner import (
     OUTAGE_S,

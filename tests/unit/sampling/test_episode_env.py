@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import Episode, Usage, sample
+from aenv_ray.sampling import Episode, Usage, episode_env, sample
+from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.base import Policy
-from aenv_ray.sampling.runners import episode_env
-from aenv_ray.sampling.runners.episode_env import EpisodeEnv, EpisodeLog, act
+from aenv_ray.sampling.runners.acting import act
 
 
 class Instance:

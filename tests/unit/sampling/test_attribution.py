@@ -21,7 +21,7 @@ from aenv_ray.errors import (
     ToolTimeout,
 )
 from aenv_ray.sampling import EpisodeStatus
-from aenv_ray.sampling.runners.attribution import (
+from aenv_ray.sampling.attribution import (
     NOT_ACTED,
     SANDBOX_SHARE,
     Acting,
