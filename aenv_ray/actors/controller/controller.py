@@ -17,7 +17,7 @@ from typing import Any, Final
 import aenv_ray
 from aenv_ray import logs
 from aenv_ray.actors.controller.admission import Admission, Reservation, by_node
-from aenv_ray.actors.controller.draining import NodeState, node_named, node_states
+from aenv_ray.actors.controller.draining import NodeState
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.controller.host_queries import (
     count_instances_on,
@@ -27,6 +27,7 @@ from aenv_ray.actors.controller.host_queries import (
     without_outer,
 )
 from aenv_ray.actors.controller.metrics import ClusterMetrics
+from aenv_ray.actors.controller.node_drains import NodeDrains
 from aenv_ray.actors.controller.orphan_cleanup import (
     OrphanCleanup,
     forget_orphans_task,
@@ -36,7 +37,6 @@ from aenv_ray.actors.controller.placement import (
     SHARED_PREFIX,
     HostLoad,
     Need,
-    is_on_node,
     node_for,
     usable,
 )
@@ -51,7 +51,6 @@ from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
-    ConfigError,
     FabricUnavailable,
     InstanceNotFound,
     InstanceReleased,
@@ -74,11 +73,6 @@ LEARN_S: Final = 10.0
 """How long to wait for slow nodes when they are asked which engines they can run."""
 _ANYWHERE: Final = frozenset({"process", "fake"})
 """Engines that every node can run, except nodes that declare another engine."""
-DRAIN_S: Final = 600.0
-"""How long a host on a draining node refuses instances after it was last told to. This is longer
-than the controller is away if the head is lost."""
-RUNNER_CLASS: Final = "RunnerShell"
-"""Class of the actors in `aenv_ray.sampling` that play episodes on the nodes."""
 DEDICATED_TRIES: Final = 2
 """Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
@@ -109,9 +103,9 @@ class Controller:
         """Set once this controller knows the hosts of an earlier controller."""
         self._creating: set[str] = set()
         self._doomed: set[str] = set()
-        self._draining: dict[str, bool] = {}
-        """Nodes that take no new instances, and whether they are leaving, as last read from Ray."""
-        self._draining_lock = asyncio.Lock()
+        self._drains = NodeDrains(
+            self._hosts, self._ask, self._instances_by_node, self._note_draining
+        )
         self._dedicated: dict[str, str | None] = {}  # watched dedicated hosts, with their nodes
         self._places: dict[str, int] = {}
         """`InstanceSpec.places` of the instances of dedicated hosts, by host; if missing: 1."""
@@ -479,79 +473,20 @@ class Controller:
     # other versions know them.
 
     async def drain(self, name: str, is_leaving: bool = False) -> NodeState:
-        """Stop new instances on a node; its present instances continue. Idempotent.
-
-        When this returns, no host of the node accepts new instances; creates that are already in
-        progress there still finish. The node's warm sandboxes and spare hosts end.
-
-        Args:
-            name: Id of the node, the beginning of it, or the name of its machine.
-            is_leaving: The node is to be stopped: replicas of services move to other nodes. This
-                cannot be undone.
-
-        Raises:
-            ConfigError: No node has this name, or several have it; or the head is to leave.
-            FabricUnavailable: Ray does not answer, or a host of the node does not; the node is
-                drained nevertheless.
-        """
-        node = await self._node_named(name)
-        async with self._draining_lock:
-            await self._store_draining(node, is_leaving=is_leaving)
-            self._spares.tick((), self._draining)
-            for host in await self._shared_hosts_on({node}):
-                await self._ask(host, "drain", DRAIN_S)
-            await self._move_replicas()
-        return await self._state_of(node)
+        """Stop new instances on a node, see `NodeDrains.drain`."""
+        return await self._drains.drain(name, is_leaving=is_leaving)
 
     async def undrain(self, name: str) -> NodeState:
-        """Let a node take instances again; idempotent.
-
-        Raises:
-            ConfigError: As `drain`; or replicas of services have moved from the node.
-            FabricUnavailable: As `drain`; a host that does not answer takes instances again after
-                `DRAIN_S`.
-        """
-        node = await self._node_named(name)
-        async with self._draining_lock:
-            if node in await asyncio.to_thread(ray_api.drained_by_ray):
-                raise ConfigError(
-                    f"node {node[:12]} takes no instances again: its services have moved",
-                    hint="stop the node, and start it again",
-                )
-            await self._store_draining(node, is_leaving=None)
-            for host in await self._shared_hosts_on({node}):
-                await self._ask(host, "drain", 0.0)
-        return await self._state_of(node)
-
-    async def _store_draining(self, node: str, *, is_leaving: bool | None) -> None:
-        """Store which nodes are draining, without nodes that are gone.
-
-        Args:
-            node: A node that changes.
-            is_leaving: Whether it leaves; a node that is leaving already still does. None: it is
-                not draining.
-        """
-        alive = await asyncio.to_thread(ray_api.alive_nodes)
-        if is_leaving and node in alive and alive[node].is_head:
-            raise ConfigError(
-                "services cannot be moved from the head: the cluster does not work without it",
-                hint="drain it without --move-services",
-            )
-        draining = {n: facts.is_leaving for n, facts in alive.items() if facts.is_draining}
-        was_leaving = draining.pop(node, False)
-        if is_leaving is not None:
-            draining[node] = is_leaving or was_leaving
-        await asyncio.to_thread(ray_api.set_draining_nodes, draining)
-        self._admission.forget_nodes()
-        self._draining = draining
+        """Let a node take instances again, see `NodeDrains.undrain`."""
+        return await self._drains.undrain(name)
 
     async def nodes(self) -> list[NodeState]:
         """Return the state of each live node."""
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        runners = await asyncio.to_thread(ray_api.actors_by_node, _is_runner)
-        replicas = await asyncio.to_thread(ray_api.replicas_by_node)
-        instances, silent = await self._instances_by_node(nodes)
-        return node_states(nodes, usable(nodes), instances, runners, replicas, silent)
+        return await self._drains.nodes()
+
+    def _note_draining(self) -> None:
+        self._admission.forget_nodes()
+        self._spares.tick((), self._drains.draining)
 
     async def _instances_by_node(self, nodes: Collection[str]) -> tuple[Counter[str], Counter[str]]:
         """Return on each node the number of instances that run or start, and of silent hosts."""
@@ -569,48 +504,6 @@ class Controller:
             n for name in silent for n in ([where[name]] if name in where else nodes)
         )
         return instances, doubtful
-
-    async def _state_of(self, node: str) -> NodeState:
-        found = [state for state in await self.nodes() if state.node_id == node]
-        if not found:
-            raise FabricUnavailable(
-                f"node {node[:8]} has just left the cluster", hint="see: aenv cluster nodes"
-            )
-        return found[0]
-
-    async def _node_named(self, name: str) -> str:
-        nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        return node_named(name, nodes, {node: facts.machine for node, facts in nodes.items()})
-
-    async def _shared_hosts_on(self, nodes: Collection[str]) -> list[str]:
-        """Return the names of the live shared hosts of nodes."""
-        names = await asyncio.to_thread(ray_api.actor_names)
-        mine = [name for name in names if any(is_on_node(name, node) for node in nodes)]
-        return await self._hosts.find(mine)
-
-    async def _keep_draining(self) -> None:
-        """Tell the hosts of draining nodes again, because some may have been restarted."""
-        async with self._draining_lock:
-            self._draining = await asyncio.to_thread(ray_api.draining_nodes)
-            if self._draining:
-                for host in await self._shared_hosts_on(self._draining):
-                    await self._ask(host, "drain", DRAIN_S)
-                await self._move_replicas()
-
-    async def _move_replicas(self) -> None:
-        """Have Serve move the replicas of services from the nodes that are leaving.
-
-        A node without replicas is left alone, because Ray restarts no actor on a node that it
-        drains.
-        """
-        leaving = [node for node, is_leaving in self._draining.items() if is_leaving]
-        if not leaving:
-            return
-        replicas = await asyncio.to_thread(ray_api.replicas_by_node)
-        moved = await asyncio.to_thread(ray_api.drained_by_ray)
-        for node in leaving:
-            if replicas[node] and node not in moved:
-                await asyncio.to_thread(ray_api.drain_by_ray, node, CONTROL_DEADLINE_S)
 
     # --- releasing --------------------------------------------------------------------------
 
@@ -688,7 +581,7 @@ class Controller:
             await self._guarded("retrying to end orphans", self._orphans.retry())
             await self._guarded("ending the instances of dead hosts", self._end_hosts())
             await self._guarded("ending those of lost nodes", self._end_inner_of_lost_nodes())
-            await self._guarded("draining nodes", self._keep_draining())
+            await self._guarded("draining nodes", self._drains.keep())
             await asyncio.sleep(LOOK_S)
 
     async def _measure_for_ever(self) -> None:
@@ -758,7 +651,7 @@ class Controller:
         before = dict(self._dedicated)  # copied first: Ray's list may lack hosts made later
         spares = self._spares.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
-        self._spares.tick(spares - names, self._draining)
+        self._spares.tick(spares - names, self._drains.draining)
         for name in names.intersection(self._hosts.actors) - self._spares.names:
             if not name.startswith(SHARED_PREFIX):
                 self._dedicated[name] = self._hosts.nodes.get(name)
@@ -808,10 +701,6 @@ class Controller:
         except AenvError as exc:
             logger.warning("ending the instances of ended jobs on %s: %s", name, exc)
             self._forget(name)
-
-
-def _is_runner(class_name: str) -> bool:
-    return class_name.rpartition(".")[2] == RUNNER_CLASS
 
 
 @functools.cache
