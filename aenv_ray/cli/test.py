@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+import aenv_ray
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, directory_of, project_of
 from aenv_ray.cli.terminal.output import Format, show
@@ -93,9 +94,11 @@ def _run_script(script: str, directory: Path, variables: dict[str, str], *, is_q
 
     source = directory / "src" if (directory / "src").is_dir() else directory
     environment = {**os.environ, **variables}
-    for name, first in (("PYTHONPATH", source), ("PATH", Path(sys.executable).parent)):
+    # Projects of AEnvironment import `aenv`.
+    shim = f"{source}{os.pathsep}{Path(aenv_ray.__file__).parent / 'runtime' / 'shim'}"
+    for name, first in (("PYTHONPATH", shim), ("PATH", str(Path(sys.executable).parent))):
         rest = environment.get(name)
-        environment[name] = f"{first}{os.pathsep}{rest}" if rest else str(first)
+        environment[name] = f"{first}{os.pathsep}{rest}" if rest else first
     begin = die_with_parent(signal.SIGTERM)
 
     def in_child() -> None:

@@ -45,8 +45,9 @@ from aenv_ray.sampling.runners.driver_runner import instance_source
 from aenv_ray.sampling.runners.instance_source import GroupStart
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules, Runner
 from aenv_ray.sampling.runners.task_images import TaskImages
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Generation, Task
+from aenv_ray.trajectories.schema import Episode, Generation, Task
 from aenv_ray.trajectories.shards import check_output, open_output
+from aenv_ray.trajectories.statistics import is_void
 from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")
@@ -57,8 +58,6 @@ T = TypeVar("T")
 CLOSE_S: Final = 15.0
 """Longest wait for the releases of a pool; then deadlines and the end of the job end instances."""
 
-_OUTCOMES: Final = (EpisodeStatus.COMPLETED, EpisodeStatus.DIED_INSIDE)
-"""How an episode ends that counts, also if its task has no reward."""
 _current: ContextVar[LiveEpisode] = ContextVar("aenv_live_episode")
 
 
@@ -77,10 +76,7 @@ class Outcome:
     @property
     def is_void(self) -> bool:
         """Whether nothing can be learned from it: leave it out of means and losses."""
-        is_unscored = self.episode.task is not None and self.episode.task.reward is None
-        if is_unscored and self.episode.status in _OUTCOMES:
-            return False
-        return self.episode.reward is None
+        return is_void(self.episode)
 
 
 class LiveEpisode:

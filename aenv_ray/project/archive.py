@@ -290,7 +290,7 @@ def _hashed(members: Iterable[Member], digest: hashlib._Hash, what: str) -> Iter
         if member.name <= last:
             raise ConfigError(
                 f"{what}: {member.name!r} is not sorted by name",
-                hint="pack projects with `aenv push` or aenv_ray.publish",
+                hint="pack projects with: aenv push",
             )
         last = member.name
         digest.update(digested(member.name, member.mode, member.content))

@@ -20,6 +20,7 @@ from aenv_ray.trajectories.statistics import (
     confidence_interval,
     is_refused,
     is_success,
+    is_void,
     pass_at_k,
 )
 from aenv_ray.units import parse_duration_s
@@ -200,7 +201,7 @@ def result_of(
         tasks=len({one.task_id for one in played}),
         episodes=len(played),
         succeeded=sum(map(is_success, played)),
-        void=len(played) - len(rewards),
+        void=sum(map(is_void, played)),
         refused=len(episodes) - len(played),
         reward_mean=sum(rewards) / len(rewards) if rewards else None,
         confidence_interval=confidence_interval(played),

@@ -14,7 +14,14 @@ from html import escape
 from typing import Any, Final
 
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step
-from aenv_ray.trajectories.statistics import by_tool, grouped, is_refused, is_success, quantile_ms
+from aenv_ray.trajectories.statistics import (
+    by_tool,
+    grouped,
+    is_refused,
+    is_success,
+    is_void,
+    quantile_ms,
+)
 
 EPISODES_SHOWN: Final = 200
 _ROWS: Final = 20
@@ -116,7 +123,7 @@ def _figures(episodes: Sequence[Episode]) -> str:
         "episodes": f"{len(episodes):,}",
         "mean reward": _number(sum(rewards) / len(rewards) if rewards else None),
         "succeeded": f"{sum(map(is_success, episodes)):,}",
-        "void, not in the mean": f"{len(episodes) - len(rewards) - refused:,}",
+        "void, not in the mean": f"{sum(map(is_void, episodes)):,}",
         "refused": f"{refused:,}",
         "tool calls": f"{sum(len(one.steps) for one in episodes):,}",
         "median duration": "–" if p50_ms is None else f"{p50_ms / 1000:,.2f} s",

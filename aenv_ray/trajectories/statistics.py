@@ -16,6 +16,8 @@ from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step
 
 SUCCESS_REWARD = 1.0
 """A completed episode with at least this reward counts as a success."""
+_COUNTED: Final = (EpisodeStatus.COMPLETED, EpisodeStatus.DIED_INSIDE)
+"""How an episode ends that counts, also if its task has no reward."""
 
 
 def is_success(episode: Episode) -> bool:
@@ -27,6 +29,17 @@ def is_success(episode: Episode) -> bool:
 def is_refused(episode: Episode) -> bool:
     """Return whether the task could not be played here."""
     return episode.status is EpisodeStatus.REFUSED
+
+
+def is_void(episode: Episode) -> bool:
+    """Return whether nothing can be learned from an episode that was played.
+
+    An episode whose task has no reward is not void if it ended as one that counts.
+    """
+    is_unscored = episode.task is not None and episode.task.reward is None
+    if is_refused(episode) or (is_unscored and episode.status in _COUNTED):
+        return False
+    return episode.reward is None
 
 
 class PassAtK(BaseModel):

@@ -102,7 +102,8 @@ def make_project(tmp_path):
 
 def test_a_script_sees_our_python_the_sources_and_the_variables(make_project):
     script = (
-        "python -c 'import helper,os,sys; print(sys.executable, helper.VALUE, os.getenv(\"K\"))'"
+        "python -c 'import aenv,helper,os,sys; "
+        'print(sys.executable, helper.VALUE, os.getenv("K"))\''
     )
     path = make_project(script, environmentVariables={"K": "v"})
     ran = aenv("test", path, env={**os.environ, "PATH": "/usr/bin:/bin"})

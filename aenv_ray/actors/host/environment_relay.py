@@ -198,7 +198,7 @@ class EnvironmentRelay:
             where = ".".join(map(str, problem["loc"]))
             raise ConfigError(
                 f"malformed request: {where}: {problem['msg']}",
-                hint="call other environments with `Environment`, as docs/environments.md shows",
+                hint="call other environments with current_call().env(NAME)",
             ) from None
         if request.method == RELEASE:
             await self._release(life, request)

@@ -216,7 +216,7 @@ class RunnerPool:
             elif loop.time() - alive_at > NO_RUNNER_S:
                 raise FabricUnavailable(
                     f"no node has run a runner for {NO_RUNNER_S:g} s",
-                    hint='check the nodes with aenv doctor, or give runners="driver"',
+                    hint='check the nodes with aenv cluster nodes, or give runners="driver"',
                 )
 
     async def _new_runners(self, wait_s: float) -> list[RunnerLink]:

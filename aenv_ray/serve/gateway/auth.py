@@ -45,7 +45,7 @@ class Principal:
         if self.role is Role.AGENT:
             raise Forbidden(
                 "an agent token may only list and call the tools of its instance",
-                hint="use an owner's token",
+                hint="use a token with the role user, publisher or admin",
             )
 
     def check_role(self, least: Role) -> None:

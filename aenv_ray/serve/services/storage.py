@@ -277,7 +277,7 @@ async def placed(
         if not nodes:
             raise FabricUnavailable(
                 f"no node can run the sandbox with storage {mount.name}",
-                hint="aenv doctor shows the nodes of the cluster",
+                hint="see the nodes with: aenv cluster nodes",
             )
         here = ray_api.node_id()
         chosen = nodes[here if here in nodes else min(nodes)].machine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import Episode, EpisodeStatus
+from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.suites import Benchmark, read_suite, result_of
 
 
@@ -94,6 +94,16 @@ def test_void_episodes_are_counted_and_in_no_mean() -> None:
     assert found.reward_mean == pytest.approx(2 / 3)
     assert found.confidence_interval is not None
     assert found.confidence_interval[0] < 2 / 3 < found.confidence_interval[1]
+
+
+def test_episodes_of_tasks_without_a_reward_are_not_void() -> None:
+    def unscored(status: EpisodeStatus) -> Episode:
+        task = Task(id="a", reward=None)
+        return Episode(index=0, task_id="a", status=status, reward=None, task=task)
+
+    episodes = [unscored(EpisodeStatus.COMPLETED), unscored(EpisodeStatus.INFRA_FAILED)]
+    found = result_of(Benchmark(environment="x"), episodes, 1.0, is_complete=True)
+    assert (found.episodes, found.void, found.reward_mean) == (2, 1, None)
 
 
 def test_refused_episodes_are_neither_played_nor_void() -> None:

@@ -59,7 +59,7 @@ class Target:
         if self.is_agent:
             raise Forbidden(
                 "an agent's token can only list and call the tools of its instance",
-                hint="use an owner's token",
+                hint="use a token with the role user, publisher or admin",
             )
 
 
