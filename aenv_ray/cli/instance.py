@@ -310,7 +310,7 @@ def renew(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Move the deadline of an instance to TTL from now.
+    """Move the deadline of an instance to TTL from now; never earlier.
 
     Example:
       aenv instance renew mini-terminal-abc12345 2h

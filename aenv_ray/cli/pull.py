@@ -38,7 +38,7 @@ def pull(
     completely or not at all.
 
     Example:
-      aenv pull mini-terminal@1.0.0
+      aenv pull todo@1.0.0
     """
     bare, version = reference(name, version)
     target = work_dir / bare

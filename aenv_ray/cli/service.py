@@ -122,7 +122,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     """Create a service of a published environment.
 
     Example:
-      aenv service create mini-terminal@1.0.1 --replicas 2
+      aenv service create mini-terminal@1.0.0 --replicas 2
       aenv service create agent --service-name helpdesk --autoscale 1:4
       aenv service create notes -s notes --enable-storage --storage-size 10Gi
     """

@@ -104,7 +104,7 @@ def revoke(
     """Revoke a token; fails if it does not exist.
 
     Example:
-      aenv token revoke tk-abc12345 --yes
+      aenv token revoke 0123456789abcdef --yes
     """
     with gateway(system_url, api_key, timeout) as client:
         confirm(f"Revoke token {token_id}?", yes)

@@ -273,7 +273,7 @@ class Environment:
         await self.release()
 
     async def renew(self, ttl: str | float = "30m") -> InstanceInfo:
-        """Move the deadline to `ttl` from now."""
+        """Move the deadline to `ttl` from now, unless it is later already."""
         return await self._run(lambda instance: instance.renew(ttl))
 
     async def get_env_info(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Environments for GEM, which ROLL and OpenRLHF's example use too.
 
     gem.register("terminal", "aenv_ray.integrations.gem:GemEnv", environment="mini-terminal",
-                 tasks=[{"id": "count", "instruction": "Count the files in /etc."}])
+                 tasks=environment_tasks("mini-terminal"))  # of aenv_ray.sampling
     env = gem.make("terminal")
 
 Actions are texts, see `aenv_ray.integrations.support.text_actions`. The last step has the reward of

@@ -4,7 +4,7 @@ Where aenv-ray is installed, verl finds the agent loop ``aenv`` as a plug-in. A 
 chooses it, and has the task of the episode:
 
     {"agent_name": "aenv", "prompt": […],
-     "extra_info": {"aenv": {"environment": "mini-terminal", "task": {"id": "count"}}}}
+     "extra_info": {"aenv": {"environment": "mini-terminal", "task": {"id": …, "reward": …}}}}
 
 For options, name the class in the file of ``rollout.agent.agent_loop_config_path``:
 

@@ -98,7 +98,7 @@ def _config(config: EnvironmentConfig) -> Iterator[Finding]:
         found = f"version {config.version!r} is not a semantic version"
         yield _warning(where, found, "write it as 1.2.3, so that versions can be compared")
     if config.deploy.network is None:
-        found = "deployConfig.network is not set, so instances use the host's network"
+        found = "deployConfig.network is not set, so instances use the node's network"
         yield _warning(where, found, 'set "network": "none" unless the tools need a network')
     if not config.description.strip():
         yield _warning(where, "the description is empty", 'set "description"')

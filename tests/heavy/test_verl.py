@@ -152,7 +152,7 @@ def manager(model: str, installed: str) -> Any:
 
 def _batch(*texts: str) -> DataProto:
     """Return rows as the example writes them, of another environment."""
-    [row] = runpy.run_path(str(EXAMPLE))["rows"]()
+    row, *_ = runpy.run_path(str(EXAMPLE))["rows"]()
     assert row["extra_info"]["aenv"].keys() == {"environment", "task"}
     documented: dict[str, Any] = {}
     exec(doc_blocks("verl")[0], documented)

@@ -60,7 +60,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     with a 95 % confidence interval, and the episodes that are void because the
     infrastructure or the policy failed. All tasks are read before anything
     starts. The first Ctrl-C lets the running episodes finish, the second one
-    stops them; both print what is finished. Exits with 1 if a benchmark failed.
+    stops them; both print what is finished. Exits with 1 if a
+    benchmark failed or has void episodes.
 
     Example:
       aenv eval mini-terminal,code --policy reference --limit 20

@@ -53,7 +53,7 @@ WorkDir = Annotated[
 ]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help="process, docker or kubernetes. Default: the project's."),
+    typer.Option("--engine", help="process, docker or kubernetes. Default: by project or node."),
 ]
 
 

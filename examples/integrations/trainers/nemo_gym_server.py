@@ -6,6 +6,7 @@ pip install 'aenv-ray[nemo-gym]'
 from typing import Any
 
 from aenv_ray.integrations.nemo_gym import AenvResourcesServer, response_tools
+from aenv_ray.sampling import environment_tasks
 
 
 class TerminalServer(AenvResourcesServer):
@@ -14,10 +15,17 @@ class TerminalServer(AenvResourcesServer):
 
 def rows(environment: str) -> list[dict[str, Any]]:
     """Return the rows of a dataset; write them as JSON Lines."""
-    task = {"id": "count", "instruction": "Count the files in /etc."}
-    prompt = [{"role": "user", "content": task["instruction"]}]
-    params = {"input": prompt, "tools": response_tools(environment)}
-    return [{"responses_create_params": params, "verifier_metadata": {"aenv": task}}]
+    tools = response_tools(environment)
+    return [
+        {
+            "responses_create_params": {
+                "input": [{"role": "user", "content": task.instruction}],
+                "tools": tools,
+            },
+            "verifier_metadata": {"aenv": task.model_dump(mode="json", exclude_defaults=True)},
+        }
+        for task in environment_tasks(environment)
+    ]
 
 
 if __name__ == "__main__":

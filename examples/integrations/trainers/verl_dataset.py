@@ -10,26 +10,35 @@ import sys
 
 import pandas as pd
 
+from aenv_ray.sampling import environment_tasks
+
 ENVIRONMENT = "mini-terminal"
-TASKS = [{"id": "count", "instruction": "Count the files in /etc."}]
 
 
 def rows() -> list[dict]:
+    tasks = environment_tasks(ENVIRONMENT)
     return [
         {
             "data_source": ENVIRONMENT,
             "agent_name": "aenv",  # the agent loop
-            "prompt": [{"role": "user", "content": task["instruction"]}],
+            "prompt": [{"role": "user", "content": task.instruction}],
             "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": place, "aenv": {"environment": ENVIRONMENT, "task": task}},
+            "extra_info": {
+                "index": place,
+                "aenv": {
+                    "environment": ENVIRONMENT,
+                    "task": task.model_dump(mode="json", exclude_defaults=True),
+                },
+            },
         }
-        for place, task in enumerate(TASKS)
+        for place, task in enumerate(tasks)
     ]
 
 
 def main(path: str) -> None:
-    pd.DataFrame(rows()).to_parquet(path)
-    print("rows", len(TASKS))
+    table = pd.DataFrame(rows())
+    table.to_parquet(path)
+    print("rows", len(table))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import yaml
 
 import aenv_ray.integrations
 from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import Task
 from tests.fixtures.doc_blocks import doc_blocks
 from tests.fixtures.listed_tools import TREE
 from tests.unit.integrations.fakes import CALL, FakeEpisode
@@ -168,7 +169,7 @@ def test_the_example_has_rows_that_are_played(
     example = runpy.run_path(str(TRAINERS / "nemo_rl_rows.py"))
     example["register"]()
     assert registered == [("aenv", "aenv_ray.integrations.nemo_rl.AenvEnvironment")]
-    [row] = example["rows"]("fake", [{"id": "add", "instruction": "Add."}])
+    [row] = example["rows"]("fake", [Task(id="add", instruction="Add.")])
     assert [m["content"] for m in row["message_log"]] == ["Tools of fake.", "Add."]
     made, pool = environment(nemo_rl, FakeEpisode())
     made.step([[*row["message_log"], *said("Done.")]], [row["extra_env_info"]])
