@@ -310,7 +310,9 @@ def renew(
     api_key: ApiKey = None,
     timeout: Timeout = None,
 ) -> None:
-    """Move the deadline of an instance to TTL from now; never earlier.
+    """Move the deadline of an instance to TTL from now.
+
+    A deadline that is later already stays.
 
     Example:
       aenv instance renew mini-terminal-abc12345 2h
