@@ -266,7 +266,8 @@ class InstanceSource:
         if done.cancelled():
             return
         error = done.exception()
-        if group.instances.done():  # it was served in the same turn
+        if group.instances.done() or done is not group.creating:
+            # In the same turn, the group was served, or gave up what it had reserved.
             for one in [] if error else done.result():
                 self.give_back(one)
             return
@@ -318,6 +319,8 @@ class InstanceSource:
         return self._ready.popleft().instance if self._ready else None
 
     def _drop_stale(self) -> None:
+        if self._gathering and self._gathering[0].reserved:
+            return  # it counts on all of them
         while self._ready and self._is_stale(self._ready[0]):
             self.release(self._ready.popleft().instance)
 
@@ -336,13 +339,12 @@ class InstanceSource:
         """Release instances that have been ready for long: others may wait for their places."""
         self._sweeper = None
         group = self._gathering[0] if self._gathering else None
-        if group is None or group.is_queued or not group.reserved:
-            is_stale = bool(self._ready) and self._is_stale(self._ready[0])
-            if group is not None and group.reserved and is_stale:
-                # Groups that lack each other's places would wait until their time is over.
-                group.reserved = 0
-                self._create_for(group)
-            self._drop_stale()
+        is_stale = bool(self._ready) and self._is_stale(self._ready[0])
+        if group is not None and group.reserved and group.is_queued and is_stale:
+            # Groups that lack each other's places would wait until their time is over.
+            group.reserved = 0
+            self._create_for(group)
+        self._drop_stale()
         self._sweep_later()
 
     async def connect(self, instance: Instance) -> None:

@@ -504,6 +504,70 @@ async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: 
     await _close(cluster, source)
 
 
+async def test_a_second_group_leaves_the_first_what_it_has_reserved() -> None:
+    """However long the others take to start; both groups begin."""
+    cluster, now = _FullCluster(16), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
+        concurrency=16,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    for instance in await _group(source, 3):
+        assert source.reuse(instance)
+    cluster.may_start.clear()
+    first = source.begin_group(4)
+    await _turn()
+    now = STALE_S + 1.0
+    second = source.begin_group(4)
+    cluster.may_start.set()
+    async with asyncio.timeout(10.0):
+        assert sorted(one.is_used for one in await first) == [False, True, True, True]
+        assert len(await second) == 4
+    for instance in (*first.result(), *second.result()):
+        source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_a_create_that_fails_as_its_group_begins_another_does_not_fail_the_group() -> None:
+    """The group has given up what it had reserved, and creates all of its instances."""
+    has_failed = asyncio.Event()
+
+    class Failing(_FullCluster):
+        async def create_group(
+            self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+        ) -> list[Created]:
+            if self.group_failures:
+                on_queue(True)
+                await has_failed.wait()
+                raise self.group_failures.pop()
+            return await super().create_group(count, own, on_queue)
+
+    cluster, now = Failing(8), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
+        concurrency=16,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    for instance in await _group(source, 2):
+        assert source.reuse(instance)
+    cluster.group_failures = [CapacityExceeded("full")]
+    group = source.begin_group(4)
+    await _turn()
+    now = STALE_S + 1.0
+    has_failed.set()
+    await asyncio.sleep(0)  # it has failed, and the source does not know it yet
+    source._sweep()
+    async with asyncio.timeout(10.0):
+        for instance in await group:
+            assert not instance.is_used
+            source.release(instance)
+    await _close(cluster, source)
+
+
 async def test_instances_that_start_while_the_group_is_served_serve_others() -> None:
     """None is lost, and none runs on."""
     cluster = _FullCluster(16)
