@@ -504,7 +504,8 @@ class EpisodePool:
 
     async def _opened(self, fabric: Fabric, project: Project, loop: LoopThread) -> _Core:
         batches = InstanceBatches(fabric, project, self._options, {})
-        return _Core(self.env_name, batches, self._rules, self._out, self._version, loop)
+        owner = self._options.owner
+        return _Core(self.env_name, batches, self._rules, self._out, self._version, loop, owner)
 
     def close(self) -> None:
         """Abandon running episodes and release all instances, any number of times.
@@ -564,6 +565,7 @@ class _Core:
         out: Path | None,
         version: _Version,
         loop: LoopThread,
+        owner: str | None,
     ) -> None:
         self._env_name = env_name
         self._loop = loop
@@ -571,7 +573,7 @@ class _Core:
         self._source = instance_source(batches, left=self._idle, is_eager=True)
         self._images = TaskImages(settings())
         self._runner = Runner(
-            _trainer, self._source, rules, self._images, _may_restart, batches.is_connected
+            _trainer, self._source, rules, self._images, _may_restart, batches.is_connected, owner
         )
         if out is not None:
             hint = "give each run, and each process of a trainer, a path of its own"
