@@ -446,7 +446,8 @@ class EpisodePool:
     def reserve(self, count: int = 1) -> None:
         """Keep instances for further episodes that run at once, started ahead of `begin`.
 
-        Between its episodes, an instance is kept for a quarter of its time to live.
+        Between its episodes, an instance is kept for a quarter of its time to live; it is released
+        earlier if a group of this pool waits long for room in the cluster.
 
         Args:
             count: Added to what was reserved; negative to reserve fewer.

@@ -123,12 +123,15 @@ class _FakeHandle:
         type(self).connected -= 1
 
 
-def _source(instances: _FakeInstances, concurrency: int = 8) -> InstanceSource:
+def _source(
+    instances: _FakeInstances, concurrency: int = 8, *, is_eager: bool = False
+) -> InstanceSource:
     return InstanceSource(
         instances,
         lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
         concurrency=concurrency,
-        left=lambda: None,
+        left=lambda: 0 if is_eager else None,
+        is_eager=is_eager,
     )
 
 
@@ -446,12 +449,13 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
     await _close(cluster, source)
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
 async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
-    soon_stale: None,
+    soon_stale: None, is_eager: bool
 ) -> None:
-    """Those of two runners; each keeps half of the places, and would wait for the other half."""
+    """Those of two runners or trainers; each keeps half of the places, and would wait for more."""
     cluster = _FullCluster(8)
-    sources = [_source(cluster, 16) for _ in range(2)]
+    sources = [_source(cluster, 16, is_eager=is_eager) for _ in range(2)]
     for source in sources:
         for instance in await _group(source, 4):
             assert source.reuse(instance)
@@ -479,6 +483,31 @@ async def test_instances_that_nobody_uses_again_leave_their_places_to_others(
     for instance in await _group(other, 8):
         other.release(instance)
     await _close(cluster, done, other)
+
+
+async def test_a_trainer_keeps_its_instances_until_a_group_waits_for_room(
+    soon_stale: None,
+) -> None:
+    """They wait for the next episodes meanwhile, while the trainer trains."""
+    cluster = _FullCluster(8)
+    source, other = _source(cluster, 16, is_eager=True), _source(cluster, 16)
+    for instance in await _group(source, 4):
+        assert source.reuse(instance)
+    taken = await _group(other, 4)
+    swept = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, swept.set)
+    await swept.wait()
+    assert cluster.released == []
+    group = source.begin_group(8)
+    async with asyncio.timeout(30.0):
+        await cluster.has_released.wait()
+    assert len(cluster.released) == 4
+    for instance in taken:
+        other.release(instance)
+    async with asyncio.timeout(30.0):
+        for instance in await group:
+            source.release(instance)
+    await _close(cluster, source, other)
 
 
 async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: None) -> None:
