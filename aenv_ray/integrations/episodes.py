@@ -442,7 +442,8 @@ class EpisodePool:
     def reserve(self, count: int = 1) -> None:
         """Keep instances for further episodes that run at once, started ahead of `begin`.
 
-        Between its episodes, an instance is kept for a quarter of its time to live.
+        Between its episodes, an instance is kept for a quarter of its time to live; it is released
+        earlier if a group of this pool waits long for room in the cluster.
 
         Args:
             count: Added to what was reserved; negative to reserve fewer.
@@ -500,7 +501,8 @@ class EpisodePool:
 
     async def _opened(self, fabric: Fabric, project: Project, loop: LoopThread) -> _Core:
         batches = InstanceBatches(fabric, project, self._options, {})
-        return _Core(self.env_name, batches, self._rules, self._out, self._version, loop)
+        owner = self._options.owner
+        return _Core(self.env_name, batches, self._rules, self._out, self._version, loop, owner)
 
     def close(self) -> None:
         """Abandon running episodes and release all instances, any number of times.
@@ -560,6 +562,7 @@ class _Core:
         out: Path | None,
         version: _Version,
         loop: LoopThread,
+        owner: str | None,
     ) -> None:
         self._env_name = env_name
         self._loop = loop
@@ -567,7 +570,7 @@ class _Core:
         self._source = instance_source(batches, left=self._idle, is_eager=True)
         self._images = TaskImages(settings())
         self._runner = Runner(
-            _trainer, self._source, rules, self._images, _may_restart, batches.is_connected
+            _trainer, self._source, rules, self._images, _may_restart, batches.is_connected, owner
         )
         if out is not None:
             hint = "give each run, and each process of a trainer, a path of its own"

@@ -358,12 +358,18 @@ class Admission:
 
     def forget(self, ids: Collection[InstanceId]) -> None:
         """Fail the waiting creates of these instances, because their caller has given up."""
-        gone = set(ids)
         error = InstanceReleased(
             "the instance was released while it waited for slots",
             hint="create it again if it is needed",
         )
-        self._fail([t for t in self._waiters if not gone.isdisjoint(t.ids)], error)
+        self._fail(self._tickets_of(ids), error)
+
+    def is_waiting(self, ids: Collection[InstanceId]) -> bool:
+        """Return whether a create of some of these instances waits for slots."""
+        return bool(self._tickets_of(ids))
+
+    def _tickets_of(self, ids: Collection[InstanceId]) -> list[Ticket]:
+        return [ticket for ticket in self._waiters if not set(ids).isdisjoint(ticket.ids)]
 
     def _fail(self, tickets: Iterable[Ticket], error: AenvError) -> None:
         for ticket in tickets:

@@ -164,6 +164,10 @@ class Controller:
         """See `Admission.reason`."""
         return self._admission.reason()
 
+    async def is_queued(self, ids: Sequence[InstanceId]) -> bool:
+        """See `Admission.is_waiting`."""
+        return self._admission.is_waiting(ids)
+
     async def create_dedicated(
         self, specs: Sequence[InstanceSpec], wait_s: float
     ) -> list[DedicatedAnswer]:

@@ -174,7 +174,7 @@ class CreateProtocol:
         queue_s: float,
         *,
         may_rename: bool = True,
-        on_queue: OnQueue = lambda _: None,
+        on_queue: OnQueue | None = None,
     ) -> list[Created]:
         """Create all instances of a group, or none.
 
@@ -182,7 +182,7 @@ class CreateProtocol:
 
         It waits for room in a full cluster for `queue_s`. If a host fails, `may_rename` has the
         group started again on other hosts under new ids; otherwise the create fails. `on_queue` is
-        told of the wait of shared instances.
+        told of the wait; of that of dedicated instances only after a few seconds.
 
         Raises:
             AenvError: As `aenv_ray.create`.
@@ -190,10 +190,14 @@ class CreateProtocol:
         tried = [spec.instance_id for spec in specs]
         try:
             if density is ActorDensity.DEDICATED:
-                started = await self._create_dedicated(source, specs, queue_s)
+                started = await self._create_dedicated(source, specs, queue_s, on_queue)
             else:
                 started = await self._create_shared(
-                    source, list(specs), queue_s, tried if may_rename else None, on_queue
+                    source,
+                    list(specs),
+                    queue_s,
+                    tried if may_rename else None,
+                    on_queue or (lambda _: None),
                 )
         except BaseException:
             # If Ray has ended, send nothing: that would start another local Ray.
@@ -234,12 +238,23 @@ class CreateProtocol:
     # --- dedicated ------------------------------------------------------------------------------
 
     async def _create_dedicated(
-        self, source: Project, specs: Sequence[InstanceSpec], queue_s: float
+        self,
+        source: Project,
+        specs: Sequence[InstanceSpec],
+        queue_s: float,
+        on_queue: OnQueue | None = None,
     ) -> list[_Started]:
         mark = self._sends
         reference = self._controller.create_dedicated.remote(list(specs), queue_s)
         what = f"creating {len(specs)} of {source.reference}"
-        answers = await self._long_wait(reference, what, source, queue_s)
+        if on_queue is None:
+            answers = await self._long_wait(reference, what, source, queue_s)
+        else:
+            ids = [spec.instance_id for spec in specs]
+            answers = await self._long_wait(
+                reference, what, source, queue_s, lambda _: on_queue(self._is_queued(ids))
+            )
+            on_queue(False)
         missing = {
             spec.instance_id: (answer.node_id, host)
             for spec, (host, answer) in zip(specs, answers, strict=True)
@@ -260,6 +275,16 @@ class CreateProtocol:
             _Started(spec, host, _lost_project(source, answer))
             for spec, (host, answer) in zip(specs, answers, strict=True)
         ]
+
+    def _is_queued(self, ids: Sequence[InstanceId]) -> bool:
+        """Return whether a create waits for room in the controller; blocks for a moment."""
+        asked = self._controller.is_queued.remote(list(ids))
+        try:
+            return bool(
+                ray_api.wait(asked, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S)
+            )
+        except AenvError:
+            return False  # unknown; the next look asks again
 
     # --- shared ---------------------------------------------------------------------------------
 
@@ -518,10 +543,21 @@ class CreateProtocol:
     # --- waiting --------------------------------------------------------------------------------
 
     async def _long_wait(
-        self, reference: Any, what: str, source: Project, queue_s: float = 0.0
+        self,
+        reference: Any,
+        what: str,
+        source: Project,
+        queue_s: float = 0.0,
+        on_look: OnWait | None = None,
     ) -> Any:
-        """Return the value of a reference; log what a long wait is for."""
-        with self._noticed(source, is_queued=bool(queue_s)) as on_wait:
+        """Return the value of a reference; log what a long wait is for, and call `on_look`."""
+        with self._noticed(source, is_queued=bool(queue_s)) as on_notice:
+            looks = [look for look in (on_notice, on_look) if look is not None]
+
+            def on_wait(waited_s: float) -> None:
+                for look in looks:
+                    look(waited_s)
+
             return await self._waits.result(reference, what, CREATE_DEADLINE_S + queue_s, on_wait)
 
     @contextmanager

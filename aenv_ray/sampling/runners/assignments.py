@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,6 +87,8 @@ class Assignments:
     def __init__(self, most_attempts: int) -> None:
         self._most_attempts = most_attempts
         self._given: dict[str, dict[int, Assignment]] = {}
+        self._extras: Counter[str] = Counter()
+        """By runner: the extra samples of its unfinished groups."""
         self._groups: dict[int, Group] = {}
         self.returned: deque[Group] = deque()
         """Groups of lost and slow runners, to be handed out before others."""
@@ -97,10 +99,11 @@ class Assignments:
         for one in group.members:
             given[one.index] = one
             self._groups[one.index] = group
+        self._extras[runner] += group.extra
 
     def count(self, runner: str) -> int:
-        """Return how many tasks a runner has."""
-        return len(self._given.get(runner, ()))
+        """Return how many episodes a runner has, with all extra samples of unfinished groups."""
+        return len(self._given.get(runner, ())) + self._extras[runner]
 
     @property
     def is_empty(self) -> bool:
@@ -109,10 +112,13 @@ class Assignments:
 
     def finish(self, runner: str, index: int) -> bool:
         """Note that a runner has played a task; False if it is not that runner's any more."""
-        found = self._given.get(runner, {}).pop(index, None)
-        if found is not None:
-            del self._groups[index]
-        return found is not None
+        given = self._given.get(runner, {})
+        if given.pop(index, None) is None:
+            return False
+        group = self._groups.pop(index)
+        if not any(one.index in given for one in group.members):
+            self._extras[runner] -= group.extra
+        return True
 
     def take_back(self, runner: str, indices: Iterable[int]) -> None:
         """Note that a runner has returned tasks that it had not begun.
@@ -126,11 +132,13 @@ class Assignments:
         for group in groups.values():
             for one in group.members:
                 del given[one.index], self._groups[one.index]
+            self._extras[runner] -= group.extra
             self.returned.append(group)
 
     def lose(self, runner: str) -> Sequence[Assignment]:
         """Take back the tasks of a lost runner; return those that were lost too often."""
         left = self._given.pop(runner, {})
+        del self._extras[runner]
         groups = {id(self._groups[index]): self._groups[index] for index in left}
         lost: list[Assignment] = []
         for group in groups.values():

@@ -138,17 +138,21 @@ class _Gathering:
         count: How many it needs.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Callable[[], float]) -> None:
         self.count = count
+        self._clock = clock
         self.instances: asyncio.Future[list[Instance]] = asyncio.get_running_loop().create_future()
         self.reserved = 0
         """How many ready instances it gets besides those that are created for it."""
         self.creating: asyncio.Task[list[Instance]] | None = None
-        self.is_queued = False
-        """Whether these wait for room in the cluster."""
+        self.queued_at: float | None = None
+        """When these began to wait for room in the cluster; None: they do not wait."""
 
     def on_queue(self, is_queued: bool) -> None:
-        self.is_queued = is_queued
+        if not is_queued:
+            self.queued_at = None
+        elif self.queued_at is None:
+            self.queued_at = self._clock()
 
 
 class InstanceSource:
@@ -243,20 +247,21 @@ class InstanceSource:
         """
         if own is not None:
             return self._begin_create(count, own)
-        group = _Gathering(count)
+        group = _Gathering(count, self._clock)
         self._gathering.append(group)
         self._drop_stale()
         self._serve()
         if not group.instances.done():
             group.reserved = len(self._ready) if self._gathering[0] is group else 0
             self._create_for(group)
+            self._sweep_later()
         return group.instances
 
     def _create_for(self, group: _Gathering) -> None:
         """Create the instances that a group has not reserved, in place of those before."""
         if group.creating is not None:
             group.creating.cancel()
-        group.is_queued = False
+        group.queued_at = None
         missing = group.count - group.reserved
         group.creating = self._begin_create(missing, None, group.on_queue)
         group.creating.add_done_callback(lambda done: self._on_created(group, done))
@@ -266,7 +271,8 @@ class InstanceSource:
         if done.cancelled():
             return
         error = done.exception()
-        if group.instances.done():  # it was served in the same turn
+        if group.instances.done() or done is not group.creating:
+            # In the same turn, the group was served, or gave up what it had reserved.
             for one in [] if error else done.result():
                 self.give_back(one)
             return
@@ -318,16 +324,25 @@ class InstanceSource:
         return self._ready.popleft().instance if self._ready else None
 
     def _drop_stale(self) -> None:
+        if self._gathering and self._gathering[0].reserved:
+            return  # it counts on all of them
         while self._ready and self._is_stale(self._ready[0]):
             self.release(self._ready.popleft().instance)
 
     def _is_stale(self, ready: _Ready) -> bool:
-        ttl_s = ready.instance.created.spec.ttl_s
-        stale_s = REUSED_SHARE * ttl_s if self._is_eager else STALE_S
-        return self._clock() - ready.since > stale_s
+        """Return whether an instance has waited too long; a trainer's waits for its next step."""
+        since, stale_s = ready.since, STALE_S
+        if self._is_eager:
+            queued_at = self._gathering[0].queued_at if self._gathering else None
+            if queued_at is None:
+                stale_s = REUSED_SHARE * ready.instance.created.spec.ttl_s
+            else:
+                since = max(since, queued_at)
+        return self._clock() - since > stale_s
 
     def _sweep_later(self) -> None:
-        if self._ready and self._sweeper is None and not self._is_eager:
+        is_due = not self._is_eager or bool(self._gathering)
+        if self._ready and self._sweeper is None and is_due:
             left_s = self._ready[0].since + STALE_S - self._clock()
             loop = asyncio.get_running_loop()
             self._sweeper = loop.call_later(max(_SWEEP_S, left_s), self._sweep)
@@ -336,12 +351,13 @@ class InstanceSource:
         """Release instances that have been ready for long: others may wait for their places."""
         self._sweeper = None
         group = self._gathering[0] if self._gathering else None
-        if group is None or group.is_queued or not group.reserved:
-            is_stale = bool(self._ready) and self._is_stale(self._ready[0])
-            if group is not None and group.reserved and is_stale:
-                # Groups that lack each other's places would wait until their time is over.
-                group.reserved = 0
-                self._create_for(group)
+        is_stale = bool(self._ready) and self._is_stale(self._ready[0])
+        if group is not None and group.reserved and group.queued_at is not None and is_stale:
+            # Groups that lack each other's places would wait until their time is over.
+            group.reserved = 0
+            self._drop_stale()
+            self._create_for(group)
+        else:
             self._drop_stale()
         self._sweep_later()
 
@@ -478,6 +494,7 @@ class InstanceSource:
         self._ready.append(_Ready(instance, self._clock()))
         if self._gathering:
             self._serve()
+            self._sweep_later()
 
     def on_failed(self, error: Exception) -> None:
         """An instance did not start."""

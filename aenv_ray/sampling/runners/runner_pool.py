@@ -94,7 +94,7 @@ class _Member:
         self.expects_more = True
         """Whether it was last told that more tasks may follow."""
         self.rate = 0.0
-        """Finished episodes per second."""
+        """Episodes per second that end, with the extra samples of finished groups."""
         self.was_asked = False
         """Whether it was asked to return tasks since its last report, and returned none yet."""
         self._reported_at = time.monotonic()
@@ -109,7 +109,7 @@ class _Member:
             self.rate += share * (episodes / seconds - self.rate)
 
     def ahead(self) -> int:
-        """Return how many tasks it may have beyond those that it plays."""
+        """Return how many episodes it may have beyond those that it plays."""
         if not self.link.is_remote:
             return 0
         return min(math.ceil(self.rate * _AHEAD_S), _MOST_AHEAD)
@@ -245,11 +245,12 @@ class RunnerPool:
             while True:
                 await self._await_room()
                 episodes = await member.link.finished()
-                member.note(len(episodes))
                 member.was_asked = False
+                before = self._assignments.count(member.link.name)
                 for episode in episodes:
                     if self._assignments.finish(member.link.name, episode.index):
                         self._report(episode)
+                member.note(before - self._assignments.count(member.link.name))
                 self._note_change()
                 if await self._leave_if_done(member):
                     return
@@ -315,7 +316,7 @@ class RunnerPool:
             self._assignments.give(member.link.name, group)
             member.outbox.append(group)
             member.limit = share
-            room += len(group.members)
+            room += group.size
             if room < 0:
                 heapq.heapreplace(rooms, (room, n, member, share))
             else:
@@ -345,9 +346,9 @@ class RunnerPool:
         while True:
             self._changed.clear()
             if self._has_more or self._assignments.returned:
-                tasks = sum(max(0, room) for _, _, room in self._rooms())
-                if tasks:
-                    return math.ceil(tasks / self._group_size)
+                episodes = sum(max(0, room) for _, _, room in self._rooms())
+                if episodes:
+                    return math.ceil(episodes / self._group_size)
             elif self._assignments.is_empty:
                 return 0
             else:
@@ -359,7 +360,7 @@ class RunnerPool:
         return [member for member in self._members.values() if not member.is_leaving]
 
     def _relieve_slowest(self) -> None:
-        """Have the runner with the most tasks return those that others could begin now."""
+        """Have the runner with the most episodes return those that others could begin now."""
         limits, size = self._limits(), self._group_size
         counts = {member: self._assignments.count(member.link.name) for member in limits}
         # A runner begins a group once it fits.
@@ -416,7 +417,7 @@ class RunnerPool:
         return shares
 
     def _rooms(self) -> list[tuple[_Member, int, int]]:
-        """Return for each runner how many episodes it may play, and further tasks it may have."""
+        """Return for each runner how many episodes it may play, and how many more it may get."""
         # The last tasks are those that a slow runner has returned, or a lost one has left.
         may_be_ahead = self._may_read_ahead and self._has_more
         rooms = []

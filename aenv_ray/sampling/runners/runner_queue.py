@@ -56,11 +56,13 @@ class RunnerQueue:
         """Remove groups that have not begun, the last first; return the indices of their tasks.
 
         Args:
-            most: Maximum number of tasks.
+            most: Maximum number of episodes, with the extra samples.
         """
         taken: list[int] = []
-        while self._groups and len(taken) + len(self._groups[-1].members) <= most:
-            taken += [one.index for one in self._groups.pop().members]
+        while self._groups and self._groups[-1].size <= most:
+            group = self._groups.pop()
+            most -= group.size
+            taken += [one.index for one in group.members]
         self._note_hunger()
         return taken
 

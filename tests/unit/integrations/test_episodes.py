@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import logging
+from typing import Any, cast
 
 import pytest
 
+from aenv_ray import logs
+from aenv_ray.actors.fabric.create_protocol import EachCreate
 from aenv_ray.client.loop_thread import LoopThread
-from aenv_ray.errors import InstanceReleased
-from aenv_ray.integrations.episodes import LiveEpisode, Outcome, SyncEpisode, _Version
+from aenv_ray.errors import CapacityExceeded, InstanceReleased
+from aenv_ray.integrations import episodes
+from aenv_ray.integrations.episodes import (
+    EpisodePool,
+    LiveEpisode,
+    Outcome,
+    SyncEpisode,
+    _Version,
+)
 from aenv_ray.sampling import Task
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 
@@ -58,3 +68,31 @@ def test_an_agent_voids_no_episode_by_ending_its_sandbox(
     task = Task.model_validate({"id": "t", "reward": {} if is_scored else None})
     episode = Episode(index=0, task_id="t", task=task, status=status, reward=reward)
     assert Outcome(episode).is_void is is_void
+
+
+class _NoInstances:
+    """A cluster without room, as `InstanceBatches`."""
+
+    def __init__(self, *_: Any) -> None:
+        """Nothing is connected."""
+
+    def is_connected(self) -> bool:
+        return True
+
+    async def create(self, count: int, news: EachCreate) -> None:
+        for _ in range(count):
+            news.on_outcome(CapacityExceeded("full"))
+
+
+async def test_the_logs_of_an_episode_name_its_owner(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(episodes, "InstanceBatches", _NoInstances)
+    caplog.handler.setFormatter(logs.JsonLines("trainer"))
+    nothing = cast("Any", None)
+    pool = EpisodePool("fake", infra_retries=0, owner="team-a")
+    core = await pool._opened(nothing, nothing, nothing)
+    with caplog.at_level(logging.INFO, logger=logs.events.name):
+        await core.begin(Task(id="t"), 1)
+    await core.close()
+    assert '"owner": "team-a"' in caplog.text

@@ -394,9 +394,11 @@ async def test_a_create_whose_instances_are_released_stops_waiting(
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     gone, stays = waiting(queue, "gone"), waiting(queue, "stays")
     await until(lambda: "2 creates wait" in queue.reason())
+    assert queue.is_waiting([InstanceId("unknown"), InstanceId("gone")])
     queue.forget([InstanceId("gone"), InstanceId("unknown")])
     with pytest.raises(InstanceReleased, match="released while it waited"):
         await gone
+    assert not queue.is_waiting([InstanceId("unknown"), InstanceId("gone")])
     host.used = 0
     assert ids_of(await stays) == ["stays"]
 

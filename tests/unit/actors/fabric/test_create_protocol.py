@@ -19,6 +19,7 @@ from aenv_ray.actors.fabric.waits import (
     NOTICE_EVERY_S,
     AsyncWaits,
     BlockingWaits,
+    OnWait,
     WaitNotices,
     Waits,
     run_blocking,
@@ -131,7 +132,7 @@ class FakeController:
         self._is_async = is_async
         for name in (
             "shared_hosts", "reserve", "create_dedicated", "start_dedicated", "release",
-            "queue_reason",
+            "queue_reason", "is_queued",
         ):  # fmt: skip
             setattr(self, name, Remote(getattr(self, f"_{name}"), is_async=is_async))
 
@@ -168,6 +169,9 @@ class FakeController:
 
     def _release(self, ids: list[str]) -> None:
         self.released += ids
+
+    def _is_queued(self, ids: list[str]) -> bool:
+        raise FabricUnavailable("the controller restarts")
 
     def _queue_reason(self) -> str:
         return "0 of 4 slots are free"
@@ -242,6 +246,29 @@ def test_a_project_is_packed_and_sent_once_to_each_node_that_lacks_it(
     again = bench.create(source, 8, density)
     assert len(again) == 8
     assert bench.received == [1, 1]
+
+
+@pytest.mark.parametrize("is_queued", [True, False, None])
+def test_a_dedicated_create_tells_that_it_waits_for_room(
+    source: Project, monkeypatch: pytest.MonkeyPatch, is_queued: bool | None
+) -> None:
+    """In the controller's queue; a slow start is no such wait, nor a controller that restarts."""
+    monkeypatch.setattr(
+        create_protocol.ray_api, "wait", lambda reference, *_, **__: blocking_result(reference)
+    )
+    bench, told = Bench(is_async=False), list[bool]()
+    if is_queued is not None:
+        answer = Remote(lambda _: is_queued, is_async=False)
+        monkeypatch.setattr(bench.controller, "is_queued", answer)
+
+    def result(reference: Any, what: str, _: float, on_wait: OnWait | None) -> Any:
+        if on_wait is not None and not told and what.startswith("creating"):
+            on_wait(5.0)
+        return blocking_result(reference)
+
+    bench.protocol = CreateProtocol(bench.controller, BlockingWaits(result))
+    assert len(bench.create(source, 2, ActorDensity.DEDICATED, on_queue=told.append)) == 2
+    assert told == [bool(is_queued), False]
 
 
 def test_nodes_that_lack_the_project_start_together(source: Project) -> None:

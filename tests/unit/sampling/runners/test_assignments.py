@@ -69,6 +69,23 @@ def test_tasks_that_a_slow_runner_returns_keep_their_attempts() -> None:
     assert assignments.count("slow") == 2
 
 
+def test_extra_samples_count_until_their_group_is_finished() -> None:
+    """They are played: a runner with them has no place for others."""
+    assignments = Assignments(most_attempts=2)
+    groups = [Group(_group(n, n + 1).members, extra=2) for n in (0, 2, 4)]
+    for group in groups:
+        assignments.give("a", group)
+    assert assignments.count("a") == 12
+    assert assignments.finish("a", 0)
+    assert assignments.count("a") == 11
+    assert assignments.finish("a", 1)
+    assert assignments.count("a") == 8
+    assignments.take_back("a", [4, 5])
+    assert assignments.count("a") == 4
+    assignments.lose("a")
+    assert assignments.count("a") == 0
+
+
 def test_tasks_that_were_lost_with_their_runner_are_not_returned_again() -> None:
     assignments = Assignments(most_attempts=2)
     assignments.give("slow", Group((Assignment(0, Task(id="t")),)))

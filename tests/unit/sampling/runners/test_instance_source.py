@@ -123,12 +123,15 @@ class _FakeHandle:
         type(self).connected -= 1
 
 
-def _source(instances: _FakeInstances, concurrency: int = 8) -> InstanceSource:
+def _source(
+    instances: _FakeInstances, concurrency: int = 8, *, is_eager: bool = False
+) -> InstanceSource:
     return InstanceSource(
         instances,
         lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
         concurrency=concurrency,
-        left=lambda: None,
+        left=lambda: 0 if is_eager else None,
+        is_eager=is_eager,
     )
 
 
@@ -446,12 +449,13 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
     await _close(cluster, source)
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
 async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
-    soon_stale: None,
+    soon_stale: None, is_eager: bool
 ) -> None:
-    """Those of two runners; each keeps half of the places, and would wait for the other half."""
+    """Those of two runners or trainers; each keeps half of the places, and would wait for more."""
     cluster = _FullCluster(8)
-    sources = [_source(cluster, 16) for _ in range(2)]
+    sources = [_source(cluster, 16, is_eager=is_eager) for _ in range(2)]
     for source in sources:
         for instance in await _group(source, 4):
             assert source.reuse(instance)
@@ -481,6 +485,31 @@ async def test_instances_that_nobody_uses_again_leave_their_places_to_others(
     await _close(cluster, done, other)
 
 
+async def test_a_trainer_keeps_its_instances_until_a_group_waits_for_room(
+    soon_stale: None,
+) -> None:
+    """They wait for the next episodes meanwhile, while the trainer trains."""
+    cluster = _FullCluster(8)
+    source, other = _source(cluster, 16, is_eager=True), _source(cluster, 16)
+    for instance in await _group(source, 4):
+        assert source.reuse(instance)
+    taken = await _group(other, 4)
+    swept = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.1, swept.set)
+    await swept.wait()
+    assert cluster.released == []
+    group = source.begin_group(8)
+    async with asyncio.timeout(30.0):
+        await cluster.has_released.wait()
+    assert len(cluster.released) == 4
+    for instance in taken:
+        other.release(instance)
+    async with asyncio.timeout(30.0):
+        for instance in await group:
+            source.release(instance)
+    await _close(cluster, source, other)
+
+
 async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: None) -> None:
     """They wait for no room, so that nobody waits for theirs."""
     cluster = _FullCluster(16)
@@ -501,6 +530,70 @@ async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: 
         await cluster.has_released.wait()  # the one that is not needed
     for instance in group.result():
         source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_a_second_group_leaves_the_first_what_it_has_reserved() -> None:
+    """However long the others take to start; both groups begin."""
+    cluster, now = _FullCluster(16), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
+        concurrency=16,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    for instance in await _group(source, 3):
+        assert source.reuse(instance)
+    cluster.may_start.clear()
+    first = source.begin_group(4)
+    await _turn()
+    now = STALE_S + 1.0
+    second = source.begin_group(4)
+    cluster.may_start.set()
+    async with asyncio.timeout(10.0):
+        assert sorted(one.is_used for one in await first) == [False, True, True, True]
+        assert len(await second) == 4
+    for instance in (*first.result(), *second.result()):
+        source.release(instance)
+    await _close(cluster, source)
+
+
+async def test_a_create_that_fails_as_its_group_begins_another_does_not_fail_the_group() -> None:
+    """The group has given up what it had reserved, and creates all of its instances."""
+    has_failed = asyncio.Event()
+
+    class Failing(_FullCluster):
+        async def create_group(
+            self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+        ) -> list[Created]:
+            if self.group_failures:
+                on_queue(True)
+                await has_failed.wait()
+                raise self.group_failures.pop()
+            return await super().create_group(count, own, on_queue)
+
+    cluster, now = Failing(8), 0.0
+    source = InstanceSource(
+        cluster,
+        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
+        concurrency=16,
+        left=lambda: None,
+        clock=lambda: now,
+    )
+    for instance in await _group(source, 2):
+        assert source.reuse(instance)
+    cluster.group_failures = [CapacityExceeded("full")]
+    group = source.begin_group(4)
+    await _turn()
+    now = STALE_S + 1.0
+    has_failed.set()
+    await asyncio.sleep(0)  # it has failed, and the source does not know it yet
+    source._sweep()
+    async with asyncio.timeout(10.0):
+        for instance in await group:
+            assert not instance.is_used
+            source.release(instance)
     await _close(cluster, source)
 
 

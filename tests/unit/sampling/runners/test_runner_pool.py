@@ -157,9 +157,11 @@ class _Counting:
         async def play(one: Assignment, start: GroupStart) -> Episode:
             self.playing[name] += 1
             self.most = max(self.most, self.playing.total())
-            for _ in range(self._turns(one.index)):
-                await asyncio.sleep(0)
-            self.playing[name] -= 1
+            try:
+                for _ in range(self._turns(one.index)):
+                    await asyncio.sleep(0)
+            finally:
+                self.playing[name] -= 1
             self.played[name] += 1
             return _episode(one)
 
@@ -171,11 +173,12 @@ class _Counting:
         return runner
 
 
-def _groups(count: int, size: int) -> list[Group]:
+def _groups(count: int, size: int, extra: int = 0) -> list[Group]:
     def group(number: int) -> Group:
         task, first = Task(id=f"t{number}"), size * number
         samples = range(size)
-        return Group(tuple(Assignment(first + n, task, 1, str(number), n) for n in samples))
+        members = tuple(Assignment(first + n, task, 1, str(number), n) for n in samples)
+        return Group(members, extra)
 
     return [group(number) for number in range(count)]
 
@@ -211,10 +214,12 @@ async def test_no_more_episodes_than_the_concurrency_are_played(
     assert counting.most == most
 
 
-@pytest.mark.parametrize(("concurrency", "size"), [(16, 1), (16, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("concurrency", "size", "extra"), [(16, 1, 0), (16, 4, 0), (2, 4, 0), (32, 4, 4), (2, 4, 4)]
+)
 @pytest.mark.parametrize("is_remote", [False, True])
 async def test_runners_that_join_and_leave_do_not_exceed_the_concurrency(
-    monkeypatch: pytest.MonkeyPatch, concurrency: int, size: int, is_remote: bool
+    monkeypatch: pytest.MonkeyPatch, concurrency: int, size: int, extra: int, is_remote: bool
 ) -> None:
     """What the others play already counts, however long it takes."""
     monkeypatch.setattr(runner_pool, "LOOK_S", 0.0)
@@ -233,18 +238,19 @@ async def test_runners_that_join_and_leave_do_not_exceed_the_concurrency(
     runners = _FakeRunners(counting.runner("r0", is_remote=is_remote))
     pool = RunnerPool(
         runners,
-        _taken_from(_groups(600 // size, size)),
+        _taken_from(_groups(600 // size, size, extra)),
         report,
         _always,
         concurrency=concurrency,
         most_attempts=3,
-        group_size=size,
+        group_size=size + extra,
     )
     async with asyncio.timeout(30.0):
         await pool.play()
     assert sorted(one.index for one in episodes) == list(range(600))
-    assert counting.most == max(concurrency, size)
-    if concurrency > size and not is_remote:  # one that has tasks ahead may have all that are left
+    assert counting.most == max(concurrency, size + extra)
+    if concurrency > size + extra and not is_remote:
+        # One that has tasks ahead may have all that are left.
         assert set(counting.played) == {"r0", "r40", "r41", "r120", "r121"}
 
 
@@ -587,8 +593,9 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     assert len(fast_ones) == (12 if is_lost else 10)
 
 
+@pytest.mark.parametrize("extra", [0, 4])
 async def test_an_idle_runner_gets_groups_that_a_slow_one_has_not_begun(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, extra: int
 ) -> None:
     """Whole ones."""
     played: dict[str, set[str | None]] = {"fast": set(), "slow": set()}
@@ -610,8 +617,8 @@ async def test_an_idle_runner_gets_groups_that_a_slow_one_has_not_begun(
     monkeypatch.setattr(_Member, "ahead", lambda member: 100 if member.link.is_remote else 0)
     episodes: list[Episode] = []
     pool = RunnerPool(
-        _FakeRunners(*runners), _taken_from(_groups(4, 4)),
-        episodes.append, _always, concurrency=8, most_attempts=3, group_size=4,
+        _FakeRunners(*runners), _taken_from(_groups(4, 4, extra)), episodes.append, _always,
+        concurrency=2 * (4 + extra), most_attempts=3, group_size=4 + extra,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
