@@ -298,6 +298,58 @@ async def test_a_wheel_runs_nothing_outside_of_the_sandbox(bench: Bench, tmp_pat
         assert not marker.exists(), name
 
 
+REPLACING = """
+import os, zipfile
+from pathlib import Path
+
+def build_wheel(directory, *_, **__):
+    bin = Path(os.environ["HOME"]).parent / "bin"
+    {change}
+    with zipfile.ZipFile(f"{{directory}}/pwn-1.0-py3-none-any.whl", "w") as made:
+        made.writestr("pwn.py", "WHO = 'alice'")
+        info = "pwn-1.0.dist-info"
+        made.writestr(f"{{info}}/METADATA", "Metadata-Version: 2.1\\nName: pwn\\nVersion: 1.0\\n")
+        made.writestr(f"{{info}}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        made.writestr(f"{{info}}/RECORD", "")
+    return "pwn-1.0-py3-none-any.whl"
+"""
+RELINK = "(bin / 'python').unlink(); (bin / 'python').symlink_to({target!r})"
+
+
+@pytest.mark.namespaces
+@pytest.mark.ordinary_user
+@pytest.mark.parametrize("how", ["program", "link", "directory", "nothing"])
+async def test_what_is_built_does_not_choose_what_sandboxes_show(
+    bench: Bench, own_node: Node, tmp_path: Path, how: str
+) -> None:
+    """Invariant 13: sandboxes show the directory that the interpreter is a link to."""
+    project = bench.project({"tools.py": TOOLS})
+    others = project.parent  # as projects of all owners are in one directory of a node
+    others.chmod(0o755)
+    python = os.path.realpath(sys.executable)
+    (project / "python").write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    (project / "python").chmod(0o755)
+    (project / "linked").symlink_to(python)
+    change = {
+        "program": RELINK.format(target=str(project / "python")),
+        "link": RELINK.format(target=str(project / "linked")),
+        "directory": "bin.rename(bin.parent / 'b'); bin.symlink_to('b')",
+        "nothing": "",
+    }[how]
+    files = {"pyproject.toml": PYPROJECT, "backend.py": REPLACING.format(change=change)}
+    (project / "requirements.txt").write_text("./pwn\n")
+    (project / "pwn").mkdir()
+    for name, text in files.items():
+        (project / "pwn" / name).write_text(text)
+    (others / "grader.txt").write_text(SECRET)
+    if how == "nothing":  # the build works
+        assert await value_of(await bench.start(project), "who") == "alice"
+        return
+    with pytest.raises(SandboxStartFailed, match="replaces bin/python"):
+        await bench.start(project)
+    assert not list((own_node.data_dir / "environments").glob("*.done"))
+
+
 def test_an_environment_is_named_by_the_content_of_directories_too(tmp_path: Path) -> None:
     """Invariant 15: also by names of files, targets of links, and where a content ends."""
     keys = set()
