@@ -252,6 +252,27 @@ def test_a_project_names_no_source_and_no_file_outside_of_it(tmp_path: Path, lin
 
 
 @pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("six\n" * 10_001, "more than 1 MiB or 10,000 lines"),
+        ("#" * 1_048_577, "more than 1 MiB"),
+        ("-r 0.txt", "more than 100 files"),
+        ("-r " + "a" * 300, "cannot be read"),
+        ("./" + "a" * 300, "cannot be read"),
+        ("-r loop.txt", "cannot be read|does not exist"),
+        ("-r a\x00b", "not text"),
+    ],
+)
+def test_requirements_have_limits(tmp_path: Path, line: str, message: str) -> None:
+    """Invariant 7: each is refused as a mistake of the project, and is no failure of a host."""
+    chain = {f"{number}.txt": f"-r {number + 1}.txt\n" for number in range(2000)}
+    project = project_with(tmp_path / "project", f"{line}\n", {**chain, "2000.txt": "six\n"})
+    (project / "loop.txt").symlink_to("loop.txt")
+    with pytest.raises(ConfigError, match=message):
+        read_requirements(project)
+
+
+@pytest.mark.parametrize(
     "line", ["six", "six>=1,<2", "six[a,b]~=1.0 ; python_version > '3'", "six (>=1)",
              "numpy==2.*", "six==1.16 --hash=sha256:00ff", "zope.interface", "./wheels/x.whl"],
 )  # fmt: skip

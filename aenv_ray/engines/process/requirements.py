@@ -21,6 +21,7 @@ MAX_BYTES: Final = 1024 * 1024
 """Maximum size of ``requirements.txt`` and the files that it includes, together: they are read by
 the processes that serve everybody."""
 MAX_FILES: Final = 100
+MAX_LINES: Final = 10_000
 _INCLUDE: Final = re.compile(r"(?:-(r|c)|--(requirement|constraint)(?=[\s=]))\s*+=?\s*+(\S.*)")
 _COMMENT: Final = re.compile(r"(^|\s)#.*$")
 # Possessive, so that they take linear time: what follows a part never begins with what is in it.
@@ -70,8 +71,8 @@ def read_requirements(project_dir: Path) -> Requirements:
 
     Raises:
         ConfigError: A file is not text, is missing, or is outside the project; or a line asks for
-            something that only the operator decides; or there is more than `MAX_BYTES` or
-            `MAX_FILES`.
+            something that only the operator decides; or there are more than `MAX_BYTES`,
+            `MAX_FILES` or `MAX_LINES`.
     """
     path = project_dir / "requirements.txt"
     reader = _Reader(project_dir.resolve())
@@ -92,6 +93,7 @@ class _Reader:
         self._root = root
         self._visited: set[tuple[Path, bool]] = set()
         self._read_bytes = 0
+        self._lines_left = MAX_LINES
 
     def read(self, path: Path, into: list[str]) -> None:
         """Add the lines of a file to a list; all that a constraints file includes are constraints.
@@ -128,15 +130,16 @@ class _Reader:
             raise ConfigError(
                 f"{path} cannot be read: {exc}", hint="make it a readable file in UTF-8"
             ) from exc
+        joined = re.sub(r"\\\r?\n", " ", text)
+        lines = [_COMMENT.sub("", line).strip() for line in joined.splitlines()]
         self._read_bytes += len(data)
-        if self._read_bytes > MAX_BYTES:
+        self._lines_left -= sum(1 for line in lines if line)
+        if self._read_bytes > MAX_BYTES or self._lines_left < 0:
             raise ConfigError(
                 f"{path.name}: requirements.txt and the files that it includes have more than "
-                f"{MAX_BYTES >> 20} MiB",
+                f"{MAX_BYTES >> 20} MiB or {MAX_LINES:,} lines",
                 hint="name fewer packages, or build an image and use the docker engine",
             )
-        joined = re.sub(r"\\\r?\n", " ", text)
-        lines = (_COMMENT.sub("", line).strip() for line in joined.splitlines())
         return [line for line in lines if line]
 
     def _add(self, line: str, path: Path, into: list[str]) -> None:

@@ -80,7 +80,9 @@ async def ensure(
 
     Cancelling ends the installer and releases the lock.
     """
-    requirements = read_requirements(project_dir)
+    requirements = Requirements()
+    if (project_dir / "requirements.txt").exists():  # whose author may have made it long
+        requirements = await asyncio.to_thread(read_requirements, project_dir)
     interpreter = interpreter or running()
     if not requirements and interpreter == running():
         return None

@@ -82,7 +82,7 @@ def preload(project: str) -> dict[str, Any]:
         kinds = sorted({target.partition(":")[0] for target in opened})
         reason = f"its code opens {', '.join(kinds)} when it is imported"
     elif not _can_be_reopened(opened_files() - files):
-        reason = "its code opens a file for writing when it is imported"
+        reason = "its code opens a file that instances would share when it is imported"
     elif _shared_memory() - shared:
         reason = "its code maps memory that processes share when it is imported"
     return {"bare_reason": reason, "env_reads": variables_read()}
@@ -102,7 +102,11 @@ def opened_files() -> set[int]:
 
 
 def with_position(fds: Iterable[int]) -> list[OpenedFile]:
-    """Return what is open under these descriptors and has a position: no devices."""
+    """Return what is open under these descriptors and has a position: no devices.
+
+    Raises:
+        OSError: One is neither a file, nor a directory, nor a device.
+    """
     found = []
     for fd in fds:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -126,7 +130,7 @@ def _can_be_reopened(fds: Iterable[int]) -> bool:
 def _shared_memory() -> set[bytes]:
     """Return the addresses of writable memory that forks share with this process."""
     lines = [line.split(b" ", 2) for line in Path("/proc/self/maps").read_bytes().splitlines()]
-    return {address for address, mode, _ in lines if mode.startswith(b"rw") and mode[3:] == b"s"}
+    return {address for address, mode, _ in lines if mode[1:2] == b"w" and mode[3:] == b"s"}
 
 
 def _special_fds() -> set[str]:

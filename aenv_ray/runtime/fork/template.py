@@ -133,7 +133,7 @@ class Template:
             hides_source_late=hides_source_late,
             first_call=self._first_call,
             kept=tuple(kept),
-            files=tuple(with_position(kept)),
+            files=() if report.get("bare_reason") else tuple(with_position(kept)),
         )
         self._first_call.rehearse()
         self._forker = Forker()  # after all imports: modules register fork hooks

@@ -161,7 +161,7 @@ _TOOL = (
         ("import subprocess\nsubprocess.run(['true'], check=True)\n", "template"),
         ("import socket\nKEPT = socket.socket()\n", "bare: its code opens socket"),
         ("import os\nKEPT = os.pipe()\n", "bare: its code opens pipe"),
-        ("import os\nKEPT = os.memfd_create('x')\n", "bare: its code opens a file for writing"),
+        ("import os\nKEPT = os.memfd_create('x')\n", "bare: its code opens a file that"),
         ("import mmap\nKEPT = mmap.mmap(-1, 4096)\n", "bare: its code maps memory"),
         (
             "import mmap\nKEPT = open('/etc/passwd', 'rb')\n"
@@ -226,21 +226,40 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("hides", [False, True])
-async def test_instances_have_positions_of_their_own_in_files(walled: Bench, hides: bool) -> None:
+async def test_instances_have_positions_of_their_own_in_files(either: Bench, hides: bool) -> None:
     """Invariant 7: what one instance reads from a file of the template is not lost for others."""
     deploy = {"hideSource": True} if hides else {}
     rows = "".join(f"{number}\n" for number in range(10_000))  # more than a buffer
     files = {"tools.py": _READERS, "rows.txt": rows}
-    project = walled.project(files, {"deployConfig": deploy})
+    project = either.project(files, {"deployConfig": deploy})
     with zipfile.ZipFile(project / "src" / "data.zip", "w") as archive:
         archive.writestr("a", "data")
     for number in range(3):
-        sandbox = await walled.start(project)
+        sandbox = await either.start(project)
         assert sandbox.start_mode == "template"
         assert await value_of(sandbox, "row") == ["1\n", "1\n", "da"], number
         assert await value_of(sandbox, "row") == ["2\n", "2\n", "da"], number
         assert "rows.txt" in await value_of(sandbox, "names"), number
-    await walled.engine.stop([row.instance_id for row in await walled.engine.running()])
+    await either.engine.stop([row.instance_id for row in await either.engine.running()])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import tempfile\nKEPT = tempfile.TemporaryFile()\n",
+        "import os\nPATH = '/tmp/aenv-fifo'\nos.mkfifo(PATH)\n"
+        "KEPT = os.open(PATH, os.O_RDONLY | os.O_NONBLOCK)\nos.unlink(PATH)\n",
+    ],
+    ids=["written", "named pipe"],
+)
+async def test_files_that_instances_would_share_are_opened_afresh(
+    either: Bench, source: str
+) -> None:
+    """Invariant 7: also without namespaces, where a template can write."""
+    sandbox = await either.start(either.project({"tools.py": source + _TOOL}))
+    assert sandbox.start_mode.startswith("bare: its code")
+    assert await value_of(sandbox, "one") == 1
+    await either.engine.stop([sandbox.instance_id])
 
 
 async def test_arguments_are_a_reason_to_load_afresh(walled: Bench) -> None:
