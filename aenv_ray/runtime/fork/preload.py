@@ -98,7 +98,7 @@ def opened_files() -> set[int]:
 
     Sockets, pipes and namespaces are none, so an instance does not get those of its template.
     """
-    return {fd for fd, target in _descriptors().items() if target.startswith(("/", "memfd:"))}
+    return {fd for fd, target in _descriptors().items() if target.startswith("/")}
 
 
 def with_position(fds: Iterable[int]) -> list[OpenedFile]:
