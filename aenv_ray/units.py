@@ -13,7 +13,8 @@ DEFAULT_TTL_S = 30 * 60.0
 MAX_TTL_S = 30 * 86_400.0
 """Maximum duration; a larger value is probably a wrong unit."""
 
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_DURATION_PART = re.compile(r"(\d++(?:\.\d++)?)(ms|s|m|h|d)", re.ASCII)
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})++", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _CPU = re.compile(r"(\d+(?:\.\d+)?)(m|c|core|cores)?", re.IGNORECASE | re.ASCII)
 _MEMORY = re.compile(
@@ -37,10 +38,10 @@ def parse_duration_s(value: str | float, *, what: str = "duration") -> float:
         raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)
     else:
         text = value.strip().lower()
-        parts = _DURATION_PART.findall(text)
         if text.isdecimal():
             seconds = float(text)
-        elif parts and "".join(number + unit for number, unit in parts) == text:
+        elif _DURATION.fullmatch(text):  # a search through other text takes quadratic time
+            parts = _DURATION_PART.findall(text)
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
         else:
             raise ConfigError(f"{what} {value!r} is not a duration", hint=hint)

@@ -8,7 +8,7 @@ from typing import Final
 from aenv_ray.project.project import Project
 
 _COPIES_CONTEXT: Final = re.compile(
-    r"""^\s*(?:COPY|ADD)\s+(?!.*--from=)(?:--\S+\s+)*(?:\[\s*"\.?/?"|\.?/?(?=\s))""",
+    r"""^[^\S\n]*+(?:COPY|ADD)\s++(?!.*--from=)(?:--\S++\s++)*(?:\[\s*"\.?/?"|\.?/?(?=\s))""",
     re.IGNORECASE | re.MULTILINE,
 )
 EXPOSED_HINT: Final = (

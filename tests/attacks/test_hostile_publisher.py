@@ -252,6 +252,27 @@ def test_a_project_names_no_source_and_no_file_outside_of_it(tmp_path: Path, lin
 
 
 @pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("six\n" * 10_001, "more than 1 MiB or 10,000 lines"),
+        ("#" * 1_048_577, "more than 1 MiB"),
+        ("-r 0.txt", "more than 100 files"),
+        ("-r " + "a" * 300, "cannot be read"),
+        ("./" + "a" * 300, "cannot be read"),
+        ("-r loop.txt", "cannot be read|does not exist"),
+        ("-r a\x00b", "not text"),
+    ],
+)
+def test_requirements_have_limits(tmp_path: Path, line: str, message: str) -> None:
+    """Invariant 7: each is refused as a mistake of the project, and is no failure of a host."""
+    chain = {f"{number}.txt": f"-r {number + 1}.txt\n" for number in range(2000)}
+    project = project_with(tmp_path / "project", f"{line}\n", {**chain, "2000.txt": "six\n"})
+    (project / "loop.txt").symlink_to("loop.txt")
+    with pytest.raises(ConfigError, match=message):
+        read_requirements(project)
+
+
+@pytest.mark.parametrize(
     "line", ["six", "six>=1,<2", "six[a,b]~=1.0 ; python_version > '3'", "six (>=1)",
              "numpy==2.*", "six==1.16 --hash=sha256:00ff", "zope.interface", "./wheels/x.whl"],
 )  # fmt: skip
@@ -296,6 +317,58 @@ async def test_a_wheel_runs_nothing_outside_of_the_sandbox(bench: Bench, tmp_pat
         with contextlib.suppress(SandboxStartFailed):  # a broken interpreter starts nothing
             await bench.start(project)
         assert not marker.exists(), name
+
+
+REPLACING = """
+import os, zipfile
+from pathlib import Path
+
+def build_wheel(directory, *_, **__):
+    bin = Path(os.environ["HOME"]).parent / "bin"
+    {change}
+    with zipfile.ZipFile(f"{{directory}}/pwn-1.0-py3-none-any.whl", "w") as made:
+        made.writestr("pwn.py", "WHO = 'alice'")
+        info = "pwn-1.0.dist-info"
+        made.writestr(f"{{info}}/METADATA", "Metadata-Version: 2.1\\nName: pwn\\nVersion: 1.0\\n")
+        made.writestr(f"{{info}}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        made.writestr(f"{{info}}/RECORD", "")
+    return "pwn-1.0-py3-none-any.whl"
+"""
+RELINK = "(bin / 'python').unlink(); (bin / 'python').symlink_to({target!r})"
+
+
+@pytest.mark.namespaces
+@pytest.mark.ordinary_user
+@pytest.mark.parametrize("how", ["program", "link", "directory", "nothing"])
+async def test_what_is_built_does_not_choose_what_sandboxes_show(
+    bench: Bench, own_node: Node, tmp_path: Path, how: str
+) -> None:
+    """Invariant 13: sandboxes show the directory that the interpreter is a link to."""
+    project = bench.project({"tools.py": TOOLS})
+    others = project.parent  # as projects of all owners are in one directory of a node
+    others.chmod(0o755)
+    python = os.path.realpath(sys.executable)
+    (project / "python").write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    (project / "python").chmod(0o755)
+    (project / "linked").symlink_to(python)
+    change = {
+        "program": RELINK.format(target=str(project / "python")),
+        "link": RELINK.format(target=str(project / "linked")),
+        "directory": "bin.rename(bin.parent / 'b'); bin.symlink_to('b')",
+        "nothing": "",
+    }[how]
+    files = {"pyproject.toml": PYPROJECT, "backend.py": REPLACING.format(change=change)}
+    (project / "requirements.txt").write_text("./pwn\n")
+    (project / "pwn").mkdir()
+    for name, text in files.items():
+        (project / "pwn" / name).write_text(text)
+    (others / "grader.txt").write_text(SECRET)
+    if how == "nothing":  # the build works
+        assert await value_of(await bench.start(project), "who") == "alice"
+        return
+    with pytest.raises(SandboxStartFailed, match="replaces bin/python"):
+        await bench.start(project)
+    assert not list((own_node.data_dir / "environments").glob("*.done"))
 
 
 def test_an_environment_is_named_by_the_content_of_directories_too(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ class InstallOrder:
     """Unpacked project, shown read-only."""
     target: str
     """Directory that the installer may write to."""
-    commands: list[list[str]]
-    """Run one after another, until one fails."""
+    command: list[str]
+    """The installer and its arguments."""
     variables: dict[str, str]
     shown: list[str] = field(default_factory=list)
     """Further paths of the node that the installer may read."""
@@ -194,14 +194,11 @@ def _as_process_one(
     channel.close()
     listener.close()
     proxies = dict.fromkeys(_PROXY_VARIABLES, f"http://127.0.0.1:{port}")
-    for command in order.commands:
-        done = subprocess.run(
-            command, env={**order.variables, **proxies}, cwd=order.target, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        if done.returncode != 0:
-            return FAILED
-    return 0
+    done = subprocess.run(
+        order.command, env={**order.variables, **proxies}, cwd=order.target, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return FAILED if done.returncode != 0 else 0
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ async def ensure(
 
     Cancelling ends the installer and releases the lock.
     """
-    requirements = read_requirements(project_dir)
+    requirements = Requirements()
+    if (project_dir / "requirements.txt").exists():  # whose author may have made it long
+        requirements = await asyncio.to_thread(read_requirements, project_dir)
     interpreter = interpreter or running()
     if not requirements and interpreter == running():
         return None
@@ -164,23 +166,46 @@ class Build:
         try:
             (own / "tmp").mkdir(parents=True)
             lists = await asyncio.to_thread(self._write_lists, own)
-            await self._run(self._commands(lists), own)
+            variables = self._variables(own)
+            # Nothing of the project: it needs no sandbox, which could change what is linked.
+            await self._run(self._creation(), variables)
+            link = os.readlink(self.target / "bin" / "python")
+            await self._install(self._installation(lists), variables)
+            self._check_python(link)
             self._done.touch()
         except BaseException:
             shutil.rmtree(self.target, ignore_errors=True)
             raise
         shutil.rmtree(own, ignore_errors=True)
 
-    def _commands(self, lists: list[str]) -> list[list[str]]:
-        uv, python = find_uv(), str(self.target / "bin" / "python")
+    def _creation(self) -> list[str]:
+        return [find_uv(), "venv", "--quiet", "--no-project", "--allow-existing",
+                "--python", self._interpreter.path, str(self.target)]  # fmt: skip
+
+    def _installation(self, lists: list[str]) -> list[str]:
+        python = str(self.target / "bin" / "python")
         options = [*lists, *self._sources.options]
         if not self._may_compile:
             options += ["--only-binary", ":all:"]
-        return [
-            [uv, "venv", "--quiet", "--allow-existing", "--python", self._interpreter.path,
-             str(self.target)],
-            [uv, "pip", "install", "--quiet", "--python", python, *options],
-        ]  # fmt: skip
+        return [find_uv(), "pip", "install", "--quiet", "--python", python, *options]
+
+    def _check_python(self, link: str) -> None:
+        """Check that the interpreter is still a link to what it was created for.
+
+        Where it leads decides which directories of the node its sandboxes show.
+
+        Raises:
+            SandboxStartFailed: Something that was installed has replaced it.
+        """
+        directory = self.target / "bin"
+        python = directory / "python"
+        is_same = python.is_symlink() and os.readlink(python) == link
+        if directory.is_symlink() or not is_same:
+            raise SandboxStartFailed(
+                "the project's requirements cannot be installed: a package replaces bin/python, "
+                "the interpreter of the virtual environment",
+                hint="remove that package from requirements.txt, or use the docker engine",
+            )
 
     def _write_lists(self, directory: Path) -> list[str]:
         """Write what to install, and return the installer's options for it."""
@@ -202,26 +227,30 @@ class Build:
                 options += [option, str(file)]
         return options
 
-    async def _run(self, commands: list[list[str]], own: Path) -> None:
-        variables = {
+    def _variables(self, own: Path) -> dict[str, str]:
+        return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(own), "TMPDIR": str(own / "tmp"), "LANG": "C.UTF-8", "NO_COLOR": "1",
             "UV_CACHE_DIR": str(own / "cache"), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never",
             **self._sources.variables,
         }  # fmt: skip
+
+    async def _run(self, command: list[str], variables: dict[str, str]) -> None:
+        # A sandbox must be able to read it. Ray's uvloop has no `umask` argument.
+        readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh", *command]
+        await self._installed(readable, {**variables, **self._sources.proxies})
+
+    async def _install(self, command: list[str], variables: dict[str, str]) -> None:
         if not self._is_jailed:
-            for command in commands:
-                # A sandbox must be able to read it. Ray's uvloop has no `umask` argument.
-                readable = ["/bin/sh", "-c", 'umask 022 && exec "$@"', "sh", *command]
-                await self._installed(readable, {**variables, **self._sources.proxies})
+            await self._run(command, variables)
             return
         order = InstallOrder(
-            project=str(self._project_dir), target=str(self.target), commands=commands,
+            project=str(self._project_dir), target=str(self.target), command=command,
             variables=variables, hosts=self._sources.hosts,
             shown=[*self._sources.paths, find_uv(), self._interpreter.prefix],
         )  # fmt: skip
-        command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.install_jail"]
-        await self._installed(command, {"PYTHONPATH": _package_parent()}, order)
+        jailed = [sys.executable, "-P", "-m", "aenv_ray.engines.process.install_jail"]
+        await self._installed(jailed, {"PYTHONPATH": _package_parent()}, order)
 
     async def _installed(
         self, command: list[str], variables: dict[str, str], order: InstallOrder | None = None

@@ -29,6 +29,7 @@ from aenv_ray.runtime.door.door import Connection, serve
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.fork import jail
 from aenv_ray.runtime.fork.jail_spec import STORAGE, WORK, JailSpec
+from aenv_ray.runtime.fork.preload import OpenedFile
 from aenv_ray.runtime.system import linux, storage_lock
 from aenv_ray.runtime.system.reaper import Acceptor
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
@@ -59,8 +60,10 @@ class Spare:
     hides_source_late: bool
     """The instance hides the project after it has loaded it."""
     first_call: FirstCall
-    files: tuple[int, ...]
-    """Descriptors of the files that the project opened when it was loaded."""
+    kept: tuple[int, ...]
+    """Descriptors of the files and devices that the project opened when it was loaded."""
+    files: tuple[OpenedFile, ...]
+    """Those that each instance opens for itself."""
 
     def run(self, channel_fd: int, *, prefaults: bool) -> NoReturn:
         """Wait for an assignment on a channel to the launcher, and be that instance until its end.
@@ -74,7 +77,9 @@ class Spare:
         try:
             channel.send(b'{"waits":true}')
             # No descriptor of the template may stay open, such as its socket to the launcher.
-            _close_all_but([0, 1, 2, *self.files, channel_fd])
+            _close_all_but([0, 1, 2, *self.kept, channel_fd])
+            for file in self.files:
+                file.reopen()
             cover = jail.SourceCover() if self.hides_source_late else None
             linux.set_process_name(SPARE_NAME)
             self._isolate()

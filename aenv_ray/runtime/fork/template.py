@@ -51,7 +51,12 @@ from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.fork import jail
 from aenv_ray.runtime.fork.jail_spec import PROJECT, JailSpec
 from aenv_ray.runtime.fork.namespaces import NetworkNamespaces, TemplateNamespaces
-from aenv_ray.runtime.fork.preload import opened_files, preload, variables_read
+from aenv_ray.runtime.fork.preload import (
+    opened_files,
+    preload,
+    variables_read,
+    with_position,
+)
 from aenv_ray.runtime.fork.spare import FirstCall, Spare, receive
 from aenv_ray.runtime.system import linux
 from aenv_ray.runtime.system.reaper import children_of_main_thread, reap_adopted
@@ -119,6 +124,7 @@ class Template:
         retry_lost_interrupts()
         if self._jailed:
             ignore_signals_from_inside()
+        kept = sorted(opened_files() - files)
         self._spare = Spare(
             spec=self._spec,
             jailed=self._jailed,
@@ -126,7 +132,8 @@ class Template:
             dispatcher=dispatcher,
             hides_source_late=hides_source_late,
             first_call=self._first_call,
-            files=tuple(sorted(opened_files() - files)),
+            kept=tuple(kept),
+            files=() if report.get("bare_reason") else tuple(with_position(kept)),
         )
         self._first_call.rehearse()
         self._forker = Forker()  # after all imports: modules register fork hooks

@@ -216,7 +216,7 @@ def test_packages_that_the_runtime_replaces_are_not_installed(tmp_path: Path) ->
         "  numpy>=2 ; python_version>'3'\nsix # note\nidna \\\n  --hash=sha256:00\n"
     })  # fmt: skip
     assert read_requirements(tmp_path).packages == [
-        "numpy>=2 ; python_version>'3'", "six", "idna    --hash=sha256:00",
+        "numpy>=2 ; python_version>'3'", "six", "idna --hash=sha256:00",
     ]  # fmt: skip
     assert read_requirements(tmp_path / "nowhere") == Requirements()
 

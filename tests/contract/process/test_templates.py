@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -160,6 +161,15 @@ _TOOL = (
         ("import subprocess\nsubprocess.run(['true'], check=True)\n", "template"),
         ("import socket\nKEPT = socket.socket()\n", "bare: its code opens socket"),
         ("import os\nKEPT = os.pipe()\n", "bare: its code opens pipe"),
+        ("import os\nKEPT = os.memfd_create('x')\n", "bare: its code opens a file that"),
+        ("import mmap\nKEPT = mmap.mmap(-1, 4096)\n", "bare: its code maps memory"),
+        (
+            "import mmap\nKEPT = open('/etc/passwd', 'rb')\n"
+            "MAP = mmap.mmap(KEPT.fileno(), 0, access=mmap.ACCESS_READ)\n",
+            "template",
+        ),
+        ("import mmap\nKEPT = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)\n", "template"),
+        ("import os\nKEPT = open(os.devnull, 'w')\n", "template"),
         ("import os\nSEEN = os.environ.get('SEED')\n", "bare: its code reads SEED"),
         ("import os\nSEEN = dict(os.environ)\n", "bare: its code reads SEED"),
         ("import os\nSEEN = os.environb.get(b'SEED')\n", "bare: its code reads SEED"),
@@ -173,6 +183,7 @@ _TOOL = (
     ],
     ids=[
         "thread", "thread of no name", "process", "process that ended", "socket", "pipe",
+        "memory file", "shared memory", "mapped file", "private memory", "device",
         "variable", "all variables", "variable in bytes", "all variables in bytes",
         "temporary directory", "file", "output replaced", "output closed",
         "another variable", "others in bytes, with both kinds of PATH",
@@ -187,6 +198,68 @@ async def test_what_cannot_be_forked_is_loaded_afresh_and_says_why(
     assert sandbox.start_mode.startswith(words)
     assert await value_of(sandbox, "one") == 1
     await walled.engine.stop([sandbox.instance_id])
+
+
+_READERS = """
+import io, os, zipfile
+from aenv_ray.runtime import register_tool
+
+HERE = os.path.dirname(__file__)
+ROWS = open(f"{HERE}/rows.txt")
+TASKS = ROWS.readline()
+RAW = open(f"{HERE}/rows.txt", "rb", buffering=0)
+RAW.seek(2)
+ARCHIVE = zipfile.ZipFile(f"{HERE}/data.zip")
+DIRECTORY = os.open(HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+NULL = open(os.devnull, "w")
+
+@register_tool
+def row() -> list[str]:
+    NULL.write("x")
+    NULL.flush()
+    return [ROWS.readline(), RAW.read(2).decode(), ARCHIVE.open("a").read(2).decode()]
+
+@register_tool
+def names() -> list[str]:
+    return sorted(os.listdir(DIRECTORY))
+"""
+
+
+@pytest.mark.parametrize("hides", [False, True])
+async def test_instances_have_positions_of_their_own_in_files(either: Bench, hides: bool) -> None:
+    """Invariant 7: what one instance reads from a file of the template is not lost for others."""
+    deploy = {"hideSource": True} if hides else {}
+    rows = "".join(f"{number}\n" for number in range(10_000))  # more than a buffer
+    files = {"tools.py": _READERS, "rows.txt": rows}
+    project = either.project(files, {"deployConfig": deploy})
+    with zipfile.ZipFile(project / "src" / "data.zip", "w") as archive:
+        archive.writestr("a", "data")
+    for number in range(3):
+        sandbox = await either.start(project)
+        assert sandbox.start_mode == "template"
+        assert await value_of(sandbox, "row") == ["1\n", "1\n", "da"], number
+        assert await value_of(sandbox, "row") == ["2\n", "2\n", "da"], number
+        assert "rows.txt" in await value_of(sandbox, "names"), number
+    await either.engine.stop([row.instance_id for row in await either.engine.running()])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import tempfile\nKEPT = tempfile.TemporaryFile()\n",
+        "import os\nPATH = '/tmp/aenv-fifo'\nos.mkfifo(PATH)\n"
+        "KEPT = os.open(PATH, os.O_RDONLY | os.O_NONBLOCK)\nos.unlink(PATH)\n",
+    ],
+    ids=["written", "named pipe"],
+)
+async def test_files_that_instances_would_share_are_opened_afresh(
+    either: Bench, source: str
+) -> None:
+    """Invariant 7: also without namespaces, where a template can write."""
+    sandbox = await either.start(either.project({"tools.py": source + _TOOL}))
+    assert sandbox.start_mode.startswith("bare: its code")
+    assert await value_of(sandbox, "one") == 1
+    await either.engine.stop([sandbox.instance_id])
 
 
 async def test_arguments_are_a_reason_to_load_afresh(walled: Bench) -> None:
