@@ -18,6 +18,7 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request, value_of
+from tests.attacks import headless
 from tests.contract.docker.docker_node import shell_image
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
@@ -148,6 +149,18 @@ def watching() -> int:
     return counting()
 
 
+@register_reward(name="evaluated")
+def evaluated(source: str) -> float:
+    names = {}
+    exec(source, names)
+    return float(names["result"])
+
+
+@register_reward(name="looking", keep_processes=True)
+def looking(source: str) -> float:
+    return evaluated(source)
+
+
 @register_reward(name="buggy")
 def buggy() -> float:
     return {}["no such key"]
@@ -190,6 +203,15 @@ async def test_processes_of_a_container_do_not_keep_a_reward_from_running(docker
     await call(sandbox, "run", {"command": "while :; do sleep 600 & done"})
     assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 0
+
+
+async def test_a_process_without_a_main_thread_ends_before_a_reward(either_engine: Bench) -> None:
+    """Invariant 14: the kernel reports its state as that of one that has ended."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+    await call(sandbox, "run", {"command": headless.START})
+    looks = {"arguments": {"source": headless.IS_OVER}}
+    assert await request(sandbox, "aenv/reward", {"name": "looking", **looks}) == 0.0
+    assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 1.0
 
 
 _BESIDE = """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.testing.contract_bench import Bench, execute, value_of
+from aenv_ray.testing.contract_bench import Bench, evaluate, execute, value_of
 from aenv_ray.testing.contract_reset import reset
+from tests.attacks import headless
 
 LEAVE = {
     "time of the work directory": "touch -d @86400 .",
@@ -39,3 +40,15 @@ async def test_the_next_episode_sees_nothing_of_the_last_one(walled: Bench, how:
     await value_of(sandbox, "run", command=["sh", "-c", f"{LEAVE[how]}; true"])
     if (await reset(sandbox)).clean:
         assert await seen(sandbox) == before
+
+
+async def test_no_process_without_a_main_thread_lives_on_in_the_next_episode(
+    either_engine: Bench,
+) -> None:
+    """Invariant 14: the kernel reports its state as that of one that has ended."""
+    sandbox = await either_engine.start()
+    await reset(sandbox)
+    await value_of(sandbox, "run", command=["sh", "-c", headless.START])
+    assert not await evaluate(sandbox, headless.IS_OVER)
+    assert (await reset(sandbox)).clean
+    assert await evaluate(sandbox, headless.IS_OVER)

@@ -127,8 +127,9 @@ def _others() -> list[Process]:
         if name.isdigit() and int(name) not in (1, os.getpid()):
             with contextlib.suppress(OSError, IndexError):
                 words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                state, parent, started = words[0], words[1], words[19]
-                if state not in "ZX" and parent != "0":
+                state, parent, threads, started = words[0], words[1], words[17], words[19]
+                # The state is that of the main thread, which may end long before the others.
+                if (state not in "ZX" or int(threads) > 1) and parent != "0":
                     found.append((int(name), started))
     return found
 
