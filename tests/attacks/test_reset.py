@@ -52,3 +52,28 @@ async def test_no_process_without_a_main_thread_lives_on_in_the_next_episode(
     assert not await evaluate(sandbox, headless.IS_OVER)
     assert (await reset(sandbox)).clean
     assert await evaluate(sandbox, headless.IS_OVER)
+
+
+SLOW_DOWN = {
+    "policy": "os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))",
+    "priority": "os.setpriority(os.PRIO_PROCESS, thread, 19)",
+    "CPUs": "os.sched_setaffinity(thread, {min(os.sched_getaffinity(thread))})",
+    "disk": "ctypes.CDLL(None).syscall("
+    "{'x86_64': 251, 'aarch64': 30}[os.uname().machine], 1, thread, 3 << 13)",
+}
+
+
+@pytest.mark.parametrize("how", SLOW_DOWN)
+async def test_the_next_episode_is_not_slowed_down(either_engine: Bench, how: str) -> None:
+    """Invariant 14: an agent can make process 1 wait for all others, and only root can undo it."""
+    sandbox = await either_engine.start()
+    assert (await reset(sandbox)).clean
+    script = (
+        "import ctypes, os\n"
+        "for thread in map(int, os.listdir('/proc/1/task')):\n"
+        f"    try: {SLOW_DOWN[how]}\n"
+        "    except ProcessLookupError: pass\n"
+    )
+    assert await value_of(sandbox, "run", command=["python3", "-c", script]) == 0
+    found = await reset(sandbox)
+    assert found.reasons == ("scheduling of process 1 has changed",)
