@@ -128,6 +128,18 @@ def serve() -> int:
     return subprocess.Popen(["sleep", "777"]).pid
 
 
+@register_function
+def open_terminal() -> None:
+    held.append(subprocess.Popen(["sh"], stdin=subprocess.PIPE, text=True))
+
+
+@register_tool
+def type_in(line: str) -> None:
+    print(line, file=held[0].stdin, flush=True)
+    while b"taken" not in Path(f"/proc/{held[0].pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+
+
 @register_reward
 def graded() -> float:
     with tempfile.NamedTemporaryFile(dir=".") as file:
@@ -291,6 +303,30 @@ async def test_what_a_command_of_a_policy_has_started_ends_before_a_reward(
     done = await execute(sandbox, "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!")
     assert done.text().strip().isdecimal()
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("python3 -c 'import time; time.sleep(600)  # taken'", id="another"),
+        pytest.param("sh -c 'while :; do sleep 600; done  # taken'", id="the same"),
+    ],
+)
+async def test_a_program_that_replaces_one_of_the_environment_ends_before_a_reward(
+    either_engine: Bench, program: str
+) -> None:
+    """Invariant 14: ``exec`` in a shell that the environment started before the first tool call."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+    await request(sandbox, "aenv/function", {"name": "open_terminal"})
+    await call(sandbox, "type_in", {"line": f"exec {program}"})
+    source = (
+        "from pathlib import Path\n"
+        "found = [path.read_bytes() for path in Path('/proc').glob('[0-9]*/cmdline')]\n"
+        "result = sum(b'# taken' in command for command in found)\n"
+    )
+    looks = {"arguments": {"source": source}}
+    assert await request(sandbox, "aenv/reward", {"name": "looking", **looks}) == 1.0
+    assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 0.0
 
 
 async def test_processes_of_the_environment_go_on(walled: Bench) -> None:

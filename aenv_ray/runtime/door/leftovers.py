@@ -1,4 +1,4 @@
-"""What an episode leaves behind outside of its processes: files, System V IPC, descriptors, scheduling.
+"""What an episode leaves behind besides processes: files, System V IPC, descriptors, scheduling.
 
 An agent can leave something for its next episode, or for the next task, that changes what happens
 there. What it created in the directories that belong to the instance is removed. Whatever else it

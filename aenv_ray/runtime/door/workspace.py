@@ -252,7 +252,7 @@ def write_file(
 
 
 def _refuse_own_process(fd: int) -> None:
-    """Refuse files and directories in /proc that tell about this process: the graders are in its memory.
+    """Refuse files and directories in /proc that tell about this process, which has the graders.
 
     A command of the caller cannot read them either, because this process is not dumpable.
 
