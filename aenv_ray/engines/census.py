@@ -31,7 +31,7 @@ _PROC: Final = "/proc"
 class _Process:
     pid: int
     parent: int
-    state: str
+    has_ended: bool
     name: str
 
 
@@ -119,7 +119,7 @@ def _below(
     while pending:
         process = pending.pop()
         pending += children[process.pid]
-        if process.state != "Z" and process.name not in _NOT_YET:
+        if not process.has_ended and process.name not in _NOT_YET:
             depth = _pid_namespaces(process.pid)
             is_gone, is_inner = depth == 0, launchers_depth < depth <= launchers_depth + 2
             if not is_gone and not is_inner:
@@ -135,8 +135,10 @@ def _processes() -> Iterator[_Process]:
             # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
             before, _, after = text.rpartition(") ")
             if after:
-                state, parent, _ = after.split(" ", 2)
-                yield _Process(int(name), int(parent), state, before.partition("(")[2])
+                fields = after.split()
+                # The state is that of the main thread, which may end before the others.
+                has_ended = fields[0] == "Z" and int(fields[17]) <= 1
+                yield _Process(int(name), int(fields[1]), has_ended, before.partition("(")[2])
 
 
 def _pid_namespaces(pid: int) -> int:

@@ -18,6 +18,7 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request, value_of
+from tests.attacks import headless
 from tests.contract.docker.docker_node import shell_image
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
@@ -127,6 +128,18 @@ def serve() -> int:
     return subprocess.Popen(["sleep", "777"]).pid
 
 
+@register_function
+def open_terminal() -> None:
+    held.append(subprocess.Popen(["sh"], stdin=subprocess.PIPE, text=True))
+
+
+@register_tool
+def type_in(line: str) -> None:
+    print(line, file=held[0].stdin, flush=True)
+    while b"taken" not in Path(f"/proc/{held[0].pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+
+
 @register_reward
 def graded() -> float:
     with tempfile.NamedTemporaryFile(dir=".") as file:
@@ -146,6 +159,18 @@ def counting() -> int:
 @register_reward(name="watching", keep_processes=True)
 def watching() -> int:
     return counting()
+
+
+@register_reward(name="evaluated")
+def evaluated(source: str) -> float:
+    names = {}
+    exec(source, names)
+    return float(names["result"])
+
+
+@register_reward(name="looking", keep_processes=True)
+def looking(source: str) -> float:
+    return evaluated(source)
 
 
 @register_reward(name="buggy")
@@ -190,6 +215,15 @@ async def test_processes_of_a_container_do_not_keep_a_reward_from_running(docker
     await call(sandbox, "run", {"command": "while :; do sleep 600 & done"})
     assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 0
+
+
+async def test_a_process_without_a_main_thread_ends_before_a_reward(either_engine: Bench) -> None:
+    """Invariant 14: the kernel reports its state as that of one that has ended."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+    await call(sandbox, "run", {"command": headless.START})
+    looks = {"arguments": {"source": headless.IS_OVER}}
+    assert await request(sandbox, "aenv/reward", {"name": "looking", **looks}) == 0.0
+    assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 1.0
 
 
 _BESIDE = """
@@ -269,6 +303,30 @@ async def test_what_a_command_of_a_policy_has_started_ends_before_a_reward(
     done = await execute(sandbox, "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!")
     assert done.text().strip().isdecimal()
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("python3 -c 'import time; time.sleep(600)  # taken'", id="another"),
+        pytest.param("sh -c 'while :; do sleep 600; done  # taken'", id="the same"),
+    ],
+)
+async def test_a_program_that_replaces_one_of_the_environment_ends_before_a_reward(
+    either_engine: Bench, program: str
+) -> None:
+    """Invariant 14: ``exec`` in a shell that the environment started before the first tool call."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+    await request(sandbox, "aenv/function", {"name": "open_terminal"})
+    await call(sandbox, "type_in", {"line": f"exec {program}"})
+    source = (
+        "from pathlib import Path\n"
+        "found = [path.read_bytes() for path in Path('/proc').glob('[0-9]*/cmdline')]\n"
+        "result = sum(b'# taken' in command for command in found)\n"
+    )
+    looks = {"arguments": {"source": source}}
+    assert await request(sandbox, "aenv/reward", {"name": "looking", **looks}) == 1.0
+    assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 0.0
 
 
 async def test_processes_of_the_environment_go_on(walled: Bench) -> None:

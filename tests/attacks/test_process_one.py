@@ -161,6 +161,29 @@ async def test_the_file_methods_tell_nothing_of_process_one(walled: Bench, path:
     assert await request(sandbox, "aenv/read_file", plain)
 
 
+async def test_the_file_methods_tell_nothing_by_the_id_of_a_thread(either_engine: Bench) -> None:
+    """Invariant 14: /proc has a directory for each thread, though it lists processes only."""
+    sandbox = await either_engine.start()
+    threads = (await execute(sandbox, "ls /proc/1/task")).text().split()
+    assert len(threads) > 1
+    for thread in threads:
+        for method, path in (
+            ("read_file", f"/proc/{thread}/maps"),
+            ("read_file", f"/proc/1/task/{thread}/maps"),
+            ("list_files", f"/proc/{thread}/map_files"),
+        ):
+            with pytest.raises(AenvError, match=r"Permission denied|No such"):
+                await request(sandbox, f"aenv/{method}", {"arguments": {"path": path}})
+
+
+async def test_the_file_methods_do_not_list_the_memory_of_process_one(walled: Bench) -> None:
+    """Invariant 14: the names in this directory are addresses."""
+    sandbox = await walled.start()
+    for path in ("/proc/self/map_files", "/proc/1/map_files"):
+        with pytest.raises(AenvError, match="Permission denied"):
+            await request(sandbox, "aenv/list_files", {"arguments": {"path": path}})
+
+
 async def test_usual_programs_work_under_the_filter(walled: Bench) -> None:
     """Whatever is refused, programs that environments use must not need it."""
     sandbox = await walled.start()

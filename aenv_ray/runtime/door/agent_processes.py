@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,29 +28,32 @@ _ALL: Final = -1
 
 Process = tuple[int, str]
 """Pid and start time."""
+Program = tuple[int, int, str]
+"""Device and inode of a program's file, and the address of its stack, which is random."""
 
 
 class AgentProcesses:
     """The processes that an agent has started, in a sandbox that this process has to itself.
 
     The processes that exist at the first tool call or command belong to the environment: its code
-    started them when it was imported, or in a function.
+    started them when it was imported, or in a function. One that has executed another program since
+    belongs to the agent, which may have told a shell to do so.
 
     Args:
         may_be_reset: Note the processes that exist now, for `end_episode`.
     """
 
     def __init__(self, *, may_be_reset: bool = False) -> None:
-        self._first = frozenset(_others()) if may_be_reset else frozenset()
+        self._first = _programs() if may_be_reset else {}
         """The processes that existed at the start; they outlive a reset."""
-        self._spared: frozenset[Process] | None = None
+        self._spared: dict[Process, Program | None] | None = None
         self._memory: mmap.mmap | None = None
         self._files: list[int] = []
 
     def expect(self) -> None:
         """Prepare for a call of the agent: reserve room; at the first one, note what exists."""
         if self._spared is None:
-            self._spared = frozenset(_others())
+            self._spared = _programs()
         if self._memory is None:
             with contextlib.suppress(OSError):  # there is no room left to reserve
                 self._memory = mmap.mmap(
@@ -75,7 +79,7 @@ class AgentProcesses:
         _kill_all_but(self._first)
         self._give_room()
         self._spared = None
-        return len(set(_others()) - self._first)
+        return len(_all_but(self._first))
 
     def _give_room(self) -> None:
         if self._memory is not None:
@@ -85,14 +89,14 @@ class AgentProcesses:
             os.close(self._files.pop())
 
 
-def _kill_all_but(spared: frozenset[Process]) -> None:
+def _kill_all_but(spared: Mapping[Process, Program | None]) -> None:
     """Stop all others before killing them, so that they cannot fork faster than they are killed."""
     deadline = time.monotonic() + _END_S
     stopped: set[Process] = set()
     has_all = os.getpid() == 1 and _has_children()
     if has_all:  # at once, which no fork escapes; never by another process, which has not all
         _signal(_ALL, signal.SIGSTOP)
-    while found := set(_others()) - spared - stopped:
+    while found := _all_but(spared) - stopped:
         for pid, _ in found:
             _signal(pid, signal.SIGSTOP)
         stopped |= found
@@ -114,6 +118,32 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def _all_but(spared: Mapping[Process, Program | None]) -> set[Process]:
+    """Return the other processes without those of `spared` that still run the same program."""
+    return {
+        process
+        for process in _others()
+        if process not in spared or spared[process] != _program(process[0])
+    }
+
+
+def _programs() -> dict[Process, Program | None]:
+    return {process: _program(process[0]) for process in _others()}
+
+
+def _program(pid: int) -> Program | None:
+    """Return what tells the program of a process from the next one; None if nothing may be seen."""
+    with contextlib.suppress(OSError):
+        file = os.stat(f"/proc/{pid}/exe")
+        return file.st_dev, file.st_ino, _fields(pid)[25]
+    return None
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of a process after its name, which may contain anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def _others() -> list[Process]:
     """Return the other processes that run in this pid namespace.
 
@@ -126,9 +156,10 @@ def _others() -> list[Process]:
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in (1, os.getpid()):
             with contextlib.suppress(OSError, IndexError):
-                words = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                state, parent, started = words[0], words[1], words[19]
-                if state not in "ZX" and parent != "0":
+                words = _fields(int(name))
+                state, parent, threads, started = words[0], words[1], words[17], words[19]
+                # The state is that of the main thread, which may end long before the others.
+                if (state not in "ZX" or int(threads) > 1) and parent != "0":
                     found.append((int(name), started))
     return found
 

@@ -1,4 +1,4 @@
-"""What an episode leaves behind outside of processes: files, System V IPC, descriptors.
+"""What an episode leaves behind besides processes: files, System V IPC, descriptors, scheduling.
 
 An agent can leave something for its next episode, or for the next task, that changes what happens
 there. What it created in the directories that belong to the instance is removed. Whatever else it
@@ -18,6 +18,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Final
+
+from aenv_ray.runtime.system import linux
 
 MAX_FILES: Final = 50_000
 """Maximum number of files that are checked; an instance with more is not clean."""
@@ -60,6 +62,7 @@ class Leftovers:
         self._elsewhere: list[str] | None = None
         self._ipc = _ipc_objects()
         self._descriptors = frozenset(_own_descriptors())
+        self._scheduling = _scheduling() if self._owns_sandbox else {}
         with contextlib.suppress(Unchecked, OSError):  # then the instance is never clean
             self._files = self._scan(self._times)
         self._has_queues = self._owns_sandbox and not _forbids_message_queues()
@@ -89,6 +92,17 @@ class Leftovers:
             return []
         opened = set(_own_descriptors()) - self._descriptors
         return [f"open in the runtime: {_some(opened)}"] if opened else []
+
+    def scheduling(self) -> list[str]:
+        """Return the processes of the start of which a thread now has another priority or CPUs.
+
+        Any process of the sandbox can take both from this one, which cannot take them back.
+        """
+        now = _scheduling() if self._owns_sandbox else {}
+        changed = {
+            str(pid) for pid, first in self._scheduling.items() if not now.get(pid, first) <= first
+        }
+        return [f"scheduling of process {_some(changed)} has changed"] if changed else []
 
     # --- the instance's own directories -------------------------------------------------------
 
@@ -293,6 +307,34 @@ def _own_descriptors() -> Iterator[str]:
                 is_file = target.startswith("/") and not target.startswith(("/proc/", "/dev/"))
                 if is_file or (target.startswith("socket:") and _is_listening(int(name))):
                     yield target
+
+
+def _scheduling() -> dict[int, frozenset[object]]:
+    """Return what the scheduler knows of the threads of each process."""
+    found: dict[int, frozenset[object]] = {}
+    with contextlib.suppress(FileNotFoundError):  # a system without /proc
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            facts: set[object] = set()
+            with contextlib.suppress(OSError):  # it has ended
+                for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+                    with contextlib.suppress(ProcessLookupError):
+                        facts.add(_scheduling_of(thread))
+            with contextlib.suppress(OSError):  # a kernel that does not group sessions
+                facts.add(Path(f"/proc/{pid}/autogroup").read_text())
+            found[int(pid)] = frozenset(facts)
+    return found
+
+
+def _scheduling_of(thread: int) -> tuple[object, ...]:
+    is_idle_io = False
+    with contextlib.suppress(OSError):  # gVisor has no such classes
+        is_idle_io = linux.io_class(thread) == linux.IOPRIO_CLASS_IDLE
+    return (
+        os.sched_getscheduler(thread),
+        os.getpriority(os.PRIO_PROCESS, thread),
+        frozenset(os.sched_getaffinity(thread)),
+        is_idle_io,
+    )
 
 
 def _is_listening(descriptor: int) -> bool:

@@ -155,6 +155,7 @@ class Reset:
         if self._shares_process:
             return reasons
         reasons += self._leftovers.open_descriptors()
+        reasons += self._leftovers.scheduling()
         if os.getcwd() != self._directory:
             reasons.append(f"the working directory is {os.getcwd()}")
         if dict(os.environ) != self._environ:

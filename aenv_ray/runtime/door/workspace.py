@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,17 +252,20 @@ def write_file(
 
 
 def _refuse_own_process(fd: int) -> None:
-    """Refuse files in /proc that tell about this process: the graders are in its memory.
+    """Refuse files and directories in /proc that tell about this process, which has the graders.
 
     A command of the caller cannot read them either, because this process is not dumpable.
 
     Raises:
-        PermissionError: `fd` is such a file, whatever path it was opened by.
+        PermissionError: `fd` is one of them, whatever path it was opened by.
     """
     with contextlib.suppress(FileNotFoundError):  # a system without /proc
         name = os.readlink(f"/proc/self/fd/{fd}")
-        if name.startswith(f"/proc/{os.getpid()}/"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        if name.startswith("/proc/"):
+            # Each thread has a directory there as well, which is not listed.
+            thread = name.split("/")[2]
+            if os.path.exists(f"/proc/self/task/{thread}"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 
 
 def _replace(target: Path, payload: bytes) -> None:
@@ -289,7 +292,7 @@ def list_files(path: str = ".") -> dict[str, Any]:
     """
     entries: list[dict[str, Any]] = []
     try:
-        with os.scandir(path) as scan:
+        with _opened_directory(path) as fd, os.scandir(fd) as scan:
             for entry in scan:
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -308,6 +311,16 @@ def list_files(path: str = ".") -> dict[str, Any]:
     except (OSError, ValueError) as exc:
         raise _file_fault(path, exc) from exc
     return {"entries": sorted(entries, key=lambda entry: str(entry["name"]))}
+
+
+@contextlib.contextmanager
+def _opened_directory(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _refuse_own_process(fd)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _kind(mode: int) -> str:

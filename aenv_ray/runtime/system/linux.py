@@ -52,6 +52,10 @@ _MOUNT_ATTR_NODEV: Final = 4
 _SYS_MOUNT_SETATTR: Final = 442
 _SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _SYS_CAPSET: Final = {"x86_64": 126, "aarch64": 91}
+_SYS_IOPRIO_GET: Final = {"x86_64": 252, "aarch64": 31}
+_IOPRIO_WHO_PROCESS: Final = 1
+_IOPRIO_CLASS_SHIFT: Final = 13
+IOPRIO_CLASS_IDLE: Final = 3
 
 _SIOCGIFFLAGS: Final = 0x8913
 _SIOCSIFFLAGS: Final = 0x8914
@@ -86,6 +90,7 @@ _prctl: Final = _function("prctl", _INT, _ULONG, _ULONG, _ULONG, _ULONG)
 _prctl_text: Final = _function("prctl", _INT, _TEXT, _ULONG, _ULONG, _ULONG)
 _pivot_root: Final = _function("syscall", _LONG, _TEXT, _TEXT)
 _capset: Final = _function("syscall", _LONG, _TEXT, _TEXT)
+_ioprio_get: Final = _function("syscall", _LONG, _INT, _INT)
 _mount_setattr: Final = _function(
     "syscall", _LONG, _INT, _TEXT, ctypes.c_uint, _POINTER, ctypes.c_size_t
 )
@@ -235,6 +240,13 @@ class SeccompFilter(ctypes.Structure):
     def install(self) -> None:
         """Install the filter for this process and its children; it cannot be removed."""
         prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._address)
+
+
+def io_class(thread: int) -> int:
+    """Return the class of a thread's disk accesses, such as `IOPRIO_CLASS_IDLE`."""
+    found = int(_ioprio_get(_SYS_IOPRIO_GET[_MACHINE], _IOPRIO_WHO_PROCESS, thread))
+    _check(min(found, 0), "ioprio_get")
+    return found >> _IOPRIO_CLASS_SHIFT
 
 
 def set_hostname(name: str) -> None:

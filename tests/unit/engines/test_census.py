@@ -17,14 +17,21 @@ Table = Callable[..., None]
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Make a process table of rows of pid, parent, state, name and depth in pid namespaces."""
+    """Make a process table of rows of pid, parent, state, name and depth in pid namespaces.
+
+    The state of a process whose main thread has ended before another is "Z2".
+    """
     monkeypatch.setattr(census, "_PROC", str(tmp_path))
 
     def make(*rows: tuple[int, int, str, str, int]) -> None:
         for pid, parent, state, name, depth in rows:
             entry = tmp_path / str(pid)
             entry.mkdir()
-            (entry / "stat").write_text(f"{pid} ({name}) {state} {parent} 1 1 0 -1 4194560\n")
+            threads = state[1:] or "1"
+            unused = " 0" * 15
+            (entry / "stat").write_text(
+                f"{pid} ({name}) {state[0]} {parent}{unused} {threads} 0 86400 0\n"
+            )
             inner = "\t".join(["1"] * (depth - 1))
             (entry / "status").write_text(f"Name:\t{name}\nNSpid:\t{pid}\t{inner}\nNSsid:\t1\n")
             words = ["python3", "-m", "aenv_ray.engines.process.launcher", str(PLACE)]
@@ -43,9 +50,10 @@ def test_instances_and_what_they_started_are_counted_in_a_jail(table: Table) -> 
         (31, 30, "S", "a) S 1 (b", 4),
         (32, INNER, "S", "aenv-spare", 4),
         (33, INNER, "Z", "python3", 4),
+        (34, INNER, "Z2", "python3", 4),
         (40, 1, "S", "sleep", 1),
     )
-    assert sorted(census.live_processes()) == [30, 31]
+    assert sorted(census.live_processes()) == [30, 31, 34]
 
 
 def test_instances_are_counted_without_a_jail(table: Table) -> None:

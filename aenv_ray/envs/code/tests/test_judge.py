@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from typing import Any
@@ -16,6 +17,8 @@ EXPECTED = 42424242
 SCRIPT = Test(kind="script", source=f"assert f(1) == {EXPECTED}", names=("f",))
 PROGRAM = Test(kind="program", input="1\n", expected=f"{EXPECTED}\n")
 LIMITS = Limits(cpu_s=1, memory_mib=128)
+_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+"""The system call that ends only the thread that calls it."""
 
 
 def verdicts(source: str, *tests: Test) -> list[CaseOutcome]:
@@ -65,6 +68,23 @@ FORGERIES = {
 @pytest.mark.parametrize(("source", "verdict"), FORGERIES.values(), ids=FORGERIES)
 def test_no_solution_forges_a_verdict(source: str, verdict: str) -> None:
     assert [one.verdict for one in verdicts(source, SCRIPT)] == [verdict]
+
+
+def test_a_process_whose_main_thread_has_ended_does_not_outlive_its_solution() -> None:
+    """The kernel reports its state as that of a process that has ended."""
+    name = f"\\0judged-{os.getpid()}"
+    source = (
+        "import ctypes, os, socket, threading, time\n"
+        f"held = socket.socket(socket.AF_UNIX)\nheld.bind('{name}')\n"
+        "if not (pid := os.fork()):\n"
+        " threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        f" ctypes.CDLL(None).syscall({_EXIT}, 0)\n"
+        "while ') Z' not in open(f'/proc/{pid}/stat').read(): pass\n"
+        "def f(x): return 42424242"
+    )
+    assert [one.verdict for one in verdicts(source, SCRIPT)] == ["passed"]
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(f"\0judged-{os.getpid()}")
 
 
 def test_a_solution_that_ends_its_judge_has_no_verdicts() -> None:

@@ -102,8 +102,9 @@ def _others() -> list[int]:
         if name.isdecimal() and int(name) not in (1, os.getpid()):
             with contextlib.suppress(OSError, IndexError):
                 with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    state = file.read().rpartition(")")[2].split()[0]
-                if state not in "ZX":
+                    words = file.read().rpartition(")")[2].split()
+                # The state is that of the main thread; the 18th field counts the threads that run.
+                if words[0] not in "ZX" or int(words[17]) > 1:
                     found.append(int(name))
     return found
 

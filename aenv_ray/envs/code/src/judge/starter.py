@@ -165,7 +165,8 @@ def _descendants() -> list[int]:
                     words = file.read().rpartition(")")[2].split()
             except OSError:
                 continue
-            if words[0] not in "ZX":
+            # The state is that of the main thread; the 18th field counts the threads that run.
+            if words[0] not in "ZX" or int(words[17]) > 1:
                 parents.setdefault(int(words[1]), []).append(int(name))
     found: list[int] = []
     waiting = [os.getpid()]
