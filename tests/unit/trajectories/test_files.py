@@ -144,7 +144,7 @@ def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path
         with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced, but is not a file"):
             aenv_ray.sample("mini-terminal", "null", TASKS, out=out, overwrite=overwrite)
     with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced"):
-        open_output(out)  # also for a trainer's records
+        open_output(out)
     assert out.read_bytes() == content.encode("latin-1")
 
 

@@ -12,7 +12,7 @@ from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
 from aenv_ray.trajectories.reading import Trajectories, finished_episodes
 from aenv_ray.trajectories.report import report
 from aenv_ray.trajectories.schema import EpisodeStatus
-from aenv_ray.trajectories.shards import MANIFEST, Manifest, open_output
+from aenv_ray.trajectories.shards import MANIFEST, Manifest, continue_output, open_output
 from tests.unit.trajectories.episodes import episode, step
 
 EPISODES = [
@@ -102,6 +102,66 @@ def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_p
     output.close()
     with pytest.raises(ConfigError, match="episode 0 of task"):
         read(tmp_path)
+
+
+def test_each_process_of_a_trainer_has_shards_and_indices_of_its_own(tmp_path: Path) -> None:
+    """Invariant 12: those of workers at the same time, and those of a run that is started again."""
+    for out in (tmp_path / "run", tmp_path / "run.parquet"):
+        killed = []
+        for run in range(2):
+            outputs = [continue_output(out) for _ in range(3)]
+            for number in range(2):
+                for output, first in outputs:
+                    output.write(episode(first + number, task_id=f"{run}"))
+            assert len(read(out)) == 6 * (run + 1)  # also while they are written
+            killed.append(outputs.pop()[0])
+            for output, _ in outputs:
+                output.close()
+                assert output.failure is None
+        assert [one.task_id for one in read(out)] == ["0"] * 6 + ["1"] * 6
+        for output in killed:
+            output.close()
+
+
+def test_a_trainer_keeps_the_episodes_of_a_sampling(tmp_path: Path) -> None:
+    sampled = open_output(tmp_path / "run")
+    sampled.write(episode(0))
+    sampled.close()
+    output, first = continue_output(tmp_path / "run")
+    output.write(episode(first))
+    output.close()
+    assert [one.index for one in read(tmp_path / "run")] == [0, first]
+
+
+@pytest.mark.parametrize("rest", ["", "\n", '{"index":7,"task', episode(5).model_dump_json()])
+def test_a_trainer_continues_a_file(rest: str, tmp_path: Path) -> None:
+    """Of what a killed process wrote, only an incomplete line is removed."""
+    path = tmp_path / "run.jsonl"
+    earlier = [episode(3), episode(1)] + [episode(5)] * rest.endswith("}")
+    path.write_text("".join(f"{one.model_dump_json()}\n" for one in earlier[:2]) + rest)
+    output, first = continue_output(path)
+    with pytest.raises(ConfigError, match="written by another process") as caught:
+        continue_output(path)
+    assert "directory" in str(caught.value.hint)
+    output.write(episode(first))
+    output.close()
+    assert first == (6 if rest.endswith("}") else 4)
+    found = read(path)
+    assert (found.torn, [one.index for one in found]) == (
+        (), sorted([*(one.index for one in earlier), first]),
+    )  # fmt: skip
+    again, first = continue_output(path)  # it is closed
+    again.close()
+    assert first == found[-1].index + 1
+
+
+@pytest.mark.parametrize("content", ["{}\n", "text", f"{episode(0).model_dump_json()}\ntext\n"])
+def test_a_trainer_adds_nothing_to_another_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"would be continued|line 2: not an episode"):
+        continue_output(path)
+    assert path.read_text() == content
 
 
 def test_a_directory_is_resumed(tmp_path: Path) -> None:
