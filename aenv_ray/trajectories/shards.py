@@ -367,6 +367,7 @@ def _replaced(path: Path) -> list[Path]:
         shards = sorted(_named_as_shards(path))
         found = [*shards, *([manifest] if manifest.exists() else [])]
     else:
+        _check_suffix(path)
         found = [path] if path.is_file() else []  # there is nothing to replace in a device
     for one in found:
         if not _is_ours(one):
@@ -375,6 +376,19 @@ def _replaced(path: Path) -> list[Path]:
                 hint=f"choose another path than {path}",
             )
     return found
+
+
+def _check_suffix(path: Path) -> None:
+    """Check that JSON Lines are not written into a file that is named as Parquet.
+
+    Raises:
+        ConfigError: They would be.
+    """
+    if path.suffix == ".parquet" and path.is_file():
+        raise ConfigError(
+            f"{path} is a file, but Parquet output is a directory of shards",
+            hint="choose a new path, or a directory",
+        )
 
 
 def _is_ours(path: Path) -> bool:
@@ -468,6 +482,7 @@ def continue_output(path: Path) -> tuple[EpisodeOutput, int]:
             another process writes to.
     """
     if not is_directory(path):
+        _check_suffix(path)
         if path.is_file() and not _is_ours(path):
             raise ConfigError(
                 f"{path} would be continued, but is not a file of episodes",
