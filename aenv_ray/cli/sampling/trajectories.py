@@ -258,10 +258,13 @@ def filter_(  # each is an option
 ) -> None:
     """Write the episodes that match all conditions, as JSON Lines.
 
+    Of several finished episodes with the same index, as in files that were joined, the
+    later ones get new indices.
+
     Example:
       aenv trajectories filter run1.jsonl --min-reward 1 --out solved.jsonl
     """
-    from aenv_ray.trajectories import EpisodeStatus
+    from aenv_ray.trajectories import EpisodeStatus, read
 
     known = [one.value for one in EpisodeStatus]
     for name in status or []:
@@ -280,7 +283,7 @@ def filter_(  # each is an option
             and (tool is None or any(step.tool == tool for step in episode.steps))
         )
 
-    everything = _read(path)
+    everything = read(path, renumber=True)
     kept = [episode for episode in everything if matches(episode)]
     copy_attachments(everything, kept, out)
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from aenv_ray.cli.main import app
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
 from aenv_ray.trajectories.reading import Trajectories, finished_episodes
@@ -88,7 +90,7 @@ def test_of_an_episode_that_ran_again_the_later_record_counts(tmp_path: Path) ->
     assert list(read(tmp_path / "run.jsonl")) == [episode(0), episode(1)]
 
 
-@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("b", "t0")])
+@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("a", "t0"), ("b", "t0")])
 def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_path: Path) -> None:
     """Writers that each number from 0 would lose all episodes but those of the last."""
     failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
@@ -102,6 +104,23 @@ def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_p
     output.close()
     with pytest.raises(ConfigError, match="episode 0 of task"):
         read(tmp_path)
+    assert [(one.index, one.task_id) for one in read(tmp_path, renumber=True)] == [
+        (0, "t0"), (1, "t1"), (2, task),
+    ]  # fmt: skip
+
+
+def test_joined_files_are_numbered_anew(tmp_path: Path) -> None:
+    """The error names the command."""
+    joined, target = tmp_path / "all.jsonl", tmp_path / "new.jsonl"
+    failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    runs = [episode(0), episode(1), failed, episode(0, 0.0), episode(1, 0.0)]
+    joined.write_text("".join(f"{one.model_dump_json()}\n" for one in runs))
+    with pytest.raises(ConfigError, match="and so has it of task 't0'") as caught:
+        read(joined)
+    command = str(caught.value.hint).partition("aenv ")[2].replace("NEW.jsonl", str(target))
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert [(one.index, one.reward) for one in read(target)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
 
 
 def test_each_process_of_a_trainer_has_shards_and_indices_of_its_own(tmp_path: Path) -> None:
