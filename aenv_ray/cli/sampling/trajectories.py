@@ -285,23 +285,21 @@ def filter_(  # each is an option
 
     everything = read(path, renumber=True)
     kept = [episode for episode in everything if matches(episode)]
-    copy_attachments(everything, kept, out)
+    _copy_attachments(everything, kept, out)
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
 
 
-def copy_attachments(
-    source: Trajectories, episodes: Iterable[Episode], out: Path, *, is_directory: bool = False
-) -> None:
-    """Copy the attachments of recorded episodes to an output.
+def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Path) -> None:
+    """Copy the attachments of recorded episodes to a file of them.
 
     Raises:
         ConfigError: One is missing, or cannot be written.
     """
     from aenv_ray.trajectories.attachments import AttachmentFiles
 
-    files = AttachmentFiles(out, is_directory=is_directory)
+    files = AttachmentFiles(out, is_directory=False)
     steps = [step for one in episodes for step in one.steps]
     with _writing(out):
         for digest in {one.digest for step in steps for one in step.attachments}:
