@@ -156,7 +156,7 @@ class ContinuedFile(EpisodeFile):
                     self._file.truncate(whole)
         except OSError as exc:
             raise ConfigError(
-                f"{self._path} cannot be continued: {exc.strerror}", hint="choose another file"
+                f"{self._path} cannot be continued: {exc.strerror}", hint="choose a directory"
             ) from exc
 
     def _count(self, number: int, line: bytes) -> None:

@@ -148,7 +148,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
         _python_path(request),
     )
     if compared.changed:
-        names = ", ".join(compared.changed[:20])
+        names = ", ".join([*dict.fromkeys(compared.changed)][:20])
         return {"refused": f"the agent changed what the tests rely on: {names}"}
     stuck = fingerprints.set_aside(compared.added, aside)
     if stuck:
