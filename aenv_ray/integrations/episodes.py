@@ -46,7 +46,7 @@ from aenv_ray.sampling.runners.instance_source import GroupStart
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules, Runner
 from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.trajectories.schema import Episode, Generation, Task
-from aenv_ray.trajectories.shards import check_output, open_output
+from aenv_ray.trajectories.shards import EpisodeOutput, continue_output
 from aenv_ray.trajectories.statistics import is_void
 from aenv_ray.units import parse_duration_s
 
@@ -353,8 +353,9 @@ class EpisodePool:
         reward_on_death: Reward of episodes whose sandbox was ended from inside.
         reward_on_timeout: Reward of episodes that ran out of time in calls. None: void.
         reward_on_failure: Reward of episodes whose reward raised. None: void.
-        out: File or directory of the records, which must not have episodes of another run or
-            process. None: they are only in outcomes.
+        out: File or directory of the records. The episodes of earlier processes there are kept.
+            Several processes at a time can write into a directory, one into a file. None: they are
+            only in outcomes.
         actor: Density of the instances.
         options: Further options of `aenv_ray.create`.
 
@@ -572,13 +573,12 @@ class _Core:
         self._runner = Runner(
             _trainer, self._source, rules, self._images, _may_restart, batches.is_connected, owner
         )
+        self._output: EpisodeOutput | None = None
+        self._count = 0
         if out is not None:
-            hint = "give each run, and each process of a trainer, a path of its own"
-            check_output(out, overwrite=False, hint=hint)
-        self._output = None if out is None else open_output(out)
+            self._output, self._count = continue_output(out)
         self._lives: set[LiveEpisode] = set()
         self._reserved = 0
-        self._count = 0
 
     def _idle(self) -> int:
         return max(0, self._reserved - len(self._lives))

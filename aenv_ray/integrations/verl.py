@@ -13,6 +13,8 @@ For options, name the class in the file of ``rollout.agent.agent_loop_config_pat
       environment: mini-terminal
       options: {out: episodes}
 
+All workers write their records into that directory.
+
 The reward is that of the environment. A void trajectory has an empty response mask, which takes it
 out of the loss, and ``aenv_void``. ``algorithm.adv_estimator=grpo_without_void`` also takes it out
 of the mean of its group.

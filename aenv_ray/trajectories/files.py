@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
+from aenv_ray.files import FileLock, write_atomically
 from aenv_ray.trajectories.attachments import AttachmentFiles
 from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 
 logger = logging.getLogger("aenv_ray")
+_INDEX: Final = re.compile(rb'\{"index":(\d+),')
+"""The begin of an episode's line as it is written here."""
 
 
 class EpisodeFile:
@@ -26,6 +29,7 @@ class EpisodeFile:
         kept: Episodes of an earlier run to start with.
         attachments: Where the contents of attachments are written. None: beside the file; if that
             is not a regular file, such as a pipe, only records are written.
+        is_continued: Append to an existing file instead.
 
     Raises:
         ConfigError: The file cannot be opened.
@@ -36,6 +40,8 @@ class EpisodeFile:
         path: Path,
         kept: Iterable[Episode] = (),
         attachments: AttachmentFiles | None = None,
+        *,
+        is_continued: bool = False,
     ) -> None:
         self.failure: ConfigError | None = None
         """Why episodes are missing in the file; None if none are."""
@@ -46,7 +52,7 @@ class EpisodeFile:
                 lines = "".join(f"{episode.model_dump_json()}\n" for episode in kept)
                 write_atomically(path, lines, mode=path.stat().st_mode & 0o777, durable=True)
             self._written = len(kept)
-            self._file = path.open("a" if kept else "w", encoding="utf-8")
+            self._file = path.open("a" if kept or is_continued else "w", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(
                 f"{path} cannot be written: {exc.strerror}", hint="choose another file"
@@ -92,6 +98,78 @@ class EpisodeFile:
             f"{self._path} cannot be written: {exc.strerror}; it has {self._written} episodes",
             hint="free space or choose another file; episodes and summary() are complete",
         )
+
+
+class ContinuedFile(EpisodeFile):
+    """Appends episodes to those of earlier processes, as the only process at that time.
+
+    An incomplete last line is removed with a warning.
+
+    Args:
+        path: Created if missing.
+
+    Raises:
+        ConfigError: The file cannot be opened, another process or pool writes to it, or it has
+            lines that are no episodes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, is_continued=True)
+        self.next_index = 0
+        """One more than the largest index in the file."""
+        self._lock: FileLock | None = None
+        if path.is_file():
+            try:
+                self._continue()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file, any number of times; a failing flush is recorded as a failure."""
+        super().close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _continue(self) -> None:
+        try:
+            self._lock = FileLock.try_acquire(self._path)
+            if self._lock is None:
+                raise ConfigError(
+                    f"{self._path} is being written by another process or pool",
+                    hint="give a directory: it takes the records of several processes",
+                )
+            whole, rest = 0, b""
+            with self._path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith(b"\n"):
+                        whole += len(line)
+                        self._count(number, line)
+                    else:
+                        rest = line
+            if rest.strip():
+                try:
+                    self._count(number, rest.strip())
+                    self._file.write("\n")
+                except ConfigError:
+                    logger.warning("%s: the last line is incomplete and is removed", self._path)
+                    self._file.truncate(whole)
+        except OSError as exc:
+            raise ConfigError(
+                f"{self._path} cannot be continued: {exc.strerror}", hint="choose a directory"
+            ) from exc
+
+    def _count(self, number: int, line: bytes) -> None:
+        """Note a line.
+
+        Raises:
+            ConfigError: It is not an episode.
+        """
+        if line.strip():
+            found = _INDEX.match(line) if line.endswith(b"\n") else None
+            index = int(found[1]) if found else _episode(self._path, number, line).index
+            self.next_index = max(self.next_index, index + 1)
+            self._written += 1
 
 
 class Lines(NamedTuple):

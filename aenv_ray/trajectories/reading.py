@@ -101,18 +101,20 @@ class Trajectories:
         return arrow.optional("datasets", "to_datasets()", "data").Dataset(self.to_arrow())
 
 
-def read(path: str | Path) -> Trajectories:
+def read(path: str | Path, *, renumber: bool = False) -> Trajectories:
     """Read recorded episodes.
 
     A torn last line, which a killed writer leaves, is skipped with a warning.
 
     Args:
         path: A JSON Lines file, a Parquet file, or a directory of shards.
+        renumber: Whether finished episodes whose index an earlier one has, as in files that were
+            joined, get new indices above the others.
 
     Raises:
         ConfigError: It is missing, cannot be read, or holds something else; a listed shard is
-            missing; different episodes have the same index; or the records are of a newer version
-            of the schema.
+            missing; several finished episodes have the same index, and `renumber` is false; or the
+            records are of a newer version of the schema.
     """
     source = Path(path)
     if source.is_dir():
@@ -121,8 +123,9 @@ def read(path: str | Path) -> Trajectories:
     else:
         files = [source]
     episodes: list[Episode] = []
+    repeated: list[Episode] = []
     torn: list[Path] = []
-    numbers = _Numbers()
+    first: dict[int, tuple[str, Path]] = {}
     for file in files:
         if file.suffix == ".parquet":
             found = arrow.read_parquet(file)
@@ -133,36 +136,33 @@ def read(path: str | Path) -> Trajectories:
                 torn.append(file)
                 logger.warning("%s: the last line is incomplete and is skipped", file)
         for episode in found:
-            numbers.check(file, episode)
-        episodes += found
+            if episode.status is EpisodeStatus.INFRA_FAILED or episode.index not in first:
+                episodes.append(episode)
+            elif renumber:
+                repeated.append(episode)
+            else:
+                raise _repeated(source, file, episode, *first[episode.index])
+            if episode.status is not EpisodeStatus.INFRA_FAILED:
+                first.setdefault(episode.index, (episode.task_id, file))
+    following = max((one.index for one in episodes), default=-1) + 1
+    episodes += [
+        one.model_copy(update={"index": index}) for index, one in enumerate(repeated, following)
+    ]
     attachments = AttachmentFiles(source, is_directory=source.is_dir())
     return Trajectories(episodes, torn, attachments)
 
 
-class _Numbers:
-    """Whose the indices of an output are, so that no episode hides another one."""
-
-    def __init__(self) -> None:
-        self._owners: dict[int, tuple[str, str]] = {}
-        """Task and writer of the episode with an index."""
-
-    def check(self, file: Path, episode: Episode) -> None:
-        """Note an episode.
-
-        Raises:
-            ConfigError: Another one, that no later one replaces, has its index.
-        """
-        if episode.status is EpisodeStatus.INFRA_FAILED:
-            return
-        owner = episode.task_id, shards.writer_of(file)
-        first = self._owners.setdefault(episode.index, owner)
-        if first != owner:
-            raise ConfigError(
-                f"{file} has an episode {episode.index} of task {owner[0]!r}, and so has "
-                f"{first[1]!r} of task {first[0]!r}",
-                hint="give the episodes of one output different indices; what is there can be read "
-                "file by file",
-            )
+def _repeated(
+    source: Path, file: Path, episode: Episode, first_task: str, first_file: Path
+) -> ConfigError:
+    """Return the error for an episode that would hide another finished one of its index."""
+    where = "it" if file == first_file else str(first_file)
+    return ConfigError(
+        f"{file} has an episode {episode.index} of task {episode.task_id!r}, and so has {where} of "
+        f"task {first_task!r}",
+        hint="give the episodes of one output different indices; number these anew: "
+        f"aenv trajectories filter {source} --out NEW.jsonl",
+    )
 
 
 def finished_episodes(path: Path, tasks: Sequence[Task] | None) -> list[Episode]:

@@ -6,6 +6,7 @@ unfinished shard is JSON Lines in either format, so a crash loses at most one in
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,12 +22,14 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
 from aenv_ray.trajectories import arrow
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.files import EpisodeFile, count_lines, read_lines
+from aenv_ray.trajectories.files import ContinuedFile, EpisodeFile, count_lines, read_lines
 from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
 
 MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
 logger = logging.getLogger("aenv_ray")
+EPISODES_PER_PROCESS: Final = 1_000_000_000
+"""So far the indices of processes that write into one directory are apart."""
 _BEGINNING: Final = b'{"index":'
 """Of an episode's line."""
 _SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
@@ -85,9 +88,12 @@ class ShardWriter:
             that it wrote earlier are kept, and converted if it was killed before that.
         form: Format of the finished shards.
         episodes_per_shard: Episodes in a full shard.
+        is_new: Whether the name must be new: the first shard is created at once, by this writer
+            alone.
 
     Raises:
         ConfigError: The directory cannot be written, or Parquet support is missing.
+        FileExistsError: The name is to be new, and another writer has it.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class ShardWriter:
         *,
         form: ShardFormat = ShardFormat.JSONL,
         episodes_per_shard: int = EPISODES_PER_SHARD,
+        is_new: bool = False,
     ) -> None:
         self.failure: ConfigError | None = None
         """Why episodes are missing in the directory; None if none are."""
@@ -111,7 +118,9 @@ class ShardWriter:
         if form is ShardFormat.PARQUET:
             arrow.pyarrow()
         make_directory(directory)
-        if form is ShardFormat.PARQUET:
+        if is_new:
+            self._claim()
+        elif form is ShardFormat.PARQUET:
             self._convert_earlier()
 
     def write(self, episode: Episode) -> None:
@@ -135,6 +144,26 @@ class ShardWriter:
         """Finish the last shard, any number of times; a failing flush is recorded as a failure."""
         if self._file is not None:
             self._finish()
+
+    def _claim(self) -> None:
+        """Create the first shard.
+
+        Raises:
+            FileExistsError: There is one.
+        """
+        path = self._path(ShardFormat.JSONL)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            raise
+        except OSError as exc:
+            raise ConfigError(
+                f"{path} cannot be created: {exc.strerror}", hint="choose another directory"
+            ) from exc
+        if self._path(ShardFormat.PARQUET).exists():  # its writer has converted it meanwhile
+            path.unlink()
+            raise FileExistsError(path)
+        self._file = EpisodeFile(path, attachments=self._attachments)
 
     def _open(self) -> EpisodeFile:
         while any(self._path(form).exists() for form in ShardFormat):
@@ -338,6 +367,7 @@ def _replaced(path: Path) -> list[Path]:
         shards = sorted(_named_as_shards(path))
         found = [*shards, *([manifest] if manifest.exists() else [])]
     else:
+        _check_suffix(path)
         found = [path] if path.is_file() else []  # there is nothing to replace in a device
     for one in found:
         if not _is_ours(one):
@@ -346,6 +376,19 @@ def _replaced(path: Path) -> list[Path]:
                 hint=f"choose another path than {path}",
             )
     return found
+
+
+def _check_suffix(path: Path) -> None:
+    """Check that JSON Lines are not written into a file that is named as Parquet.
+
+    Raises:
+        ConfigError: They would be.
+    """
+    if path.suffix == ".parquet" and path.is_file():
+        raise ConfigError(
+            f"{path} is a file, but Parquet output is a directory of shards",
+            hint="choose a new path, or a directory",
+        )
 
 
 def _is_ours(path: Path) -> bool:
@@ -422,6 +465,47 @@ def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
     return DirectoryOutput(path)
 
 
+def continue_output(path: Path) -> tuple[EpisodeOutput, int]:
+    """Open an output for episodes that are added to those of other processes; nothing is replaced.
+
+    Args:
+        path: As for `open_output`. A file is continued, by one process at a time. In a directory,
+            any number of processes have shards of their own; they write no manifest, since others
+            may still be writing.
+
+    Returns:
+        The output, and the index of the first episode. The next ones are counted from there, and
+        no other process uses their indices.
+
+    Raises:
+        ConfigError: The output cannot be opened, or is a file that is not of episodes or that
+            another process writes to.
+    """
+    if not is_directory(path):
+        _check_suffix(path)
+        if path.is_file() and not _is_ours(path):
+            raise ConfigError(
+                f"{path} would be continued, but is not a file of episodes",
+                hint="choose another path",
+            )
+        file = ContinuedFile(path)
+        return file, file.next_index
+    make_directory(path)
+    used = {writer_of(one) for one in _named_as_shards(path)}
+    number = 1 if used else 0
+    while True:
+        name = f"process{number}"
+        if name not in used:
+            with contextlib.suppress(FileExistsError):
+                writer = ShardWriter(path, name, form=_form_of(path), is_new=True)
+                return writer, number * EPISODES_PER_PROCESS
+        number += 1
+
+
+def _form_of(directory: Path) -> ShardFormat:
+    return ShardFormat.PARQUET if directory.suffix == ".parquet" else ShardFormat.JSONL
+
+
 class DirectoryOutput:
     """The shards of a run with a single writer, and their manifest.
 
@@ -433,9 +517,8 @@ class DirectoryOutput:
     """
 
     def __init__(self, directory: Path) -> None:
-        form = ShardFormat.PARQUET if directory.suffix == ".parquet" else ShardFormat.JSONL
         self._directory = directory
-        self._writer = ShardWriter(directory, "driver", form=form)
+        self._writer = ShardWriter(directory, "driver", form=_form_of(directory))
         self.failure: ConfigError | None = None
         """Why episodes are missing in the directory; None if none are."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli.sampling.trajectories import Source, copy_attachments, show_comparison
+from aenv_ray.cli.sampling.trajectories import Source, show_comparison
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import Engine, Output
 from aenv_ray.cli.terminal.output import Format, chosen, show
@@ -134,19 +134,35 @@ def _rescoring(
 ) -> Iterator[Callable[[Episode], None] | None]:
     """Return what writes a replayed episode to the output; None without one.
 
+    Recorded attachments are copied to the output; those that are missing are counted and said.
+
     Raises:
         ConfigError: The output could not be written.
     """
-    from aenv_ray.trajectories.shards import is_directory, open_output
+    from aenv_ray.trajectories.shards import open_output
 
     if out is None:
         yield None
         return
-    copy_attachments(recorded, played.originals, out, is_directory=is_directory(out))
     output = open_output(out)
+    missing: dict[str, str] = {}
+
+    def write(replayed: Episode) -> None:
+        episode = played.rescored(replayed)
+        for digest in {one.digest for step in episode.steps for one in step.attachments}:
+            try:
+                episode.contents[digest] = recorded.attachment(digest)
+            except ConfigError as exc:  # the record is valid without it
+                missing[digest] = exc.message
+        output.write(episode)
+        episode.contents.clear()
+
     try:
-        yield lambda episode: output.write(played.rescored(episode))
+        yield write
     finally:
         output.close()
+    if missing:
+        first = next(iter(missing.values()))
+        console.say(f"recorded attachments that are not in the output: {len(missing)}; {first}")
     if output.failure is not None:
         raise output.failure

@@ -258,10 +258,13 @@ def filter_(  # each is an option
 ) -> None:
     """Write the episodes that match all conditions, as JSON Lines.
 
+    Of several finished episodes with the same index, as in files that were joined, the
+    later ones get new indices.
+
     Example:
       aenv trajectories filter run1.jsonl --min-reward 1 --out solved.jsonl
     """
-    from aenv_ray.trajectories import EpisodeStatus
+    from aenv_ray.trajectories import EpisodeStatus, read
 
     known = [one.value for one in EpisodeStatus]
     for name in status or []:
@@ -280,25 +283,23 @@ def filter_(  # each is an option
             and (tool is None or any(step.tool == tool for step in episode.steps))
         )
 
-    everything = _read(path)
+    everything = read(path, renumber=True)
     kept = [episode for episode in everything if matches(episode)]
-    copy_attachments(everything, kept, out)
+    _copy_attachments(everything, kept, out)
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
 
 
-def copy_attachments(
-    source: Trajectories, episodes: Iterable[Episode], out: Path, *, is_directory: bool = False
-) -> None:
-    """Copy the attachments of recorded episodes to an output.
+def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Path) -> None:
+    """Copy the attachments of recorded episodes to a file of them.
 
     Raises:
         ConfigError: One is missing, or cannot be written.
     """
     from aenv_ray.trajectories.attachments import AttachmentFiles
 
-    files = AttachmentFiles(out, is_directory=is_directory)
+    files = AttachmentFiles(out, is_directory=False)
     steps = [step for one in episodes for step in one.steps]
     with _writing(out):
         for digest in {one.digest for step in steps for one in step.attachments}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,21 @@ def pool(cluster: Cluster) -> Iterator[EpisodePool]:
     del cluster
     with EpisodePool(PROBE) as made:
         yield made
+
+
+@pytest.mark.parametrize("name", ["episodes", "episodes.jsonl"])
+def test_a_trainer_that_starts_again_keeps_its_records(
+    name: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Invariant 12; with a directory, so do workers that run at the same time."""
+    del cluster
+    workers = 1 if name.endswith(".jsonl") else 2
+    for _ in range(2):
+        with contextlib.ExitStack() as pools:
+            for _ in range(workers):
+                pool = pools.enter_context(EpisodePool(PROBE, out=tmp_path / name))
+                pool.begin_blocking(TASK).finish()
+    assert len(trajectories.read(tmp_path / name)) == 2 * workers
 
 
 async def test_an_episode_is_scored_once_and_recorded(cluster: Cluster, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 import aenv_ray
 from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories import arrow
 from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.files import EpisodeFile
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
-from aenv_ray.trajectories.shards import check_output, open_output
+from aenv_ray.trajectories.shards import check_output, continue_output, open_output
 
 
 def episode(index: int) -> Episode:
@@ -134,6 +135,18 @@ def test_a_run_that_was_killed_in_its_first_line_is_resumed_and_replaced(
     assert list(read(out)) == [episode(0)]
 
 
+def test_no_lines_are_written_into_a_parquet_file(tmp_path: Path) -> None:
+    """Nothing could read it afterwards."""
+    out = tmp_path / "run.parquet"
+    arrow.write_parquet([episode(0)], out)
+    with pytest.raises(ConfigError, match="Parquet output is a directory"):
+        check_output(out, overwrite=True)
+    for opened in (open_output, continue_output):
+        with pytest.raises(ConfigError, match="Parquet output is a directory"):
+            opened(out)
+    assert list(read(out)) == [episode(0)]
+
+
 @pytest.mark.parametrize("content", ["a letter", '{"index": 0}', "\n", "\xff", "{\xff\n", "[1]"])
 def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
@@ -144,7 +157,7 @@ def test_a_file_of_something_else_is_never_replaced(content: str, tmp_path: Path
         with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced, but is not a file"):
             aenv_ray.sample("mini-terminal", "null", TASKS, out=out, overwrite=overwrite)
     with pytest.raises(ConfigError, match=r"out\.jsonl would be replaced"):
-        open_output(out)  # also for a trainer's records
+        open_output(out)
     assert out.read_bytes() == content.encode("latin-1")
 
 

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from aenv_ray.cli.main import app
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
 from aenv_ray.trajectories.reading import Trajectories, finished_episodes
 from aenv_ray.trajectories.report import report
 from aenv_ray.trajectories.schema import EpisodeStatus
-from aenv_ray.trajectories.shards import MANIFEST, Manifest, open_output
+from aenv_ray.trajectories.shards import MANIFEST, Manifest, continue_output, open_output
 from tests.unit.trajectories.episodes import episode, step
 
 EPISODES = [
@@ -88,7 +90,7 @@ def test_of_an_episode_that_ran_again_the_later_record_counts(tmp_path: Path) ->
     assert list(read(tmp_path / "run.jsonl")) == [episode(0), episode(1)]
 
 
-@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("b", "t0")])
+@pytest.mark.parametrize(("writer", "task"), [("a", "other"), ("a", "t0"), ("b", "t0")])
 def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_path: Path) -> None:
     """Writers that each number from 0 would lose all episodes but those of the last."""
     failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
@@ -102,6 +104,83 @@ def test_no_episode_hides_another_one_of_its_index(writer: str, task: str, tmp_p
     output.close()
     with pytest.raises(ConfigError, match="episode 0 of task"):
         read(tmp_path)
+    assert [(one.index, one.task_id) for one in read(tmp_path, renumber=True)] == [
+        (0, "t0"), (1, "t1"), (2, task),
+    ]  # fmt: skip
+
+
+def test_joined_files_are_numbered_anew(tmp_path: Path) -> None:
+    """The error names the command."""
+    joined, target = tmp_path / "all.jsonl", tmp_path / "new.jsonl"
+    failed = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
+    runs = [episode(0), episode(1), failed, episode(0, 0.0), episode(1, 0.0)]
+    joined.write_text("".join(f"{one.model_dump_json()}\n" for one in runs))
+    with pytest.raises(ConfigError, match="and so has it of task 't0'") as caught:
+        read(joined)
+    command = str(caught.value.hint).partition("aenv ")[2].replace("NEW.jsonl", str(target))
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert [(one.index, one.reward) for one in read(target)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+
+
+def test_each_process_of_a_trainer_has_shards_and_indices_of_its_own(tmp_path: Path) -> None:
+    """Invariant 12: those of workers at the same time, and those of a run that is started again."""
+    for out in (tmp_path / "run", tmp_path / "run.parquet"):
+        killed = []
+        for run in range(2):
+            outputs = [continue_output(out) for _ in range(3)]
+            for number in range(2):
+                for output, first in outputs:
+                    output.write(episode(first + number, task_id=f"{run}"))
+            assert len(read(out)) == 6 * (run + 1)  # also while they are written
+            killed.append(outputs.pop()[0])
+            for output, _ in outputs:
+                output.close()
+                assert output.failure is None
+        assert [one.task_id for one in read(out)] == ["0"] * 6 + ["1"] * 6
+        for output in killed:
+            output.close()
+
+
+def test_a_trainer_keeps_the_episodes_of_a_sampling(tmp_path: Path) -> None:
+    sampled = open_output(tmp_path / "run")
+    sampled.write(episode(0))
+    sampled.close()
+    output, first = continue_output(tmp_path / "run")
+    output.write(episode(first))
+    output.close()
+    assert [one.index for one in read(tmp_path / "run")] == [0, first]
+
+
+@pytest.mark.parametrize("rest", ["", "\n", '{"index":7,"task', episode(5).model_dump_json()])
+def test_a_trainer_continues_a_file(rest: str, tmp_path: Path) -> None:
+    """Of what a killed process wrote, only an incomplete line is removed."""
+    path = tmp_path / "run.jsonl"
+    earlier = [episode(3), episode(1)] + [episode(5)] * rest.endswith("}")
+    path.write_text("".join(f"{one.model_dump_json()}\n" for one in earlier[:2]) + rest)
+    output, first = continue_output(path)
+    with pytest.raises(ConfigError, match="written by another process") as caught:
+        continue_output(path)
+    assert "directory" in str(caught.value.hint)
+    output.write(episode(first))
+    output.close()
+    assert first == (6 if rest.endswith("}") else 4)
+    found = read(path)
+    assert (found.torn, [one.index for one in found]) == (
+        (), sorted([*(one.index for one in earlier), first]),
+    )  # fmt: skip
+    again, first = continue_output(path)  # it is closed
+    again.close()
+    assert first == found[-1].index + 1
+
+
+@pytest.mark.parametrize("content", ["{}\n", "text", f"{episode(0).model_dump_json()}\ntext\n"])
+def test_a_trainer_adds_nothing_to_another_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"would be continued|line 2: not an episode"):
+        continue_output(path)
+    assert path.read_text() == content
 
 
 def test_a_directory_is_resumed(tmp_path: Path) -> None:

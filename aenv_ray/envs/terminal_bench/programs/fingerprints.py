@@ -49,6 +49,15 @@ INTO_IMAGE = INSTALLERS | {
     *("conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "easy_install"),
 }
 """Programs that install pytest for a Python of the image, and not apart from it as uv does."""
+OF_NODE = frozenset(
+    {
+        *("npm", "npx", "yarn", "yarnpkg", "pnpm", "pnpx", "corepack"),
+        *("jest", "mocha", "tsc", "ts-node", "tsx", "vitest"),
+    }
+)
+"""Programs that are run by node, also those that a script of the tests installs."""
+IN_PYTHON = OF_NODE | {"node", "uv", "uvx"}
+"""Programs that tests in Python run to check something."""
 _PYTEST_OF_SYSTEM = re.compile(r"py(thon)?3?-pytest")
 """Packages of distributions that do so."""
 MODULES = frozenset(
@@ -115,6 +124,7 @@ def take(search_path: str, home: str) -> Marks:
     plugins = {name for site in sites for name in plugins_in(site)}
     starting = {name for site in sites for name in started_by(site_files(site, "*.pth"))}
     paths = [*programs(search_path).values(), *LOADING]
+    paths += [one for path in paths for one in started_with(path) if os.path.isabs(one)]
     paths += [
         path
         for path in python_files(search_path, plugins | starting)
@@ -149,6 +159,27 @@ def programs(search_path: str) -> dict[str, str]:
         for name in names:
             found.setdefault(name, os.path.join(directory, name))
     return found
+
+
+def started_with(path: str) -> list[str]:
+    """Return what runs a script: the path of an interpreter, or the name that ``env`` looks up."""
+    if not os.path.isfile(path):
+        return []
+    try:
+        with open(path, "rb") as file:
+            line = file.read(256).partition(b"\n")[0].decode(errors="replace")
+    except OSError:
+        return []
+    words = line.removeprefix("#!").split() if line.startswith("#!") else []
+    if not words or os.path.basename(words[0]) != "env":
+        return words[:1]
+    return [one for one in words[1:] if not one.startswith("-") and "=" not in one][:1]
+
+
+def with_starters(words: set[str]) -> set[str]:
+    """Return programs, and those by which programs of known names are run."""
+    node = {"node"} if words & OF_NODE else set()
+    return words | node | ({"uv"} if "uvx" in words else set())
 
 
 def home_files(home: str) -> list[str]:
@@ -396,29 +427,34 @@ class Comparison:
         self._beside = set(before["beside"])
         self.changed: list[str] = []
         self.added: list[str] = []
-        self._compare_programs(search_path, words | set(ALWAYS))
+        names = with_starters(words) | set(ALWAYS)
+        self._compare_programs(search_path, names)
         self._compare_installers(search_path)
-        self._compare_home(home, words | set(ALWAYS))
+        self._compare_home(home, names)
         self._compare_python(search_path, words)
         place = directory or "/"
         paths = [os.path.join(place, one) for one in python_path.split(os.pathsep) if one]
         self._compare_settings([place, *paths])
 
     def _compare_programs(self, search_path: str, names: set[str]) -> None:
-        before: dict[str, str] = {}
-        for directory in search_path.split(os.pathsep):
-            for name in names:
-                path = os.path.join(directory, name)
-                if path in self._before:
-                    before.setdefault(name, path)
         now = programs(search_path)
-        for name in sorted(names):
-            first, place = before.get(name), now.get(name)
+        left, seen = sorted(names), set(names)
+        for name in left:  # it grows by the interpreters of scripts
+            paths = (os.path.join(one, name) for one in search_path.split(os.pathsep))
+            first = next((path for path in paths if path in self._before), None)
+            place = now.get(name)
             if first is not None:
                 if place != first or fingerprint(first) != self._before[first]:
                     self.changed.append(place or first)
-                elif name in ("sh", "bash", "python3", "python", "cat"):
+                    continue
+                if name in ("sh", "bash", "python3", "python", "cat"):
                     self._compare_libraries(first)
+                for one in started_with(first):
+                    if not os.path.isabs(one):
+                        left += {one} - seen
+                        seen.add(one)
+                    elif one in self._before and fingerprint(one) != self._before[one]:
+                        self.changed.append(one)
             elif place is not None and fingerprint(place) is not None:
                 self.added.append(place)
         for path in LOADING:

@@ -149,7 +149,7 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
         _python_path(request),
     )
     if compared.changed:
-        names = ", ".join(compared.changed[:20])
+        names = ", ".join([*dict.fromkeys(compared.changed)][:20])
         return {"refused": f"the agent changed what the tests rely on: {names}"}
     stuck = fingerprints.set_aside(compared.added, aside)
     if stuck:
@@ -253,10 +253,11 @@ def _texts(archive: str, ends: tuple[str, ...]) -> list[str]:
 def _words(archive: str) -> set[str]:
     """Return the words of the scripts in an archive that may be names of programs.
 
-    In Python most of them are not; node is what tests run there to check something.
+    In Python most of them are not.
     """
     of_python = fingerprints.words_of(_texts(archive, (".py",)))
-    return fingerprints.words_of(_texts(archive, (".sh",))) | ({"node"} & of_python)
+    of_shell = fingerprints.words_of(_texts(archive, (".sh",)))
+    return of_shell | (of_python & fingerprints.IN_PYTHON)
 
 
 def _python_path(request: dict[str, Any]) -> str:

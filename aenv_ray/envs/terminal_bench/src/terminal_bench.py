@@ -51,18 +51,26 @@ def _started() -> _Task:
 
 
 @register_function
-def start_task(variables: dict[str, str] | None = None, directory: str = "") -> dict[str, Any]:
+def start_task(
+    command: list[str] | None = None, variables: dict[str, str] | None = None, directory: str = ""
+) -> dict[str, Any]:
     """Prepare the container of a task, before the agent acts.
 
     Args:
+        command: Empty; earlier records have it, and their tasks can be played again.
         variables: The variables of the task's container.
         directory: Working directory; "": that of the image.
 
     Raises:
-        RuntimeError: The image has a user other than root, who could neither unpack the tests nor
-            end the agent's processes.
+        RuntimeError: There is a command, which could not run during the tests. Or the image has a
+            user other than root, who could neither unpack the tests nor end the agent's processes.
     """
     global _task
+    if command:
+        raise RuntimeError(
+            f"the task's container has a command, {command}, which would not run during its tests: "
+            "load the task again from its directory, which tells whether it can be played"
+        )
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
     answer = container.run(*container.GRADER, request={"do": "prepare"}, timeout_s=START_S)
     if "not_root" in answer:

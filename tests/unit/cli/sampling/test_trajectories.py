@@ -161,3 +161,25 @@ def test_a_rescored_episode_is_the_recorded_one_with_another_reward(
         recorded[2].model_copy(update=failed),
     ]
     assert after.attachment(image) == b"image"
+
+
+def test_records_without_their_attachments_are_rescored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that were copied alone from another machine; what is missing is said once."""
+    names = [attachment_of(one, "image/png") for one in (b"one", b"two")]
+    before = tmp_path / "run.jsonl"
+    steps = tuple(step(attachments=[one.model_dump()]) for one in names)
+    before.write_text(f"{episode(0, 0.0, steps=steps).model_dump_json()}\n")
+    AttachmentFiles(before, is_directory=False).write({names[0].digest: b"one"})
+    found = read(before)
+    (tmp_path / "new").mkdir()
+    with _rescoring(found, replay(found, "todo@2"), tmp_path / "new" / "run.jsonl") as each:
+        assert each is not None
+        each(episode(0, 1.0))
+    after = read(tmp_path / "new" / "run.jsonl")
+    assert [one.reward for one in after] == [1.0]
+    assert after.attachment(names[0]) == b"one"
+    said = capsys.readouterr().err
+    assert "attachments that are not in the output: 1; " in said
+    assert names[1].digest in said
