@@ -28,7 +28,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
-from aenv_ray.ids import InstanceId, instance_ids
+from aenv_ray.ids import instance_ids
 from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
