@@ -177,10 +177,11 @@ async def test_a_replica_notes_that_a_call_with_an_id_has_ended(
 ) -> None:
     noted: list[str] = []
     replica: Any = SimpleNamespace(_sessions=SimpleNamespace(note_ended=noted.append))
-    with contextlib.suppress(AenvError, asyncio.CancelledError):
-        with ServiceReplica._noting_end(replica, JsonCall("one", "tools/call", {}, meta)):
-            if outcome is not None:
-                raise outcome
+    call = JsonCall("one", "tools/call", {}, meta)
+    passed = contextlib.suppress(AenvError, asyncio.CancelledError)
+    with passed, ServiceReplica._noting_end(replica, call):
+        if outcome is not None:
+            raise outcome
     assert noted == ends
 
 
