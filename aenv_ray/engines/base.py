@@ -169,8 +169,8 @@ class Sandbox(ABC):
             ToolError: The runtime refused or stopped the call; the subclass says why.
             SandboxLost: The sandbox ended before it answered; `SandboxDiedInside` if something in
                 it ended it.
-            CallOutcomeUnknown: `deadline_s` passed without an answer.
-            CapacityExceeded: The sandbox has not read earlier calls, so this one was not sent.
+            CallOutcomeUnknown: `deadline_s` passed without an answer; or the sandbox has not read
+                earlier calls, so this one was not sent.
 
         Cancelling tells the runtime to stop the call and does not wait for that.
         Idempotent by call id: a repeated id returns the first outcome and runs nothing.

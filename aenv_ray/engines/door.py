@@ -395,20 +395,22 @@ class DoorSandbox(Sandbox):
         self._has_read.set()
         self._has_read = asyncio.Event()
 
-    async def _wait_until_read(self, size: int, deadline: float) -> None:
-        """Wait until a message of a size may be sent; `deadline` is a time of the loop's clock.
+    async def _wait_until_read(self, method: str, size: int, deadline: float) -> None:
+        """Wait until a call of a size may be sent; `deadline` is a time of the loop's clock.
 
         Raises:
-            CapacityExceeded: The sandbox does not read; nothing was sent.
+            CallOutcomeUnknown: The sandbox does not read, and nothing was sent. It is the error of
+                a sandbox that does not answer, since an agent can cause both and gain nothing.
         """
         while self._unsent and len(self._unsent) + size > MAX_UNREAD_BYTES:
             try:
                 async with asyncio.timeout_at(min(deadline, self._loop.time() + STALLED_S)):
                     await self._has_read.wait()
             except TimeoutError:
-                raise errors.CapacityExceeded(
-                    f"{self.instance_id} has not read {len(self._unsent):,} bytes that it was sent "
-                    f"before; the limit is {MAX_UNREAD_BYTES:,}",
+                raise errors.CallOutcomeUnknown(
+                    f"{method} was not sent: {self.instance_id} has not read {len(self._unsent):,} "
+                    f"bytes that it was sent before; the limit is {MAX_UNREAD_BYTES:,}",
+                    instance_id=self.instance_id,
                     hint="code in it may keep its runtime from reading; try again, or release it",
                 ) from None
 
@@ -586,7 +588,7 @@ class DoorSandbox(Sandbox):
     ) -> bytes:
         deadline = self._loop.time() + deadline_s
         if self._unsent:
-            await self._wait_until_read(len(params), deadline)
+            await self._wait_until_read(method, len(params), deadline)
         if self._cause is not None:
             raise lost(self.instance_id, self._cause)
         request_id = next(self._ids)

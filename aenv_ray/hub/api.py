@@ -264,6 +264,13 @@ class Hub(ABC):
         """Do what `remember` does for several keys at once; return the stored value of each."""
 
     @abstractmethod
+    async def replace_remembered(self, key: str, old: str, new: str, ttl_s: float) -> str:
+        """Store `new` under `key` if its value is `old` or it has none; return the stored value.
+
+        The value `old` may be `new` itself, which then is forgotten after `ttl_s` from now.
+        """
+
+    @abstractmethod
     async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:
         """Forget the values that `remember` stored under these keys after `ttl_s` at the latest."""
 

@@ -106,20 +106,36 @@ def check_may_publish(name: NameRecord, owner: str | None, *, is_admin: bool) ->
 
     Raises:
         Forbidden: The name belongs to another owner, who has not granted it; or it is that of a
-            built-in environment, for which settings of the operator may be meant.
+            built-in environment, for which settings of the operator may be meant, and there is no
+            grant. Its owner needs one, too, who may have had the name before there was a built-in.
     """
     if is_admin:
         return
-    if name.owner is None and name.name in project.builtins():
-        raise Forbidden(
-            f"the name {name.name!r} is that of a built-in environment",
-            hint="choose another name, or have an administrator publish it",
-        )
-    if name.may(owner or "", Right.PUBLISH):
+    is_builtin = name.name in project.builtins()
+    if (name.grants_to if is_builtin else name.may)(owner or "", Right.PUBLISH):
         return
+    if is_builtin:
+        raise _only_administrators(name.name, "publish it")
     raise Forbidden(
         f"the name {name.name!r} belongs to another owner",
         hint=f"choose another name, or have its owner run: aenv grant {name.name} {owner} publish",
+    )
+
+
+def check_may_grant(name: str, right: Right | None, *, is_admin: bool) -> None:
+    """Raise an error unless the owner of a name may grant a right, or revoke any (None).
+
+    Raises:
+        Forbidden: It lets others publish under the name of a built-in environment.
+    """
+    if right is Right.PUBLISH and not is_admin and name in project.builtins():
+        raise _only_administrators(name, "grant it")
+
+
+def _only_administrators(name: str, way_out: str) -> Forbidden:
+    return Forbidden(
+        f"the name {name!r} is that of a built-in environment",
+        hint=f"choose another name, or have an administrator {way_out}",
     )
 
 

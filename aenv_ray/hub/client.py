@@ -168,6 +168,7 @@ class HubClient(Hub):
     exchange = _forwarded(Hub.exchange)
     end_leases = _forwarded(Hub.end_leases)
     remember_all = _forwarded(Hub.remember_all)
+    replace_remembered = _forwarded(Hub.replace_remembered)
     shorten = _forwarded(Hub.shorten)
     set_quota = _forwarded(Hub.set_quota)
     delete_quota = _forwarded(Hub.delete_quota)

@@ -219,6 +219,15 @@ return stored
 """
 """Arguments: milliseconds, then key and value alternating. Returns the stored values."""
 
+REPLACE_REMEMBERED: Final = """
+local key = KEYS[1]..'once:'..ARGV[2]
+local kept = redis.call('GET', key)
+if kept and kept ~= ARGV[3] then return kept end
+redis.call('SET', key, ARGV[4], 'PX', ARGV[1])
+return ARGV[4]
+"""
+"""Arguments: milliseconds, key, the old value, the new one. Returns the stored value."""
+
 SHORTEN: Final = """
 for i = 2, #ARGV do
   local key = KEYS[1]..'once:'..ARGV[i]
@@ -238,6 +247,12 @@ return 1
 """
 """Arguments: kind, name, the old document or "", the new one. Returns whether the new one is
 stored, also when repeated after a lost answer."""
+
+
+def _remembered_ms(ttl_s: float) -> str:
+    if not ttl_s > 0:
+        raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
+    return str(max(1, int(ttl_s * 1000)))
 
 
 def _stream_of(entry: AuditRecord) -> str:
@@ -325,11 +340,14 @@ class HubCore(Environments, Leases):
     async def remember_all(  # noqa: D102
         self, values: Mapping[str, str], ttl_s: float
     ) -> dict[str, str]:
-        if not ttl_s > 0:
-            raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
         pairs = [text for pair in values.items() for text in pair]
-        stored = await self._run(REMEMBER, str(max(1, int(ttl_s * 1000))), *pairs)
+        stored = await self._run(REMEMBER, _remembered_ms(ttl_s), *pairs)
         return dict(zip(values, map(str, stored), strict=True))
+
+    async def replace_remembered(  # noqa: D102
+        self, key: str, old: str, new: str, ttl_s: float
+    ) -> str:
+        return str(await self._run(REPLACE_REMEMBERED, _remembered_ms(ttl_s), key, old, new))
 
     async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:  # noqa: D102
         await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), *keys)

@@ -120,8 +120,10 @@ class NameRecord(_Frozen):
 
     def may(self, owner: str, right: Right) -> bool:
         """Whether an owner has a right (invariant 15)."""
-        if self.owner in (None, owner):
-            return True
+        return self.owner in (None, owner) or self.grants_to(owner, right)
+
+    def grants_to(self, owner: str, right: Right) -> bool:
+        """Whether an owner has a right by a grant."""
         given = {self.grants.get(owner), self.grants.get(EVERYBODY)}
         return right in given or Right.PUBLISH in given
 

@@ -132,6 +132,23 @@ async def test_nobody_takes_the_name_of_a_built_in_environment(cast: Cast, tmp_p
     assert (await push(cast.bob, archived(tmp_path, "tau2", "9.1.0"))).status_code == 200
 
 
+async def test_the_name_of_a_built_in_environment_is_not_its_earlier_owners(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: a release may add a built-in whose name a publisher has."""
+    monkeypatch.setattr(project, "_builtins", lambda: (("helper", tmp_path),))
+    taken = await push(cast.alice, archived(tmp_path, "helper", "2.0.0", chatModel=True))
+    assert (taken.status_code, "built-in environment" in taken.text) == (403, True)
+    for name in ("alice", "bob", "*"):
+        granted = await cast.alice.put(f"/names/helper/grants/{name}", json={"right": "publish"})
+        assert granted.status_code == 403
+    assert (await cast.alice.put("/names/helper/grants/*", json={"right": "use"})).is_success
+    assert (await push(cast.alice, archived(tmp_path, "helper", "2.0.0"))).status_code == 403
+    path = "/names/helper/grants/alice"
+    assert (await cast.admin.put(path, json={"right": "publish"})).is_success
+    assert (await push(cast.alice, archived(tmp_path, "helper", "2.0.0"))).status_code == 200
+
+
 async def test_a_grant_lets_another_owner_publish_until_it_is_revoked(
     cast: Cast, tmp_path: Path
 ) -> None:

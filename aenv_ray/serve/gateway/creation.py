@@ -28,12 +28,12 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
-from aenv_ray.ids import InstanceId, instance_ids
+from aenv_ray.ids import instance_ids
 from aenv_ray.models import InstanceSpec, InstanceStatus
 from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
-from aenv_ray.serve.gateway.idempotency import IdempotencyKeys
+from aenv_ray.serve.gateway.idempotency import Claim, IdempotencyKeys
 from aenv_ray.serve.gateway.membership import Replicas
 
 logger = logging.getLogger(__name__)
@@ -148,13 +148,14 @@ class Creator:
         scope = hashlib.sha256(f"{creation.owner}\0{key}".encode()).hexdigest()
         fingerprint = creation.fingerprint()
         name = creation.reference.partition("@")[0]
-        for attempt in range(_KEY_ATTEMPTS):
+        failed: Claim | None = None
+        for _ in range(_KEY_ATTEMPTS):
             seed = secrets.token_hex(16)
             ids = instance_ids(name, seed, creation.count)
-            key_of_attempt = f"{scope}:{attempt}"
-            async with self.keys.claim(key_of_attempt, fingerprint, ids, seed) as claim:
+            # ":0" since earlier versions of aenv-ray number the claims of a key.
+            async with self.keys.claim(f"{scope}:0", fingerprint, ids, seed, failed) as claim:
                 if claim.ids == ids:
-                    return await self._create_claimed(creation, key_of_attempt, ids, wait_s)
+                    return await self._create_claimed(creation, claim, wait_s)
             if claim.fingerprint != fingerprint:
                 raise ConfigError(
                     "the Idempotency-Key was used for another request",
@@ -163,14 +164,15 @@ class Creator:
             leases = await self.keys.wait(claim, wait_s)
             if leases is not None:
                 return leases
+            failed = claim
         raise FabricUnavailable(
-            f"{_KEY_ATTEMPTS} creates with this Idempotency-Key failed", hint="use a new key"
+            f"{_KEY_ATTEMPTS} other creates with this Idempotency-Key failed meanwhile",
+            hint="use a new key",
         )
 
-    async def _create_claimed(
-        self, creation: Creation, key: str, ids: list[InstanceId], wait_s: float
-    ) -> list[Lease]:
+    async def _create_claimed(self, creation: Creation, claim: Claim, wait_s: float) -> list[Lease]:
         """Create instances under the ids of a claim, for which other requests may wait."""
+        ids = claim.ids
         try:
             source, fresh = await self._prepare(creation)
             specs = [
@@ -183,14 +185,15 @@ class Creator:
                     "the create took so long to be admitted that a repeated request replaced it",
                     hint="repeat the request with the same key",
                 )
-            return await self._start(creation, source, specs, leases, wait_s, key=key)
+            return await self._start(creation, source, specs, leases, wait_s, claim=claim)
         except BaseException:
-            await self._finish(self._fail_claim(key, ids))
+            await self._finish(self._fail_claim(claim))
             raise
 
-    async def _fail_claim(self, key: str, ids: Sequence[str]) -> None:
+    async def _fail_claim(self, claim: Claim) -> None:
+        ids = claim.ids
         try:
-            await self.keys.mark_failed(ids[0], key)
+            await self.keys.mark_failed(ids[0], claim)
         except AenvError as exc:
             # The leases stay: if they ended first, a repeated request would be told that the
             # instances have ended.
@@ -253,11 +256,11 @@ class Creator:
         leases: list[Lease],
         wait_s: float,
         *,
-        key: str | None = None,
+        claim: Claim | None = None,
     ) -> list[Lease]:
         """Return the leases once the instances run, or Pending after `wait_s`."""
         ids = [lease.id for lease in leases]
-        task = asyncio.create_task(self._start_to_end(creation, source, specs, key))
+        task = asyncio.create_task(self._start_to_end(creation, source, specs, claim))
         self._tasks.add(task)
 
         def forget(task: asyncio.Task[list[Lease]]) -> None:
@@ -275,7 +278,11 @@ class Creator:
         return task.result() if done else leases
 
     async def _start_to_end(
-        self, creation: Creation, source: Project, specs: Sequence[InstanceSpec], key: str | None
+        self,
+        creation: Creation,
+        source: Project,
+        specs: Sequence[InstanceSpec],
+        claim: Claim | None,
     ) -> list[Lease]:
         """Start instances and note that they run, or that they failed."""
         began = self._clock.now()
@@ -286,8 +293,8 @@ class Creator:
         except AenvError as exc:
             ids = [spec.instance_id for spec in specs]
             with contextlib.suppress(AenvError):  # the sweep ends leases that stay Pending
-                if key is not None:
-                    await self.keys.mark_failed(ids[0], key)
+                if claim is not None:
+                    await self.keys.mark_failed(ids[0], claim)
                 for instance_id in ids:
                     await self._hub.update_lease(
                         instance_id, status=InstanceStatus.FAILED, reason=exc.message[:2000]

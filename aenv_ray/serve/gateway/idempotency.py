@@ -1,11 +1,13 @@
 """Idempotency keys of creates: a repeated request finds the instances of the first one.
 
-The hub remembers three things for a key, each set once:
+The hub remembers three things for a key:
 
-- ``create:KEY``: the claim of the first request, with the ids of the instances that it creates.
-- ``admission:ID`` (ID is the first instance's): ``admitted`` when the instances have leases, or
-  ``void`` when the create failed before that. A void create can no longer be admitted.
-- ``void:ID``: ``yes`` when the create failed, before or after its admission. The key is then free.
+- ``create:KEY``: the claim of the first request, with the ids of the instances that it creates. If
+  that create failed, the claim of the next request replaces it.
+- ``admission:ID`` (ID is the first instance's), set once: ``admitted`` when the instances have
+  leases, or ``void`` when the create failed before that. A void create can no longer be admitted.
+- ``void:ID``, set once: ``yes`` when the create failed, before or after its admission. The key is
+  then free.
 
 If the replica of the first request dies, a repetition of the request sets what is missing.
 """
@@ -46,21 +48,25 @@ _SET_ATTEMPTS: Final = 100
 
 @dataclass(frozen=True)
 class Claim:
-    """The first create under a key.
+    """The create that has a key.
 
     Attributes:
+        key: The key.
         fingerprint: Fingerprint of the create request.
         ids: The ids of the instances.
         replica: The replica that creates them.
         claimed_at: Seconds since the epoch.
         seed: Of the ids, see `instance_ids`.
+        stored: The claim as the hub has it.
     """
 
+    key: str
     fingerprint: str
     ids: list[InstanceId]
     replica: str
     claimed_at: float
     seed: str = ""
+    stored: str = ""
 
     def to_json(self) -> str:
         """Return the claim as the hub stores it, without many ids: it is in the memory of Redis."""
@@ -73,12 +79,12 @@ class Claim:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Claim:
-        """Return a stored claim."""
+    def from_json(cls, key: str, text: str) -> Claim:
+        """Return the stored claim of a key."""
         found = json.loads(text)
         seed = found.get("seed", "")
         ids = instance_ids(found["name"], seed, found["count"]) if seed else found["ids"]
-        return cls(found["wish"], ids, found["by"], found["at"], seed)
+        return cls(key, found["wish"], ids, found["by"], found["at"], seed, text)
 
 
 class IdempotencyKeys:
@@ -93,17 +99,33 @@ class IdempotencyKeys:
 
     @contextlib.asynccontextmanager
     async def claim(
-        self, key: str, fingerprint: str, ids: Sequence[InstanceId], seed: str
+        self,
+        key: str,
+        fingerprint: str,
+        ids: Sequence[InstanceId],
+        seed: str,
+        failed: Claim | None = None,
     ) -> AsyncIterator[Claim]:
-        """Claim a key, and yield the claim that the hub has: this one or an earlier one.
+        """Claim a key, and yield the claim that the hub has: this one or another one.
 
         Requests that repeat the create wait for it while the block runs.
+
+        Args:
+            key: The key.
+            fingerprint: As `Claim.fingerprint`.
+            ids: As `Claim.ids`.
+            seed: As `Claim.seed`.
+            failed: The claim of a create that failed, which is replaced.
         """
-        claim = Claim(fingerprint, list(ids), self._replicas.name, self._clock.now(), seed)
+        claim = Claim(key, fingerprint, list(ids), self._replicas.name, self._clock.now(), seed)
+        name, text = f"create:{key}", claim.to_json()
         self._active.add(ids[0])
         try:
-            stored = await self._hub.remember(f"create:{key}", claim.to_json(), KEY_TTL_S)
-            yield Claim.from_json(stored)
+            if failed is None:
+                stored = await self._hub.remember(name, text, KEY_TTL_S)
+            else:
+                stored = await self._hub.replace_remembered(name, failed.stored, text, KEY_TTL_S)
+            yield Claim.from_json(key, stored)
         finally:
             # If the hub stored the claim but its answer was lost, the claim is abandoned now.
             self._active.discard(ids[0])
@@ -116,12 +138,12 @@ class IdempotencyKeys:
         """
         return await self._set(f"admission:{first_id}", _ADMITTED)
 
-    async def mark_failed(self, first_id: str, key: str | None = None) -> None:
+    async def mark_failed(self, first_id: str, claim: Claim | None = None) -> None:
         """Free the key of a create that failed.
 
         Args:
             first_id: Id of its first instance.
-            key: The key, if it is known: it is forgotten soon, since there may be any number.
+            claim: Its claim, if it is known: it is forgotten soon, since there may be any number.
 
         Raises:
             FabricUnavailable: The hub does not answer.
@@ -129,8 +151,12 @@ class IdempotencyKeys:
         marks = (f"admission:{first_id}", f"void:{first_id}")
         await self._set(marks[0], _VOID)
         await self._set(marks[1], _YES)
-        if key is not None:
-            await self._hub.shorten((f"create:{key}", *marks), FAILED_TTL_S)
+        if claim is not None:
+            # Another request may have the key by now, whose claim stays. The marks must outlive
+            # this one.
+            name, stored = f"create:{claim.key}", claim.stored
+            await self._hub.replace_remembered(name, stored, stored, FAILED_TTL_S)
+            await self._hub.shorten(marks, FAILED_TTL_S)
 
     async def wait(self, claim: Claim, wait_s: float) -> list[Lease] | None:
         """Return the leases of an earlier create; None: it failed, and the key is free.

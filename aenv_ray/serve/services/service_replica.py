@@ -7,8 +7,9 @@ methods of `ServiceReplica`. Calls of ``handle.options(session_id=…)`` reach t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +32,14 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import (
     GONE,
+    CallCancelled,
     CallOutcomeUnknown,
     CatalogConflict,
     FabricUnavailable,
     InstanceError,
     InstanceNotFound,
+    ToolError,
+    ToolTimeout,
 )
 from aenv_ray.hub.artifacts import open_artifact_store
 from aenv_ray.hub.client import HubClient
@@ -214,10 +218,11 @@ class ServiceReplica:
             AenvError: As `JsonCalls.call`.
         """
         call = await self._placed(method, params, meta)
-        try:
-            return await self._calls.call(call, Disconnect())
-        except GONE as exc:
-            raise await self._lost_error(exc, call) from exc
+        with self._noting_end(call):
+            try:
+                return await self._calls.call(call, Disconnect())
+            except GONE as exc:
+                raise await self._lost_error(exc, call) from exc
 
     async def follow_json(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any], name: str
@@ -228,11 +233,12 @@ class ServiceReplica:
             AenvError: As `call_json`.
         """
         call = await self._placed(method, params, meta)
-        try:
-            async for news in self._calls.follow(call, name, Disconnect()):
-                yield news
-        except GONE as exc:
-            raise await self._lost_error(exc, call) from exc
+        with self._noting_end(call):
+            try:
+                async for news in self._calls.follow(call, name, Disconnect()):
+                    yield news
+            except GONE as exc:
+                raise await self._lost_error(exc, call) from exc
 
     async def sandbox(self) -> str:
         """Return the instance of the caller's session, or else that of this replica.
@@ -260,6 +266,21 @@ class ServiceReplica:
             timeout_s = timeout_of(meta.get(TIMEOUT_S))
             holder = await self._sessions.holder_of_call(str(call_id), holder, timeout_s)
         return JsonCall(holder, method, params, meta, session)
+
+    @contextlib.contextmanager
+    def _noting_end(self, call: JsonCall) -> Iterator[None]:
+        """Note that a call with a client's id has ended, if the block has its outcome."""
+        has_ended = False
+        try:
+            yield
+            has_ended = True
+        except ToolError as exc:
+            # A repeated call may time out, or be cancelled, while the first one runs.
+            has_ended = not isinstance(exc, ToolTimeout | CallCancelled)
+            raise
+        finally:
+            if has_ended and call.has_id:
+                self._sessions.note_ended(str(call.meta[CALL_ID]))
 
     async def _lost_error(self, error: InstanceError, call: JsonCall) -> InstanceError:
         """Return the error for the caller of a call whose sandbox is gone."""

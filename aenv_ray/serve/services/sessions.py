@@ -8,6 +8,7 @@ the sandbox is gone, one call of the session fails with SessionLost; the next ca
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -16,10 +17,15 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, CallOutcomeUnknown, ConfigError, SessionLost
 from aenv_ray.hub.api import Hub
 
+logger = logging.getLogger(__name__)
+
 SESSION_KEPT_S: Final = 24 * 3600.0
 """How long a session is bound, from its first call."""
 CALL_KEPT_S: Final = 900.0
-"""How long after its timeout a call may be repeated; sandboxes hold outcomes for less time."""
+"""How long after its end, or else its timeout, a call may be repeated; sandboxes hold outcomes for
+less time."""
+_ENDED_S: Final = 1.0
+"""Interval at which the hub is told of calls that have ended."""
 _MAX_KNOWN: Final = 10_000
 _MAX_KEY: Final = 200
 
@@ -83,14 +89,15 @@ class Sessions:
         Args:
             call_id: The id that the client chose.
             own: The instance for a new call.
-            timeout_s: How long the call may run: its id is known until `CALL_KEPT_S` after that.
+            timeout_s: How long the call may run: its id is known until `CALL_KEPT_S` after that,
+                unless `note_ended` says that it has ended.
 
         Raises:
             CallOutcomeUnknown: The instance is gone.
             ConfigError: The call id is invalid.
         """
         _check(call_id)
-        key = f"service-call:{self._scope}:{call_id}"
+        key = self._key_of_call(call_id)
         found = await self._lookups.remember(key, own, timeout_s + CALL_KEPT_S)
         if found != own and not await self._is_alive(found):
             raise CallOutcomeUnknown(
@@ -100,10 +107,17 @@ class Sessions:
             )
         return found
 
+    def note_ended(self, call_id: str) -> None:
+        """Have a call's id forgotten after `CALL_KEPT_S`: its caller has the outcome."""
+        self._lookups.shorten(self._key_of_call(call_id))
+
     async def _is_first_to_learn(self, session: str, turn: int) -> bool:
         mark = secrets.token_hex(8)
         key = f"{self._key(session, turn)}:told"
         return await self._hub.remember(key, mark, SESSION_KEPT_S) == mark
+
+    def _key_of_call(self, call_id: str) -> str:
+        return f"service-call:{self._scope}:{call_id}"
 
     def _key(self, session: str, turn: int) -> str:
         return f"service-session:{self._scope}:{turn}:{session}"
@@ -122,6 +136,8 @@ class _Lookups:
         self._kept_s = 0.0
         """How long to record those that wait: as long as the longest of them needs."""
         self._sender: asyncio.Task[None] | None = None
+        self._ended: set[str] = set()
+        self._shortener: asyncio.Task[None] | None = None
 
     async def remember(self, key: str, value: str, kept_s: float) -> str:
         """See `Hub.remember`; it may be recorded for longer."""
@@ -132,6 +148,24 @@ class _Lookups:
         if self._sender is None:
             self._sender = asyncio.create_task(self._send())
         return await asyncio.shield(stored)
+
+    def shorten(self, key: str) -> None:
+        """Have a key forgotten after `CALL_KEPT_S`, if it is not forgotten sooner."""
+        self._ended.add(key)
+        if self._shortener is None:
+            self._shortener = asyncio.create_task(self._shorten())
+
+    async def _shorten(self) -> None:
+        try:
+            while self._ended:
+                await asyncio.sleep(_ENDED_S)
+                ended, self._ended = self._ended, set()
+                try:
+                    await self._hub.shorten(tuple(ended), CALL_KEPT_S)
+                except AenvError as exc:
+                    logger.info("%d ids of calls are kept longer: %s", len(ended), exc.message)
+        finally:
+            self._shortener = None
 
     async def _send(self) -> None:
         try:

@@ -12,7 +12,7 @@ import pytest
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
 from aenv_ray.ids import instance_ids
-from aenv_ray.serve.gateway.idempotency import Claim
+from aenv_ray.serve.gateway.idempotency import FAILED_TTL_S, Claim
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
 
@@ -114,10 +114,10 @@ async def test_the_same_key_gives_the_same_group(bench: Bench, ann: httpx.AsyncC
 def test_a_claim_is_read_as_it_was_stored() -> None:
     """Also one of an earlier version, which stored the ids of a group."""
     for count in (1, 3):
-        claim = Claim("f", instance_ids("a" * 80, "seed", count), "replica", 1.5, "seed")
-        assert Claim.from_json(claim.to_json()).ids == claim.ids
+        claim = Claim("k", "f", instance_ids("a" * 80, "seed", count), "replica", 1.5, "seed")
+        assert Claim.from_json("k", claim.to_json()).ids == claim.ids
     old = '{"wish": "f", "ids": ["w-aaaaaaaa", "w-bbbbbbbb"], "by": "replica", "at": 1.5}'
-    assert Claim.from_json(old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
+    assert Claim.from_json("k", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
 async def test_a_failed_create_frees_its_idempotency_key(
@@ -128,6 +128,45 @@ async def test_a_failed_create_frees_its_idempotency_key(
     assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 503
     bench.fabric.failure = None
     assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 200
+
+
+async def test_a_key_of_creates_that_failed_first_finds_its_instance_for_as_long_as_others(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """What is remembered of the creates that failed is forgotten sooner."""
+    key = {"Idempotency-Key": "k1"}
+
+    async def create(**changes: Any) -> httpx.Response:
+        return await ann.post("/instances", json=CREATE | changes, headers=key)
+
+    bench.fabric.failure = FabricUnavailable("away")
+    assert [(await create()).status_code for _ in range(3)] == [503] * 3
+    bench.fabric.failure = None
+    instance = (await create()).json()["data"][0]["id"]
+    redis = bench.hub._redis
+    async for name in redis.scan_iter("{aenv}:once:*"):
+        if await redis.ttl(name) <= FAILED_TTL_S:  # as if that time had passed
+            await redis.delete(name)
+    assert (await create()).json()["data"][0]["id"] == instance
+    assert (await create(ttl="5m")).status_code == 400
+    await ann.delete(f"/instances/{instance}")
+    assert (await create()).status_code == 410
+    assert bench.fabric.created == [instance]
+
+
+async def test_creates_with_the_key_of_one_that_failed_make_one_instance(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    key = {"Idempotency-Key": "k1"}
+    bench.fabric.failure = FabricUnavailable("away")
+    assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 503
+    bench.fabric.failure = None
+    bench.fabric.gate.clear()
+    both = [asyncio.create_task(ann.post("/instances", json=CREATE, headers=key)) for _ in range(2)]
+    await bench.fabric.asked.wait()
+    bench.fabric.gate.set()
+    ids = {(await one).json()["data"][0]["id"] for one in both}
+    assert bench.fabric.created == list(ids)
 
 
 async def test_a_create_whose_client_left_is_undone(bench: Bench, ann: httpx.AsyncClient) -> None:

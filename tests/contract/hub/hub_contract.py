@@ -521,6 +521,18 @@ class HubContract(EnvironmentsContract):
                 await asyncio.sleep(0.01)
         assert await hub.remember("stays", "second", 60) == "first"
 
+    async def test_a_value_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
+        await hub.remember("k", "first", 60)
+        assert await hub.replace_remembered("k", "other", "second", 60) == "first"
+        for _ in range(2):  # the second time after a lost answer
+            assert await hub.replace_remembered("k", "first", "second", 60) == "second"
+        assert await hub.remember("k", "third", 60) == "second"
+        assert await hub.replace_remembered("unknown", "first", "second", 60) == "second"
+        assert await hub.replace_remembered("k", "second", "second", 0.001) == "second"
+        async with asyncio.timeout(10):
+            while await hub.remember("k", "b", 0.001) == "second":  # noqa: ASYNC110  # Redis forgets it
+                await asyncio.sleep(0.01)
+
     async def test_documents_are_kept_by_kind_and_name(self, hub: Hub) -> None:
         document = {"a": [1.5, {}, None], "ü": "\0"}
         await hub.put_document("service", "s", {"old": 1})

@@ -28,7 +28,7 @@ from aenv_ray.engines.process import engine as process_engine
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
 from aenv_ray.errors import (
-    CapacityExceeded,
+    CallOutcomeUnknown,
     ConfigError,
     FabricUnavailable,
     SandboxLost,
@@ -277,7 +277,7 @@ async def test_a_sandbox_that_does_not_read_fills_no_host(
     first = asyncio.create_task(value_of(sandbox, "echo", text=text))
     await asyncio.sleep(0)
     for _ in range(2):
-        with pytest.raises(CapacityExceeded, match="has not read"):
+        with pytest.raises(CallOutcomeUnknown, match="has not read"):
             await value_of(sandbox, "echo", text=text * 2)
     signal_all(stopped, signal.SIGCONT)
     assert len(await first) == len(text)

@@ -249,6 +249,7 @@ async def revoke(call: PublisherCall, name: str, owner: str) -> NameRecord:
 async def _set_grant(call: RouteCall, name: str, owner: str, right: Right | None) -> NameRecord:
     call.note(owner=owner, right=right or "none")
     await _own_name(call, name)
+    catalog.check_may_grant(name, right, is_admin=call.caller.is_admin)
     await call.hub.grant(name, owner, right)
     call.control.environments.forget(name)
     return await call.hub.name(name)

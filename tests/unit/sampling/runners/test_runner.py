@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,9 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
+from aenv_ray.engines import door
+from aenv_ray.engines.base import EndCause
+from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     AenvError,
     FabricUnavailable,
@@ -23,7 +27,8 @@ from aenv_ray.errors import (
     SandboxLost,
     SandboxStartFailed,
 )
-from aenv_ray.models import ToolResult
+from aenv_ray.ids import InstanceId
+from aenv_ray.models import Isolation, ToolResult
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
@@ -150,6 +155,59 @@ class _Slow(_NoRoom):
     async def call_tool(self, *_: Any) -> ToolResult:
         self.now_s += 80.0
         return ToolResult([])
+
+
+class _OfDoor(_Handle):
+    """An instance whose sandbox is at the other end of a socket."""
+
+    def __init__(self, sandbox: DoorSandbox) -> None:
+        super().__init__("1")
+        self._sandbox = sandbox
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        return ToolResult([])
+
+    async def call_reward(self, *_: Any) -> float:
+        return float(await self._sandbox.request_json("aenv/reward", b"{}", deadline_s=30))
+
+    async def list_tools(self) -> None:
+        await self._sandbox.request_json("tools/list", b"{}", deadline_s=30)
+
+
+async def test_an_agent_that_keeps_its_sandbox_from_reading_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 14: it must not be able to void an episode that goes badly."""
+    monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(door, "STALLED_S", 0.05)
+
+    async def no_cause() -> EndCause:
+        return EndCause("its process ended")
+
+    reader, host = socket.socketpair()
+    sandbox = DoorSandbox(InstanceId("e-1"), Isolation(kind="none"), "test", no_cause)
+    sandbox.connect(host)
+    handle = cast("Any", _OfDoor(sandbox))
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    large: list[asyncio.Task[bytes]] = []
+
+    async def policy(env: Any, task: Task) -> None:
+        await env.call_tool("run")
+        large.append(
+            asyncio.create_task(sandbox.request_json("tools/call", b" " * (4 << 20), deadline_s=30))
+        )
+        await asyncio.sleep(0)  # it is being sent
+
+    runner = Runner(policy, cast("Any", _Source()), rules, cast("Any", None))
+    env = EpisodeEnv(handle, EpisodeLog())
+    try:
+        fields = await runner._roll_out(handle, Task(id="t", reward=Call()), env, _Phases())
+    finally:
+        large[0].cancel()
+        await sandbox.close()
+        reader.close()
+    assert (fields["status"], fields["reward"]) == (EpisodeStatus.DIED_INSIDE, 0.0)
+    assert "has not read" in fields["error"]
 
 
 async def test_the_time_of_a_setup_voids_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:

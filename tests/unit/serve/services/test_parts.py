@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aenv_ray.actors.calls.json_calls import JsonCall
 from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
+    AenvError,
     CallOutcomeUnknown,
     ConfigError,
     FabricUnavailable,
@@ -17,11 +21,15 @@ from aenv_ray.errors import (
     SandboxLost,
     SandboxStartFailed,
     SessionLost,
+    ToolTimeout,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
+from aenv_ray.runtime.door.async_calls import CALL_ID
 from aenv_ray.serve.services import sandbox as service_sandbox
+from aenv_ray.serve.services import sessions as service_sessions
 from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
 from aenv_ray.serve.services.sandbox import ReplicaSandbox
+from aenv_ray.serve.services.service_replica import ServiceReplica
 from aenv_ray.serve.services.sessions import Sessions
 
 # --- sessions ------------------------------------------------------------------------------------
@@ -34,6 +42,7 @@ class Memory:
         self.clock = FakeClock()
         self.kept: dict[str, str] = {}
         self.kept_until: dict[str, float] = {}
+        self.shortened: list[str] = []
         self.requests = 0
         self.failure: FabricUnavailable | None = None
 
@@ -50,6 +59,11 @@ class Memory:
             if key not in self.kept or self.kept_until[key] <= self.clock.now():
                 self.kept[key], self.kept_until[key] = value, self.clock.now() + ttl_s
         return {key: self.kept[key] for key in values}
+
+    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:
+        for key in keys:
+            self.kept_until[key] = min(self.kept_until[key], self.clock.now() + ttl_s)
+        self.shortened += keys
 
 
 class Fleet:
@@ -122,6 +136,53 @@ async def test_a_call_id_is_known_as_long_as_the_call_may_run() -> None:
     fleet.hub.clock.advance(7200.0 + 600.0)
     assert await two.holder_of_call("long", "two", 7200.0) == "one"
     assert await two.holder_of_call("first", "two", 60.0) == "two"
+
+
+async def test_ids_of_calls_that_have_ended_are_kept_for_minutes_whatever_their_timeouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 7: a client sends any number of calls, each with a timeout of a day."""
+    monkeypatch.setattr(service_sessions, "_ENDED_S", 0.0)
+    fleet = Fleet()
+    one, two = fleet.sessions["one"], fleet.sessions["two"]
+    names = [f"c-{number}" for number in range(5)]
+    for name in (*names, "runs"):
+        await one.holder_of_call(name, "one", 86_400.0)
+    fleet.hub.clock.advance(7200.0)
+    for name in names:
+        one.note_ended(name)
+    async with asyncio.timeout(10):
+        while len(fleet.hub.shortened) < len(names):  # noqa: ASYNC110  # turns of the loop send it
+            await asyncio.sleep(0)
+    fleet.hub.clock.advance(service_sessions.CALL_KEPT_S - 1.0)
+    assert await two.holder_of_call(names[0], "two", 60.0) == "one"
+    fleet.hub.clock.advance(1.0)
+    assert {await two.holder_of_call(name, "two", 60.0) for name in names} == {"two"}
+    assert await two.holder_of_call("runs", "two", 60.0) == "one"
+
+
+@pytest.mark.parametrize(
+    ("meta", "outcome", "ends"),
+    [
+        ({CALL_ID: "c"}, None, ["c"]),
+        ({CALL_ID: "c"}, FunctionFailed("it raised"), ["c"]),
+        ({CALL_ID: "c"}, ToolTimeout("the first call may still run"), []),
+        ({CALL_ID: "c"}, CallOutcomeUnknown("no answer"), []),
+        ({CALL_ID: "c"}, asyncio.CancelledError(), []),
+        ({}, None, []),
+    ],
+)
+async def test_a_replica_notes_that_a_call_with_an_id_has_ended(
+    meta: dict[str, Any], outcome: BaseException | None, ends: list[str]
+) -> None:
+    noted: list[str] = []
+    replica: Any = SimpleNamespace(_sessions=SimpleNamespace(note_ended=noted.append))
+    call = JsonCall("one", "tools/call", {}, meta)
+    passed = contextlib.suppress(AenvError, asyncio.CancelledError)
+    with passed, ServiceReplica._noting_end(replica, call):
+        if outcome is not None:
+            raise outcome
+    assert noted == ends
 
 
 async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
