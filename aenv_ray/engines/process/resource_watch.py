@@ -468,7 +468,8 @@ def _threads(pid: int) -> list[int]:
 
 def _pages(thread: int) -> int:
     """Return how many pages of the memory of a thread's process are resident; 0 if it has ended."""
-    return int((read_start(f"/proc/{thread}/statm").split() or [0, 0])[1])
+    sizes = read_start(f"/proc/{thread}/statm").split()
+    return int(sizes[1]) if sizes else 0
 
 
 def _living_thread(pid: int) -> int:
@@ -641,8 +642,8 @@ class _KernelBuffers:
             self.sent += max(sent, queued)
             if sock.family == socket.AF_UNIX:
                 # Also those in connections that a listening socket has not accepted.
-                details = read_start(f"/proc/self/fdinfo/{descriptor}")
-                self.in_transit += int((details.partition(b"scm_fds:")[2].split() or [0])[0])
+                details = read_start(f"/proc/self/fdinfo/{descriptor}").partition(b"scm_fds:")[2]
+                self.in_transit += int(details.split()[0]) if details else 0
                 self.unread += _unread(descriptor)  # raises for a listening socket
         finally:
             sock.detach()
