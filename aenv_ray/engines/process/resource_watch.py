@@ -27,8 +27,9 @@ longer wait for sockets.
 
 `offences` then decides which sandboxes must end.
 
-This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files` and
-`aenv_ray.engines.node.default_limits`, because the launcher imports it.
+This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files`,
+`aenv_ray.engines.node.default_limits` and `aenv_ray.runtime.fork.jail_spec`, because the launcher
+imports it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from typing import Final, NamedTuple
 from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
+from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES
 
 GROWTH_BYTES: Final = 32 << 20
 """Scan the processes once the node's used or shared memory has grown by this much."""
@@ -102,7 +104,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Watched(NamedTuple):
-    """A sandbox to watch."""
+    """A sandbox or a template to watch."""
 
     id: str
     pid: int
@@ -111,6 +113,8 @@ class Watched(NamedTuple):
     """The memory limit that its project sets; None: it sets none."""
     is_isolated: bool
     """Whether it has its own tmpfs."""
+    without: frozenset[int] | None = None
+    """For a template: the pids of its instances, which count on their own. None: no template."""
 
 
 class Offence(NamedTuple):
@@ -132,6 +136,10 @@ class SandboxUsage:
     processes: int
     watches: int = 0
     """Watches of epoll; 0 also while there is no reason to count them."""
+    max_processes: int = sys.maxsize
+    """Own limit of processes and threads, if the kernel does not enforce it."""
+    has_instances: bool = False
+    """A template that instances depend on."""
 
 
 class Measured(NamedTuple):
@@ -173,11 +181,14 @@ class Node(NamedTuple):
 def offences(usages: Sequence[SandboxUsage], node: Node) -> list[Offence]:
     """Return which sandboxes must end.
 
-    Every sandbox over its own memory limit must end. If there is none and the node runs short of
+    Every sandbox over its own limit must end. If there is none and the node runs short of
     something, only the sandbox that uses most of it must end: the next check shows whether that
-    was enough.
+    was enough. A template with instances does not end for that, because an agent could void the
+    episodes of all of them by making the node run short.
     """
     found = [_memory_offence(usage) for usage in usages if usage.bytes > usage.limit_bytes]
+    found += [_process_offence(usage) for usage in usages if usage.processes > usage.max_processes]
+    usages = [usage for usage in usages if not usage.has_instances]
     if found or not usages:
         return found
     largest = max(usages, key=lambda usage: usage.bytes)
@@ -212,6 +223,14 @@ def _memory_offence(usage: SandboxUsage) -> Offence:
         f"more than its limit of {usage.limit_bytes >> 20} MiB (deployConfig.memory)"
     )
     return Offence(usage.id, cause, InsideCause.MEMORY)
+
+
+def _process_offence(usage: SandboxUsage) -> Offence:
+    cause = (
+        f"it had {usage.processes} processes and threads, more than its limit of "
+        f"{usage.max_processes}"
+    )
+    return Offence(usage.id, cause, InsideCause.PROCESSES)
 
 
 class ResourceWatch:
@@ -277,7 +296,7 @@ class ResourceWatch:
         before, self._measured = self._measured, {}
         usages = []
         for one in watched:
-            processes = table.tree(one.pid)
+            processes = table.tree(one.pid, one.without or frozenset())
             pids = [process.pid for process in processes]
             limit = one.limit_bytes or int(DEFAULT_LIMIT_SHARE * node.total_bytes)
             used = sum(process.resident_bytes for process in processes)
@@ -285,7 +304,10 @@ class ResourceWatch:
                 used = self._measure(one, processes, before).bytes
             threads = sum(process.threads for process in processes)
             watches = count_watches(pids, most_watches) if are_counted else 0
-            usages.append(SandboxUsage(one.id, used, limit, threads, watches))
+            most = sys.maxsize if one.without is None else MAX_PROCESSES
+            usages.append(
+                SandboxUsage(one.id, used, limit, threads, watches, most, bool(one.without))
+            )
         return self._with_hidden(usages, watched, node, table, before)
 
     def _measure(
@@ -332,7 +354,8 @@ class ResourceWatch:
             if hidden <= room:
                 return usages
             if one.id not in self._measured:
-                hidden -= self._measure(one, table.tree(one.pid), before).shared_bytes
+                processes = table.tree(one.pid, one.without or frozenset())
+                hidden -= self._measure(one, processes, before).shared_bytes
         usages[at] = replace(usages[at], bytes=usages[at].bytes + hidden)
         return usages
 
@@ -440,13 +463,13 @@ class _ProcessTable:
             self._processes[pid] = _Process(pid, ticks, int(threads), pages * _PAGE_BYTES)
             self._children[int(fields[1])].append(pid)
 
-    def tree(self, root: int) -> list[_Process]:
-        """Return a process and its descendants."""
+    def tree(self, root: int, without: frozenset[int] = frozenset()) -> list[_Process]:
+        """Return a process and its descendants, without some and their descendants."""
         found: list[_Process] = []
         pending = [root]
         while pending:
             pid = pending.pop()
-            pending += self._children[pid]
+            pending += [child for child in self._children[pid] if child not in without]
             if pid in self._processes:
                 found.append(self._processes[pid])
         return found
@@ -507,7 +530,8 @@ def measure(pids: Sequence[int], watched: Watched) -> Measured:
     memory_files: dict[tuple[int, int], int] = {}
     buffers = _KernelBuffers()
     for pid in pids:
-        _raise_oom_score(pid)
+        if watched.without is None:  # a template has a lower score than its instances
+            _raise_oom_score(pid)
         thread = pid if _pages(pid) else _living_thread(pid)
         rollup = _sizes(f"/proc/{thread}/smaps_rollup")
         if not rollup:

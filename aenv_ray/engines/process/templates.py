@@ -600,6 +600,10 @@ class Templates:
 
     # --- ends ---------------------------------------------------------------------------------
 
+    def end(self, key: str, why: str) -> None:
+        """End a template, and its instances with it."""
+        self._end(self._templates[key], why)
+
     def _end(self, template: TemplateProcess, why: str) -> None:
         if self._templates.get(template.key) is template:
             del self._templates[template.key]

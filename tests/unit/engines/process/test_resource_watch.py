@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_the_sandbox_with_most_watches_of_epoll_ends_when_all_have_their_share()
     assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
     assert "150 watches" in offence.cause
     assert "251 of the user's 1000 (fs.epoll.max_user_watches)" in offence.cause
+
+
+def test_a_template_ends_beyond_its_own_limits_only_while_instances_depend_on_it() -> None:
+    """Invariant 14: an agent that makes the node run short voids no other episode."""
+    short = CALM._replace(available_bytes=GIB, process_ids=30_000)
+    idle = SandboxUsage("template", 4 * GIB, 8 * GIB, 1000, 0, 1024)
+    used = replace(idle, has_instances=True)
+    assert [offence.id for offence in offences([idle], short)] == ["template"]
+    assert offences([used], short) == []
+    (offence,) = offences([replace(used, processes=1025)], CALM)
+    assert (offence.id, offence.inside) == ("template", InsideCause.PROCESSES)
+    (offence,) = offences([replace(used, bytes=9 * GIB)], CALM)
+    assert (offence.id, offence.inside) == ("template", InsideCause.MEMORY)
 
 
 def test_watches_of_epoll_are_counted_up_to_a_limit() -> None:
