@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.errors import SandboxStartFailed
+from aenv_ray.errors import InsideCause, SandboxDiedInside, SandboxStartFailed
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, value_of
 from tests.contract.process.node import Node
 
@@ -217,6 +218,37 @@ async def test_a_template_cannot_void_its_instances(walled: Bench) -> None:
         assert sandbox.start_mode == "template"
         assert await value_of(sandbox, "found") == {}
     assert await walled.running() >= {sandbox.instance_id for sandbox in sandboxes}
+
+
+async def test_a_death_from_inside_is_one_when_the_template_is_late(walled: Bench) -> None:
+    """Invariant 14: it forks and mounts on a node whose cores the agent can keep busy."""
+    source = "import os, time\nos.register_at_fork(after_in_parent=lambda: time.sleep(4))\n"
+    exits = "@register_tool\ndef leave() -> None:\n    os._exit(3)\n"
+    sandbox = await walled.start(walled.project({"tools.py": source + TOOL + exits}))
+    assert sandbox.start_mode == "template"
+    with pytest.raises(SandboxDiedInside, match="exited with code 3") as raised:
+        await value_of(sandbox, "leave")
+    assert raised.value.died_of is InsideCause.EXIT
+
+
+HOARD = (
+    "import os, signal\n"
+    "for _ in range(6):\n"
+    "    if os.fork() == 0:\n"
+    "        kept = os.urandom(1 << 20) * 60\n"
+    "        signal.pause()\n"
+    "signal.pause()\n"
+)
+
+
+async def test_a_template_beyond_the_memory_of_its_project_ends(walled: Bench) -> None:
+    """Invariant 7: the code that it imports has the limit of an instance, as a whole."""
+    config = {"deployConfig": {"memory": "128M", "network": "none"}}
+    neighbour = await walled.start()
+    async with asyncio.timeout(60.0):
+        with pytest.raises(SandboxStartFailed, match="its limit of 128 MiB"):
+            await walled.start(walled.project({"tools.py": HOARD + TOOL}, config))
+    assert await value_of(neighbour, "echo", text="hi") == "hi"
 
 
 async def test_a_tool_finds_no_socket_of_its_template(walled: Bench) -> None:

@@ -258,14 +258,65 @@ HOARDS = {
         "        while sender.send(bytes(1 << 16)): pass\n"
         "    except BlockingIOError: sender.close()\n"
     ),
+    "memfd in transit": (
+        "builtins.kept = socket.socketpair()\n"
+        "for _ in range(15):\n"
+        "    memfd = os.memfd_create('kept')\n"
+        "    for _ in range(20): os.write(memfd, bytes(1 << 20))\n"
+        "    socket.send_fds(builtins.kept[0], [b'x'], [memfd])\n"
+        "    os.close(memfd)\n"
+    ),
+    "memfd in transit to a socket that nobody accepts": (
+        "builtins.kept = socket.socket(socket.AF_UNIX)\n"
+        "builtins.kept.bind('\\0hoard')\n"
+        "builtins.kept.listen()\n"
+        "with socket.socket(socket.AF_UNIX) as sender:\n"
+        "    sender.connect('\\0hoard')\n"
+        "    for _ in range(15):\n"
+        "        memfd = os.memfd_create('kept')\n"
+        "        for _ in range(20): os.write(memfd, bytes(1 << 20))\n"
+        "        socket.send_fds(sender, [b'x'], [memfd])\n"
+        "        os.close(memfd)\n"
+    ),
+    "memfd of a thread with its own descriptors": (
+        "import ctypes, threading\n"
+        "def hoard():\n"
+        "    ctypes.CDLL(None).syscall(436, 1 << 20, 1 << 20, 2)  # close_range, which unshares\n"
+        "    kept = os.memfd_create('kept')\n"
+        "    for _ in range(300): os.write(kept, bytes(1 << 20))\n"
+        "    signal.sigwait([signal.SIGUSR1])\n"
+        "threading.Thread(target=hoard).start()\n"
+    ),
+    "memfd of a process whose first thread has ended": (
+        "import ctypes, platform, threading\n"
+        "def hoard():\n"
+        "    kept = os.memfd_create('kept')\n"
+        "    for _ in range(300): os.write(kept, bytes(1 << 20))\n"
+        "    signal.sigwait([signal.SIGUSR1])\n"
+        "threading.Thread(target=hoard).start()\n"
+        "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)\n"
+    ),
+    "memory of processes whose first threads have ended": (
+        "import ctypes, platform, threading\n"
+        "def hoard():\n"
+        "    kept = os.urandom(1 << 20) * 60\n"
+        "    signal.sigwait([signal.SIGUSR1])\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0:\n"
+        "        threading.Thread(target=hoard).start()\n"
+        "        ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)\n"
+    ),
 }
+_OF_ORDINARY_USERS = ("memfd", "memfd in transit", "memfd of a thread with its own descriptors")
 
 
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     "hoard",
     [
-        pytest.param(hoard, id=name, marks=pytest.mark.ordinary_user if name == "memfd" else ())
+        pytest.param(
+            hoard, id=name, marks=pytest.mark.ordinary_user if name in _OF_ORDINARY_USERS else ()
+        )
         for name, hoard in HOARDS.items()
     ],
 )

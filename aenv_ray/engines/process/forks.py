@@ -17,9 +17,12 @@ from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process.cgroups import SandboxGroup
 from aenv_ray.engines.process.peers import Peer
 from aenv_ray.errors import InsideCause
+from aenv_ray.files import read_start
 
 PACKET_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("iII")
+_EXIT_CODE: Final = 50
+"""Position of an exit code in a process's ``stat``, counted from its state."""
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Fork:
     instance: str = ""
     """Id of its instance; empty for a spare."""
     status: int | None = None
-    """Its exit code or negated signal, as the template says; None if that is not known."""
+    """Its exit code or negated signal: what the kernel says, or the template; None: not known."""
     sweeps: int = 0
     """Sweeps since it ended without a status."""
     is_gone: bool = False
@@ -109,6 +112,21 @@ class Fork:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
+
+    def kernel_status(self) -> int | None:
+        """Return the exit code or negated signal of the ended process, as the kernel says.
+
+        None: its parent has reaped it, or the kernel does not tell it.
+        """
+        # proc(5): pid (name) state … exit_code, the last of its 52 fields.
+        fields = read_start(f"/proc/{self.pid}/stat").rpartition(b") ")[2].split()
+        if self.pidfd < 0 or len(fields) < _EXIT_CODE or fields[0] != b"Z":
+            return None
+        try:
+            signal.pidfd_send_signal(self.pidfd, 0)
+        except OSError:  # reaped: the process id may have been another's when it was read
+            return None
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE - 1]))
 
     def kill(self) -> None:
         """End the process, and with it all processes of its pid namespace."""

@@ -474,7 +474,10 @@ class Launcher:
             elif instance.stoppers or instance.status == "failed":
                 self._stop(instance.id, instance.cause)
         for offence in self._resources.check():
-            self._stop(offence.id, offence.cause, inside=offence.inside)
+            if self._templates.get(offence.id) is not None:
+                self._templates.end(offence.id, f"its template was ended: {offence.cause}")
+            else:
+                self._stop(offence.id, offence.cause, inside=offence.inside)
         with_instances = {instance.host for instance in self._instances.values()}
         self._away = {host: at for host, at in self._away.items() if host in with_instances}
         self._templates.sweep(now)
@@ -485,13 +488,18 @@ class Launcher:
             self._stopping = True
 
     def _watched(self) -> list[Watched]:
-        """Return the instances that run, for `ResourceWatch`."""
+        """Return the instances that run and the templates, for `ResourceWatch`."""
         found = []
+        for template in self._templates.all():
+            memory = template.setup["jail"]["memory_bytes"]
+            own = frozenset(fork.pid for fork in template.instances.values())
+            pid = template.process.pid
+            found.append(Watched(template.key, pid, memory, is_isolated=False, without=own))
         for instance in self._instances.values():
-            template = self._templates.get(instance.template)
-            if instance.fork is not None and template is not None:
-                memory = template.setup["jail"]["memory_bytes"]
-                found.append(Watched(instance.id, instance.fork.pid, memory, template.is_isolated))
+            used = self._templates.get(instance.template)
+            if instance.fork is not None and used is not None:
+                memory = used.setup["jail"]["memory_bytes"]
+                found.append(Watched(instance.id, instance.fork.pid, memory, used.is_isolated))
         return found
 
 

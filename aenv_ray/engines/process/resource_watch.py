@@ -27,16 +27,19 @@ longer wait for sockets.
 
 `offences` then decides which sandboxes must end.
 
-This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files` and
-`aenv_ray.engines.node.default_limits`, because the launcher imports it.
+This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files`,
+`aenv_ray.engines.node.default_limits` and `aenv_ray.runtime.fork.jail_spec`, because the launcher
+imports it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import platform
 import signal
 import socket
 import struct
@@ -45,13 +48,14 @@ import termios
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
+from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES
 
 GROWTH_BYTES: Final = 32 << 20
 """Scan the processes once the node's used or shared memory has grown by this much."""
@@ -82,18 +86,25 @@ _MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)")
 _CLOSE_S: Final = 0.05
 """Longest time for closing our copy of a sandbox's socket."""
 _PIDFD_GETFD: Final = 438
+_PIDFD_THREAD: Final = os.O_EXCL
+_KCMP: Final = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
+_KCMP_FILES: Final = 2
+_COMPARED: Final = 16
+"""Tables of descriptors with which another one is compared."""
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("6I")
 """SO_MEMINFO of a socket, in bytes: received, receive limit, in transit, send limit, reserved,
 queued for sending."""
 _OBJECT_BYTES: Final = 2048
 """What an empty pipe or socket takes of the kernel's memory: buffers for it, its inode and file."""
+_FULL_BYTES: Final = 1 << 18
+"""What a pipe or socket can hold, with usual limits."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class Watched(NamedTuple):
-    """A sandbox to watch."""
+    """A sandbox or a template to watch."""
 
     id: str
     pid: int
@@ -102,6 +113,8 @@ class Watched(NamedTuple):
     """The memory limit that its project sets; None: it sets none."""
     is_isolated: bool
     """Whether it has its own tmpfs."""
+    without: frozenset[int] | None = None
+    """For a template: the pids of its instances, which count on their own. None: no template."""
 
 
 class Offence(NamedTuple):
@@ -123,6 +136,20 @@ class SandboxUsage:
     processes: int
     watches: int = 0
     """Watches of epoll; 0 also while there is no reason to count them."""
+    max_processes: int = sys.maxsize
+    """Own limit of processes and threads, if the kernel does not enforce it."""
+    has_instances: bool = False
+    """A template that instances depend on."""
+
+
+class Measured(NamedTuple):
+    """What `measure` finds."""
+
+    bytes: int
+    shared_bytes: int
+    """How many of them belong to no process: memory files and tmpfs."""
+    in_transit: int
+    """Descriptors that were sent through a Unix socket and not received yet."""
 
 
 class Node(NamedTuple):
@@ -154,11 +181,14 @@ class Node(NamedTuple):
 def offences(usages: Sequence[SandboxUsage], node: Node) -> list[Offence]:
     """Return which sandboxes must end.
 
-    Every sandbox over its own memory limit must end. If there is none and the node runs short of
+    Every sandbox over its own limit must end. If there is none and the node runs short of
     something, only the sandbox that uses most of it must end: the next check shows whether that
-    was enough.
+    was enough. A template with instances does not end for that, because an agent could void the
+    episodes of all of them by making the node run short.
     """
     found = [_memory_offence(usage) for usage in usages if usage.bytes > usage.limit_bytes]
+    found += [_process_offence(usage) for usage in usages if usage.processes > usage.max_processes]
+    usages = [usage for usage in usages if not usage.has_instances]
     if found or not usages:
         return found
     largest = max(usages, key=lambda usage: usage.bytes)
@@ -195,6 +225,14 @@ def _memory_offence(usage: SandboxUsage) -> Offence:
     return Offence(usage.id, cause, InsideCause.MEMORY)
 
 
+def _process_offence(usage: SandboxUsage) -> Offence:
+    cause = (
+        f"it had {usage.processes} processes and threads, more than its limit of "
+        f"{usage.max_processes}"
+    )
+    return Offence(usage.id, cause, InsideCause.PROCESSES)
+
+
 class ResourceWatch:
     """Watches the sandboxes of one launcher.
 
@@ -207,8 +245,10 @@ class ResourceWatch:
         self._last: Node | None = None
         self._next_at = 0.0
         self._due_at = 0.0
-        self._measured: dict[str, tuple[int, int]] = {}
+        self._measured: dict[str, tuple[int, Measured]] = {}
         """By sandbox id: its processor time when it was last measured exactly, and the result."""
+        self._others_bytes: int | None = None
+        """Shared memory of no sandbox and no tmpfs of the node when the first check was made."""
         self._least_kernel_bytes: int | None = None
         """The lowest `Node.kernel_bytes` so far. What exceeds it may belong to a sandbox."""
 
@@ -221,6 +261,8 @@ class ResourceWatch:
         if started < self._next_at and not self._is_urgent(node):
             return []
         watched = self._watched()
+        if self._others_bytes is None:
+            self._others_bytes = max(0, node.shared_bytes - _tmpfs_of_node())
         found = offences(self._usages(watched, node), node) if watched else []
         self._last = node
         ended = time.monotonic()
@@ -251,25 +293,74 @@ class ResourceWatch:
         unattributed = node.shared_bytes + node.kernel_bytes - least
         most_watches = int(MAX_WATCH_SHARE * node.max_watches)
         are_counted = node.kernel_bytes - least > most_watches * _WATCH_BYTES
-        measured: dict[str, tuple[int, int]] = {}
+        before, self._measured = self._measured, {}
         usages = []
         for one in watched:
-            processes = table.tree(one.pid)
+            processes = table.tree(one.pid, one.without or frozenset())
             pids = [process.pid for process in processes]
             limit = one.limit_bytes or int(DEFAULT_LIMIT_SHARE * node.total_bytes)
             used = sum(process.resident_bytes for process in processes)
             if used + unattributed > min(limit, node.available_bytes):
-                ticks = sum(process.ticks for process in processes)
-                latest = self._measured.get(one.id)
-                if latest is None or latest[0] != ticks:  # a process has run since
-                    latest = ticks, measure(pids, one)
-                measured[one.id] = latest
-                used = latest[1]
+                used = self._measure(one, processes, before).bytes
             threads = sum(process.threads for process in processes)
             watches = count_watches(pids, most_watches) if are_counted else 0
-            usages.append(SandboxUsage(one.id, used, limit, threads, watches))
-        self._measured = measured
+            most = sys.maxsize if one.without is None else MAX_PROCESSES
+            usages.append(
+                SandboxUsage(one.id, used, limit, threads, watches, most, bool(one.without))
+            )
+        return self._with_hidden(usages, watched, node, table, before)
+
+    def _measure(
+        self,
+        one: Watched,
+        processes: Sequence[_Process],
+        before: dict[str, tuple[int, Measured]],
+    ) -> Measured:
+        ticks = sum(process.ticks for process in processes)
+        latest = before.get(one.id)
+        if latest is None or latest[0] != ticks:  # a process has run since
+            latest = ticks, measure([process.pid for process in processes], one)
+        self._measured[one.id] = latest
+        return latest[1]
+
+    def _with_hidden(
+        self,
+        usages: list[SandboxUsage],
+        watched: Sequence[Watched],
+        node: Node,
+        table: _ProcessTable,
+        before: dict[str, tuple[int, Measured]],
+    ) -> list[SandboxUsage]:
+        """Add the shared memory that is nowhere else to a sandbox that can hide it.
+
+        A memory file whose only descriptor is in transit appears in no process, and nothing tells
+        who sent it. So the memory is charged to the sandbox with the most descriptors in transit
+        in this measurement and the one before: programs usually receive theirs at once.
+        """
+        in_transit = {
+            usage.id: now.in_transit
+            for usage in usages
+            for _, now in [self._measured.get(usage.id, _NOTHING)]
+            if now.in_transit and before.get(usage.id, _NOTHING)[1].in_transit
+        }
+        if not in_transit:
+            return usages
+        suspect = max(in_transit, key=lambda name: in_transit[name])
+        (at,) = (index for index, usage in enumerate(usages) if usage.id == suspect)
+        room = usages[at].limit_bytes - usages[at].bytes
+        hidden = node.shared_bytes - _tmpfs_of_node() - (self._others_bytes or 0)
+        hidden -= sum(now.shared_bytes for _, now in self._measured.values())
+        for one in watched:
+            if hidden <= room:
+                return usages
+            if one.id not in self._measured:
+                processes = table.tree(one.pid, one.without or frozenset())
+                hidden -= self._measure(one, processes, before).shared_bytes
+        usages[at] = replace(usages[at], bytes=usages[at].bytes + hidden)
         return usages
+
+
+_NOTHING: Final = 0, Measured(0, 0, 0)
 
 
 # --- the node -------------------------------------------------------------------------------------
@@ -328,6 +419,20 @@ def _text(path: str) -> str:
     return Path(path).read_text()
 
 
+def _tmpfs_of_node() -> int:
+    """Return the used bytes of the file systems in memory that this process sees."""
+    used: dict[int, int] = {}
+    for line in _text("/proc/self/mountinfo").splitlines():
+        # proc(5): id parent device root path options … - type source options
+        mount, _, kind = line.partition(" - ")
+        if kind.startswith(("tmpfs ", "devtmpfs ")):
+            path = mount.split()[4]
+            with contextlib.suppress(OSError):  # hidden by another mount, or an unusual name
+                status = os.statvfs(path)
+                used[os.stat(path).st_dev] = (status.f_blocks - status.f_bfree) * status.f_frsize
+    return sum(used.values())
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
@@ -352,27 +457,70 @@ class _ProcessTable:
         # proc(5): pid (name) state parent …; a name may contain parentheses and spaces.
         fields = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
         if fields:
-            ticks, threads, pages = int(fields[11]) + int(fields[12]), fields[17], fields[21]
-            self._processes[pid] = _Process(pid, ticks, int(threads), int(pages) * _PAGE_BYTES)
+            ticks, threads, pages = int(fields[11]) + int(fields[12]), fields[17], int(fields[21])
+            if fields[0] == b"Z" and threads != b"1":
+                pages = _pages(_living_thread(pid))
+            self._processes[pid] = _Process(pid, ticks, int(threads), pages * _PAGE_BYTES)
             self._children[int(fields[1])].append(pid)
 
-    def tree(self, root: int) -> list[_Process]:
-        """Return a process and its descendants."""
+    def tree(self, root: int, without: frozenset[int] = frozenset()) -> list[_Process]:
+        """Return a process and its descendants, without some and their descendants."""
         found: list[_Process] = []
         pending = [root]
         while pending:
             pid = pending.pop()
-            pending += self._children[pid]
+            pending += [child for child in self._children[pid] if child not in without]
             if pid in self._processes:
                 found.append(self._processes[pid])
         return found
 
 
+# --- threads --------------------------------------------------------------------------------------
+
+# `/proc/TID` exists for every thread. That of a process is the one of its first thread, which may
+# have ended, or have another table of descriptors than the other threads.
+
+
+def _threads(pid: int) -> list[int]:
+    """Return the ids of the threads of a process; empty if it has ended."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def _pages(thread: int) -> int:
+    """Return how many pages of the memory of a thread's process are resident; 0 if it has ended."""
+    sizes = read_start(f"/proc/{thread}/statm").split()
+    return int(sizes[1]) if sizes else 0
+
+
+def _living_thread(pid: int) -> int:
+    """Return a thread of a process that has not ended; its first one if all have."""
+    return next((thread for thread in _threads(pid) if _pages(thread)), pid)
+
+
+def _threads_by_descriptors(pid: int) -> Iterator[int]:
+    """Yield a thread for each table of descriptors of a process: usually there is one table.
+
+    Some tables of a process with many may be found again. On a kernel without kcmp(2), and in a
+    process that this user may not inspect, only one table is found.
+    """
+    kcmp = ctypes.CDLL(None).syscall
+    found: list[int] = []
+    for thread in _threads(pid):
+        # 0: the same; 1 or 2: another; -1: unknown. Comparing each with all could take long.
+        latest = found[:1] + found[-_COMPARED:]
+        if all(kcmp(_KCMP, thread, other, _KCMP_FILES, 0, 0) > 0 for other in latest):
+            found.append(thread)
+            yield thread
+
+
 # --- one sandbox ----------------------------------------------------------------------------------
 
 
-def measure(pids: Sequence[int], watched: Watched) -> int:
-    """Return the bytes that a sandbox uses: memory, swap, memory files, tmpfs, pipes, sockets.
+def measure(pids: Sequence[int], watched: Watched) -> Measured:
+    """Return what a sandbox uses: memory, swap, memory files, tmpfs, pipes and sockets.
 
     A page that several processes share is divided among them (proportional share). This user may
     not inspect process 1 of a sandbox, unless the launcher runs as root; such a process counts with
@@ -382,21 +530,25 @@ def measure(pids: Sequence[int], watched: Watched) -> int:
     memory_files: dict[tuple[int, int], int] = {}
     buffers = _KernelBuffers()
     for pid in pids:
-        _raise_oom_score(pid)
-        rollup = _sizes(f"/proc/{pid}/smaps_rollup")
+        if watched.without is None:  # a template has a lower score than its instances
+            _raise_oom_score(pid)
+        thread = pid if _pages(pid) else _living_thread(pid)
+        rollup = _sizes(f"/proc/{thread}/smaps_rollup")
         if not rollup:
             total += _private_bytes(pid)
             continue
         total += rollup["Pss_Anon"] + rollup["SwapPss"]
-        with _short_closes():
-            files = _open_memory_files(pid, buffers)
+        files: dict[tuple[int, int], int] = {}
+        for holder in _threads_by_descriptors(pid):
+            with _short_closes():
+                files |= _open_memory_files(pid, holder, buffers)
         memory_files |= files
         if rollup["Pss_Shmem"]:
-            for key, size in _mapped_memory_files(pid).items():
+            for key, size in _mapped_memory_files(thread).items():
                 if key not in files:
                     memory_files[key] = memory_files.get(key, 0) + size
-    total += sum(memory_files.values()) + buffers.bytes
-    return total + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
+    shared = sum(memory_files.values()) + (_tmpfs_bytes(pids) if watched.is_isolated else 0)
+    return Measured(total + shared + buffers.bytes, shared, buffers.in_transit)
 
 
 def count_watches(pids: Sequence[int], most: int) -> int:
@@ -406,12 +558,12 @@ def count_watches(pids: Sequence[int], most: int) -> int:
     that this user may not inspect are missing, as in `measure`.
     """
     total = 0
-    for pid in pids:
+    for thread in (thread for pid in pids for thread in _threads_by_descriptors(pid)):
         with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{pid}/fd"):
+            for fd in os.listdir(f"/proc/{thread}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{fd}") == "anon_inode:[eventpoll]":
-                        details = Path(f"/proc/{pid}/fdinfo/{fd}").read_bytes()
+                    if os.readlink(f"/proc/{thread}/fd/{fd}") == "anon_inode:[eventpoll]":
+                        details = Path(f"/proc/{thread}/fdinfo/{fd}").read_bytes()
                         total += _EPOLL_WATCHES + details.count(b"tfd:")
                 if total > most:
                     return total
@@ -457,6 +609,8 @@ class _KernelBuffers:
     """Sent through Unix sockets and not read yet, counted at the sending ends."""
     unread: int = 0
     """The same data, counted at the receiving ends, since a sender may be closed."""
+    in_transit: int = 0
+    """Descriptors that wait in them."""
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -465,15 +619,29 @@ class _KernelBuffers:
         data = self.pipes + self.received + max(self.sent, self.unread)
         return data + len(self._seen) * _OBJECT_BYTES
 
-    def add(self, pid: int, fd: int, name: str) -> None:
+    def add(self, thread: int, fd: int, name: str, *, is_first: bool = True) -> None:
         """Add a descriptor's pipe or socket, unless it was added before.
+
+        Args:
+            thread: The thread that has it.
+            fd: Its number there.
+            name: What ``/proc`` shows for it.
+            is_first: Whether the thread is the first one of its process.
 
         Raises:
             OSError: This user may not inspect the process, or it has ended.
         """
         if name in self._seen:
             return
-        process = os.pidfd_open(pid)
+        try:
+            process = os.pidfd_open(thread, 0 if is_first else _PIDFD_THREAD)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:
+                raise
+            # Before Linux 6.9: nothing shows what it contains, so it counts as a full one.
+            self._seen.add(name)
+            self.pipes += _FULL_BYTES
+            return
         try:
             own = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, fd, 0)
         finally:
@@ -497,7 +665,10 @@ class _KernelBuffers:
             self.received += received
             self.sent += max(sent, queued)
             if sock.family == socket.AF_UNIX:
-                self.unread += _unread(descriptor)
+                # Also those in connections that a listening socket has not accepted.
+                details = read_start(f"/proc/self/fdinfo/{descriptor}").partition(b"scm_fds:")[2]
+                self.in_transit += int(details.split()[0]) if details else 0
+                self.unread += _unread(descriptor)  # raises for a listening socket
         finally:
             sock.detach()
 
@@ -525,22 +696,24 @@ def _unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _open_memory_files(pid: int, buffers: _KernelBuffers) -> dict[tuple[int, int], int]:
-    """Return the memory files that a process has open, with their allocated bytes.
+def _open_memory_files(
+    pid: int, thread: int, buffers: _KernelBuffers
+) -> dict[tuple[int, int], int]:
+    """Return the memory files that a thread of a process has open, with their allocated bytes.
 
     Its pipes and sockets are added to `buffers`.
     """
     found: dict[tuple[int, int], int] = {}
     with contextlib.suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{fd}"
+        for fd in os.listdir(f"/proc/{thread}/fd"):
+            path = f"/proc/{thread}/fd/{fd}"
             with contextlib.suppress(OSError):
                 name = os.readlink(path)
                 if name.startswith(_MEMORY_FILES):
                     status = os.stat(path)
                     found[status.st_dev, status.st_ino] = status.st_blocks * 512
                 elif name.startswith(("pipe:", "socket:")):
-                    buffers.add(pid, int(fd), name)
+                    buffers.add(thread, int(fd), name, is_first=thread == pid)
     return found
 
 

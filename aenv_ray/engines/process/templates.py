@@ -69,11 +69,12 @@ SPARE_DELAY_S: Final = 0.006
 that the create under way and its first call need."""
 MAX_ORDERED: Final = 32
 """Spares that are ordered at a time; each takes a descriptor of the launcher and the template."""
-SILENT_SWEEPS: Final = 12
-"""A template that does not reap a process for this many sweeps hangs: 6 s. Counted in sweeps,
+SILENT_SWEEPS: Final = 120
+"""A template that does not reap a process for this many sweeps hangs: a minute, because sandboxes
+that keep all cores busy can delay it, and its end voids all its instances. Counted in sweeps,
 because the clock continues while the machine sleeps."""
 PATIENT_SWEEPS: Final = 2
-"""How many sweeps the end of an instance waits for the template to say why it ended."""
+"""How many sweeps an end that the kernel does not explain waits for the template to do so."""
 PROBE_DEADLINE_S: Final = 20.0
 _PACKETS_AT_A_TIME: Final = 16
 """Read from a template before others are served: its project's code can send without end."""
@@ -115,7 +116,7 @@ class TemplateProcess:
     instances: dict[int, Fork] = field(default_factory=dict)
     """Processes that have an instance."""
     ended: dict[int, Fork] = field(default_factory=dict)
-    """Processes of instances that have ended, until the template says why."""
+    """Processes of instances that have ended, until the template has reaped them."""
     order_at: float = 0.0
     """When to order spares that no instance waits for; 0: nothing is to be ordered."""
     no_spares_before: float = 0.0
@@ -282,7 +283,7 @@ class Templates:
                 self._end(template, "idle")
 
     def _hangs(self, template: TemplateProcess) -> bool:
-        """Report the ends that the template does not explain; return whether it hangs."""
+        """Report the ends that nobody explains; return whether the template hangs."""
         for fork in template.ended.values():
             fork.sweeps += 1
             if fork.sweeps == PATIENT_SWEEPS:
@@ -567,14 +568,18 @@ class Templates:
         """Act on the end of a process, which the kernel has reported."""
         if fork.channel.fileno() >= 0:
             self._on_channel(template, fork)  # its last report, which may be why it ended
+        status = fork.kernel_status()
         self._forget(fork)
         fork.is_gone = True
         template.spares.pop(fork.number, None)
         if template.instances.pop(fork.number, None) is None:
             template.no_spares_before = self._clock() + SPARE_PAUSE_S
-        elif fork.status is None:
+            return
+        if status is not None:
+            fork.status = status
+        if status is not None or fork.status is None:
             template.ended[fork.number] = fork
-        else:
+        if fork.status is not None:
             self._on_exit(template, fork)
 
     def discard(self, fork: Fork) -> None:
@@ -594,6 +599,10 @@ class Templates:
             fork.pidfd = -1
 
     # --- ends ---------------------------------------------------------------------------------
+
+    def end(self, key: str, why: str) -> None:
+        """End a template, and its instances with it."""
+        self._end(self._templates[key], why)
 
     def _end(self, template: TemplateProcess, why: str) -> None:
         if self._templates.get(template.key) is template:

@@ -279,12 +279,16 @@ def lock(spec: JailSpec, *, jailed: bool, is_fork: bool = False) -> None:
     _install(_filter(is_fork=is_fork))
 
 
-def lock_template() -> None:
-    """Give up all rights that a template does not need in order to isolate its forks.
+def lock_template(spec: JailSpec) -> None:
+    """Set limits, and give up all rights that a template does not need to isolate its forks.
 
     Call it before any code of a project runs. The process can still enter namespaces, create those
     of an instance, and mount in them, but only within its own user namespace.
     """
+    if spec.memory_bytes:
+        _limit(resource.RLIMIT_DATA, spec.memory_bytes)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.keep_capabilities(linux.CAP_SYS_ADMIN, linux.CAP_SYS_CHROOT)  # `setns` needs both
     if seccomp.is_supported():

@@ -102,7 +102,7 @@ class Jailer:
         outside.close()
         os.close(proc)
         jail.mount_proc()
-        jail.lock_template()
+        jail.lock_template(self._spec)
         linux.die_with_parent()
         self._networks = inside
 

@@ -7,12 +7,14 @@ import select
 import socket
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aenv_ray.engines.process import resource_watch
 from aenv_ray.engines.process.resource_watch import (
+    Measured,
     Node,
     ResourceWatch,
     SandboxUsage,
@@ -65,6 +67,19 @@ def test_the_sandbox_with_most_watches_of_epoll_ends_when_all_have_their_share()
     assert (offence.id, offence.inside) == ("b", InsideCause.PROCESSES)
     assert "150 watches" in offence.cause
     assert "251 of the user's 1000 (fs.epoll.max_user_watches)" in offence.cause
+
+
+def test_a_template_ends_beyond_its_own_limits_only_while_instances_depend_on_it() -> None:
+    """Invariant 14: an agent that makes the node run short voids no other episode."""
+    short = CALM._replace(available_bytes=GIB, process_ids=30_000)
+    idle = SandboxUsage("template", 4 * GIB, 8 * GIB, 1000, 0, 1024)
+    used = replace(idle, has_instances=True)
+    assert [offence.id for offence in offences([idle], short)] == ["template"]
+    assert offences([used], short) == []
+    (offence,) = offences([replace(used, processes=1025)], CALM)
+    assert (offence.id, offence.inside) == ("template", InsideCause.PROCESSES)
+    (offence,) = offences([replace(used, bytes=9 * GIB)], CALM)
+    assert (offence.id, offence.inside) == ("template", InsideCause.MEMORY)
 
 
 def test_watches_of_epoll_are_counted_up_to_a_limit() -> None:
@@ -157,12 +172,12 @@ def test_a_busy_node_or_fast_growth_delays_no_scan(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not os.path.exists("/proc/meminfo"), reason="needs /proc")
 def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
     own = Watched("a", os.getpid(), None, is_isolated=False)
-    before = measure([os.getpid()], own)
+    before = measure([os.getpid()], own).bytes
     kept = os.memfd_create("kept")
     again = os.dup(kept)
     try:
         os.write(kept, bytes(32 << 20))
-        grown = measure([os.getpid()], own) - before
+        grown = measure([os.getpid()], own).bytes - before
         assert 32 << 20 <= grown < 60 << 20
     finally:
         os.close(kept)
@@ -173,10 +188,10 @@ def test_a_memory_file_counts_once_whoever_has_it_open() -> None:
 def test_idle_sockets_and_pipes_count_with_what_the_kernel_keeps_for_them() -> None:
     """Invariant 7: a sandbox with a million of them takes gigabytes, and a neighbour would end."""
     own = Watched("a", os.getpid(), None, is_isolated=False)
-    before = measure([os.getpid()], own)
+    before = measure([os.getpid()], own).bytes
     pairs = [socket.socketpair() for _ in range(1000)]
     try:
-        grown = measure([os.getpid()], own) - before
+        grown = measure([os.getpid()], own).bytes - before
     finally:
         for pair in pairs:
             for sock in pair:
@@ -187,7 +202,7 @@ def test_idle_sockets_and_pipes_count_with_what_the_kernel_keeps_for_them() -> N
 def test_unread_data_counts_once_whether_its_sender_is_open_or_not() -> None:
     """Invariant 7: the kernel keeps it, and it appears in no process."""
     own = Watched("a", os.getpid(), None, is_isolated=False)
-    before = measure([os.getpid()], own)
+    before = measure([os.getpid()], own).bytes
     reader, writer = os.pipe()
     pairs = [socket.socketpair() for _ in range(40)]
     try:
@@ -197,10 +212,10 @@ def test_unread_data_counts_once_whether_its_sender_is_open_or_not() -> None:
             while _sends(sender):
                 pass
         unread = len(pairs) * 150_000
-        both_open = measure([os.getpid()], own) - before
+        both_open = measure([os.getpid()], own).bytes - before
         for sender, _ in pairs:
             sender.close()
-        half_open = measure([os.getpid()], own) - before
+        half_open = measure([os.getpid()], own).bytes - before
     finally:
         os.close(reader)
         os.close(writer)
@@ -257,8 +272,40 @@ def test_memory_in_no_process_has_sandboxes_measured(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resource_watch, "read_node", lambda: nodes[0])
     monkeypatch.setattr(resource_watch, "SCAN_EVERY_S", 0.0)
     monkeypatch.setattr(resource_watch, "MAX_CPU_SHARE", 1e9)
-    monkeypatch.setattr(resource_watch, "measure", lambda pids, one: 2 * limit)
+    monkeypatch.setattr(resource_watch, "measure", lambda *_: Measured(2 * limit, 0, 0))
     watch = ResourceWatch(lambda: watched)
     assert watch.check() == []
     nodes.pop(0)
     assert [offence.id for offence in watch.check()] == ["a"]
+
+
+def test_hidden_memory_is_charged_to_who_keeps_descriptors_in_transit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 14: not to a sandbox that passes a descriptor just then, nor to one without."""
+    found = {
+        "keeps": Measured(1, 1, 1),
+        "passes": Measured(1, 1, 9),
+        "owns": Measured(4 * GIB, 4 * GIB, 0),
+    }
+    node = CALM
+    monkeypatch.setattr(resource_watch, "read_node", lambda: node)
+    monkeypatch.setattr(resource_watch, "_tmpfs_of_node", lambda: GIB)
+    monkeypatch.setattr(resource_watch, "MAX_CPU_SHARE", 1e9)
+    watch = ResourceWatch(lambda: [Watched(name, 0, 5 * GIB, is_isolated=False) for name in found])
+    monkeypatch.setattr(watch, "_is_due", lambda *_: True)
+    monkeypatch.setattr(watch, "_is_urgent", lambda *_: True)
+    monkeypatch.setattr(watch, "_measure", lambda one, *_: _noted(watch, one.id, found[one.id]))
+    node = CALM._replace(shared_bytes=10 * GIB)  # 1 of the node, 4 of a sandbox, 5 hidden
+    watch._others_bytes = 0
+    assert watch.check() == []
+    found["passes"] = Measured(1, 1, 0)
+    assert watch.check() == [], "5 GiB are its limit"
+    node = CALM._replace(shared_bytes=11 * GIB)
+    (offence,) = watch.check()
+    assert (offence.id, offence.inside) == ("keeps", InsideCause.MEMORY)
+
+
+def _noted(watch: ResourceWatch, name: str, measured: Measured) -> Measured:
+    watch._measured[name] = 0, measured
+    return measured
