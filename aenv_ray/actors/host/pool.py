@@ -212,16 +212,16 @@ class Pools:
             count: How many.
             now: The time.
             warm: The project's ``deployConfig.warm``.
-            most: How many sandboxes the configs of all projects may keep ready for the owner. None:
-                no limit, as for creates without an owner.
+            most: How many sandboxes the configs of all projects may keep ready for the owner, and
+                the config of each project for creates without an owner. None: no limit.
             is_slow: Starts of their engine are slow enough to be anticipated.
         """
         # The config's size is for plain instances, not for each combination of variables.
         standing = warm if is_plain(spec) or warm == 0 else None
         key = pool_key(spec)
-        if standing and most is not None and spec.owner is not None:
-            left = most - self._standing(spec.owner, now, but=key)
-            standing = min(standing, max(0, left)) or None
+        if standing and most is not None:
+            others = 0 if spec.owner is None else self._standing(spec.owner, now, but=key)
+            standing = min(standing, max(0, most - others)) or None
         pool = self._pools.get(key)
         if pool is None:
             if not (is_slow or standing):

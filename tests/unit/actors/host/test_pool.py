@@ -182,9 +182,9 @@ def test_configs_fill_a_host_for_no_owner(world: World) -> None:
 
 def test_configs_of_ray_code_have_the_room_of_the_host(world: World) -> None:
     for digest in ("a", "b"):
-        world.demand(1, warm=4, most=4, slow=False, digest=digest)
+        world.demand(1, warm=8, most=4, slow=False, digest=digest)
     world.settle(20.0)
-    assert world.pools.size == 8
+    assert world.pools.size == 8, "the policy limits each"
 
 
 def test_a_request_wins_over_the_config(world: World) -> None:
