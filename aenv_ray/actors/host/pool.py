@@ -83,6 +83,13 @@ class _Asked(NamedTuple):
     at: float
 
 
+class _Standing(NamedTuple):
+    """The size that a project's config requests, as far as an owner has room, and the time."""
+
+    size: int
+    at: float
+
+
 @dataclass
 class _Pool:
     """The state of one pool."""
@@ -90,10 +97,8 @@ class _Pool:
     pattern: InstanceSpec
     asked: dict[str | None, _Asked] = field(default_factory=dict)
     """Requests by job; None for detached requests."""
-    standing: int | None = None
-    """Size that the project's config requests, as far as its owner has room."""
-    owner: str | None = None
-    """Owner of the latest create."""
+    standing: dict[str | None, _Standing] = field(default_factory=dict)
+    """What the project's config requests by owner, since the owner's latest create."""
     is_slow: bool = False
     """Whether starts of its engine are slow enough to be anticipated."""
     recent: deque[_Demand] = field(default_factory=deque)
@@ -118,9 +123,17 @@ class _Pool:
         """Return how many of its starts under way count for other pools."""
         return sum(now - began < SLOW_S for began in self.starts)
 
-    def stands(self, now: float) -> bool:
-        """Whether a project's config keeps it filled."""
-        return bool(self.standing and self.jobs) and now - self.last_demand < IDLE_S
+    def stand(self, owner: str | None, size: int | None, now: float) -> None:
+        """Note the size that the project's config requests for an owner; None: none."""
+        self.standing = {o: s for o, s in self.standing.items() if now - s.at < IDLE_S}
+        self.standing.pop(owner, None)
+        if size is not None:
+            self.standing[owner] = _Standing(size, now)
+
+    def standing_for(self, owner: str | None, now: float) -> int:
+        """Return the size up to which the project's config keeps it filled for an owner."""
+        size, at = self.standing.get(owner, (0, now))
+        return size if self.jobs and now - at < IDLE_S else 0
 
     def target(self, now: float) -> int:
         """Return the wanted number of sandboxes."""
@@ -130,8 +143,8 @@ class _Pool:
                 for request, at in self.asked.values()
                 if now - max(at, self.last_demand) < request.idle_timeout_s
             )
-        if self.standing is not None:
-            return self.standing if self.stands(now) else 0
+        if self.standing:  # owners share it: any of them may take what another one's room fills
+            return max(self.standing_for(owner, now) for owner in self.standing)
         if not self.is_slow:
             return 0
         self.drop_past_demand(now)
@@ -156,7 +169,7 @@ class _Pool:
     def most(self, now: float) -> int:
         """Return the maximum number of sandboxes; those that are ready survive lower demand."""
         target = self.target(now)
-        if self.asked or self.standing is not None:
+        if self.asked or self.standing:
             return target
         self.drop_past_demand(now)
         is_recent = self.recent or now - self.adopted_at < DEMAND_WINDOW_S
@@ -227,19 +240,16 @@ class Pools:
             if not (is_slow or standing):
                 return
             pool = self._pools[key] = _Pool(spec)
-        pool.standing, pool.owner, pool.is_slow = standing, spec.owner, is_slow
-        pool.last_demand = now
+        pool.stand(spec.owner, standing, now)
+        pool.is_slow, pool.last_demand = is_slow, now
         pool.drop_past_demand(now)
         pool.recent.append(_Demand(now, count, spec.job_id))
         pool.jobs.add(spec.job_id)
 
     def _standing(self, owner: str, now: float, *, but: PoolKey) -> int:
         """Return the size of the other pools that configs keep filled for an owner."""
-        return sum(
-            pool.standing or 0
-            for key, pool in self._pools.items()
-            if key != but and pool.owner == owner and pool.stands(now)
-        )
+        pools = [pool for key, pool in self._pools.items() if key != but]
+        return sum(pool.standing_for(owner, now) for pool in pools)
 
     def forget_jobs(self, job_ids: Collection[str]) -> bool:
         """Drop the requests and the demand of ended jobs; return whether there was a request."""
