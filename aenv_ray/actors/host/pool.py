@@ -110,7 +110,7 @@ class _Pool:
     ready: dict[InstanceId, float] = field(default_factory=dict)
     """Ready sandboxes with the time since when; oldest first."""
     starts: list[float] = field(default_factory=list)
-    """When each start that is under way began; oldest first."""
+    """When each start that is under way began."""
     failures: int = 0
     retry_at: float = float("-inf")
 
@@ -344,15 +344,23 @@ class Pools:
         return decided
 
     def refilled(
-        self, key: PoolKey, made: Iterable[InstanceId], now: float, *, count: int, has_failed: bool
+        self,
+        key: PoolKey,
+        made: Iterable[InstanceId],
+        now: float,
+        *,
+        began: float,
+        count: int,
+        has_failed: bool,
     ) -> None:
         """Note the result of starts.
 
-        `count` is the number that `refills` decided; `has_failed`: one did not start, and the pool
-        pauses.
+        `began` is the time at which `refills` decided them, and `count` their number; `has_failed`:
+        one did not start, and the pool pauses.
         """
         pool = self._pools[key]
-        del pool.starts[:count]
+        for _ in range(count):  # older ones may still be under way
+            pool.starts.remove(began)
         pool.ready |= dict.fromkeys(made, now)
         pool.failures = pool.failures + 1 if has_failed else 0
         if has_failed:
