@@ -63,7 +63,8 @@ class Policy(BaseModel):
     max_replicas: int | None = None
     """Replicas of all services of one owner: each is a process beside its sandbox."""
     max_warm: int | None = None
-    """Warm sandboxes that projects' ``warm`` may keep ready for one owner, on each shared host."""
+    """Warm sandboxes that projects' ``warm`` may keep ready for one owner, on each shared host. A
+    project that requests more gets as many as there is room for: it is not refused."""
     max_ttl_s: float | None = None
     """The longest TTL of a create, and of each renewal."""
     fills: tuple[str, ...] = ()
@@ -254,8 +255,6 @@ class Policy(BaseModel):
         pids = deploy.container.pids
         if self.max_pids is not None and pids > self.max_pids:
             raise _too_much(what, f"{pids} processes and threads", f"{self.max_pids}", "PIDS")
-        if self.max_warm is not None and (deploy.warm or 0) > self.max_warm:
-            raise _too_much(what, f"{deploy.warm} warm sandboxes", f"{self.max_warm}", "WARM")
         for value, most, name in (
             (deploy.memory, self.max_memory_bytes, "MEMORY"),
             (deploy.ephemeral_storage, self.max_disk_bytes, "DISK"),

@@ -29,7 +29,6 @@ def config(**deploy: Any) -> EnvironmentConfig:
         ({"ephemeralStorage": "2Ti"}, "AENV_MAX_DISK"),
         ({"ttl": "8d"}, "AENV_MAX_TTL"),
         ({"container": {"pids": 4097}}, "AENV_MAX_PIDS"),
-        ({"warm": 5}, "AENV_MAX_WARM"),
         ({"container": {"capAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"capAdd": ["cap_net_raw"]}}, "AENV_ALLOW_CAPABILITIES"),
         ({"container": {"sidecarCapAdd": ["SYS_ADMIN"]}}, "AENV_ALLOW_CAPABILITIES"),
@@ -69,7 +68,7 @@ def test_an_image_that_was_built_is_checked_as_one_that_is_named() -> None:
         {},
         {"network": "none", "engine": "process", "cpu": "2C", "memory": "4Gi", "ttl": "1h"},
         {"network": "internet", "engine": "docker", "container": {"user": "1000:1000"}},
-        {"allow": ["pypi.org:443", "8.8.8.0/24"]},
+        {"allow": ["pypi.org:443", "8.8.8.0/24"], "warm": 64},
         {"container": {"image": "python:3.12", "runtime": "runsc"}},
         {"container": {"image": "ghcr.io/acme/tools@sha256:00"}},
     ],
@@ -89,14 +88,13 @@ def test_settings_replace_single_parts() -> None:
     found.check(config(network="host", container={"capAdd": ["CAP_NET_RAW", "SYS_PTRACE"]}))
     found.check(config(container={"user": "root", "image": "registry.local:5000/team/a:1"}))
     found.check(config(container={"pids": 8192}))
-    found.check(config(warm=64))
+    assert found.max_warm == 64
     for refused in (
         config(network="internet"),
         config(container={"image": "python:3"}),
         config(container={"image": "registry.local:5000/other/a"}),
         config(memory="2Gi"),
         config(container={"pids": 8193}),
-        config(warm=65),
     ):
         with pytest.raises(PolicyRefused):
             found.check(refused)

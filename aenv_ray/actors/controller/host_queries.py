@@ -19,8 +19,9 @@ from aenv_ray.models import InstanceInfo
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[str, str], Awaitable[Any]]
-"""Runs an operation of a host, by the host's name, and returns the answer; raises AenvError."""
+Ask = Callable[..., Awaitable[Any]]
+"""Runs an operation of a host, ``(host, operation, *arguments)``, and returns the answer; raises
+AenvError."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,21 @@ async def list_instances_on(ask: Ask, names: Collection[str]) -> InstanceListing
 async def count_instances_on(ask: Ask, names: Collection[str]) -> tuple[dict[str, int], set[str]]:
     """Ask hosts, by name, how many instances run or start there.
 
+    Hosts of an earlier version of aenv-ray know only those that run.
+
     Returns:
         The answers, and the names of the hosts that do not answer but may be alive.
     """
-    answers, errors = await _ask_each(ask, "count_instances", names)
+
+    async def count(name: str, operation: str) -> int:
+        try:
+            return int(await ask(name, operation, True))
+        except FabricUnavailable as exc:
+            if not isinstance(exc.__cause__, TypeError):
+                raise
+            return len(await ask(name, operation))
+
+    answers, errors = await _ask_each(count, "instances", names)
     return answers, _silent(errors)
 
 

@@ -41,7 +41,7 @@ from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.files import make_private
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
-from aenv_ray.models import ActorDensity, LogMessage, Question
+from aenv_ray.models import ActorDensity, InstanceInfo, LogMessage, Question
 from aenv_ray.runtime.door.roles import DoorRole
 
 P = ParamSpec("P")
@@ -227,6 +227,15 @@ class HostShell:
             return encode_introduced(outcomes, [])
         return encode_introduced(outcomes, await host.introduce_started(outcomes))
 
+    async def instances(self, is_counted: bool = False) -> list[InstanceInfo] | int:
+        """Return `Host.instances`, or `Host.count_instances`.
+
+        Not two methods, as hosts of an earlier version of aenv-ray are asked too: an actor's
+        process refuses an argument that it does not know, and ends at an unknown method.
+        """
+        host = self._host or await self._open()
+        return await (host.count_instances() if is_counted else host.instances())
+
     ready = _forwarded(Host.ready)
     claim = _forwarded(Host.claim)
     prepare = _forwarded(Host.prepare)
@@ -235,7 +244,6 @@ class HostShell:
     renew = _forwarded(Host.renew)
     release = _forwarded(Host.release)
     release_jobs = _forwarded(Host.release_jobs)
-    instances = _forwarded(Host.instances)
     engines = _forwarded(Host.engines)
     load = _forwarded(Host.load)
     measures = _forwarded(Host.measures)
@@ -248,7 +256,6 @@ class HostShell:
     put_project = _forwarded(Host.put_project)
     delete_storage = _forwarded(Host.delete_storage)
     count_processes = _forwarded(Host.count_processes)
-    count_instances = _forwarded(Host.count_instances)
 
 
 async def _make_host(

@@ -83,6 +83,13 @@ class _Asked(NamedTuple):
     at: float
 
 
+class _Standing(NamedTuple):
+    """The size that a project's config requests, as far as an owner has room, and the time."""
+
+    size: int
+    at: float
+
+
 @dataclass
 class _Pool:
     """The state of one pool."""
@@ -90,10 +97,8 @@ class _Pool:
     pattern: InstanceSpec
     asked: dict[str | None, _Asked] = field(default_factory=dict)
     """Requests by job; None for detached requests."""
-    standing: int | None = None
-    """Size that the project's config requests, as far as its owner has room."""
-    owner: str | None = None
-    """Owner of the latest create."""
+    standing: dict[str | None, _Standing] = field(default_factory=dict)
+    """What the project's config requests by owner, since the owner's latest create."""
     is_slow: bool = False
     """Whether starts of its engine are slow enough to be anticipated."""
     recent: deque[_Demand] = field(default_factory=deque)
@@ -105,7 +110,7 @@ class _Pool:
     ready: dict[InstanceId, float] = field(default_factory=dict)
     """Ready sandboxes with the time since when; oldest first."""
     starts: list[float] = field(default_factory=list)
-    """When each start that is under way began; oldest first."""
+    """When each start that is under way began."""
     failures: int = 0
     retry_at: float = float("-inf")
 
@@ -118,9 +123,17 @@ class _Pool:
         """Return how many of its starts under way count for other pools."""
         return sum(now - began < SLOW_S for began in self.starts)
 
-    def stands(self, now: float) -> bool:
-        """Whether a project's config keeps it filled."""
-        return bool(self.standing and self.jobs) and now - self.last_demand < IDLE_S
+    def stand(self, owner: str | None, size: int | None, now: float) -> None:
+        """Note the size that the project's config requests for an owner; None: none."""
+        self.standing = {o: s for o, s in self.standing.items() if now - s.at < IDLE_S}
+        self.standing.pop(owner, None)
+        if size is not None:
+            self.standing[owner] = _Standing(size, now)
+
+    def standing_for(self, owner: str | None, now: float) -> int:
+        """Return the size up to which the project's config keeps it filled for an owner."""
+        size, at = self.standing.get(owner, (0, now))
+        return size if self.jobs and now - at < IDLE_S else 0
 
     def target(self, now: float) -> int:
         """Return the wanted number of sandboxes."""
@@ -130,8 +143,8 @@ class _Pool:
                 for request, at in self.asked.values()
                 if now - max(at, self.last_demand) < request.idle_timeout_s
             )
-        if self.standing is not None:
-            return self.standing if self.stands(now) else 0
+        if self.standing:  # owners share it: any of them may take what another one's room fills
+            return max(self.standing_for(owner, now) for owner in self.standing)
         if not self.is_slow:
             return 0
         self.drop_past_demand(now)
@@ -156,7 +169,7 @@ class _Pool:
     def most(self, now: float) -> int:
         """Return the maximum number of sandboxes; those that are ready survive lower demand."""
         target = self.target(now)
-        if self.asked or self.standing is not None:
+        if self.asked or self.standing:
             return target
         self.drop_past_demand(now)
         is_recent = self.recent or now - self.adopted_at < DEMAND_WINDOW_S
@@ -212,34 +225,31 @@ class Pools:
             count: How many.
             now: The time.
             warm: The project's ``deployConfig.warm``.
-            most: How many sandboxes the configs of all projects may keep ready for the owner. None:
-                no limit, as for creates without an owner.
+            most: How many sandboxes the configs of all projects may keep ready for the owner, and
+                the config of each project for creates without an owner. None: no limit.
             is_slow: Starts of their engine are slow enough to be anticipated.
         """
         # The config's size is for plain instances, not for each combination of variables.
         standing = warm if is_plain(spec) or warm == 0 else None
         key = pool_key(spec)
-        if standing and most is not None and spec.owner is not None:
-            left = most - self._standing(spec.owner, now, but=key)
-            standing = min(standing, max(0, left)) or None
+        if standing and most is not None:
+            others = 0 if spec.owner is None else self._standing(spec.owner, now, but=key)
+            standing = min(standing, max(0, most - others)) or None
         pool = self._pools.get(key)
         if pool is None:
             if not (is_slow or standing):
                 return
             pool = self._pools[key] = _Pool(spec)
-        pool.standing, pool.owner, pool.is_slow = standing, spec.owner, is_slow
-        pool.last_demand = now
+        pool.stand(spec.owner, standing, now)
+        pool.is_slow, pool.last_demand = is_slow, now
         pool.drop_past_demand(now)
         pool.recent.append(_Demand(now, count, spec.job_id))
         pool.jobs.add(spec.job_id)
 
     def _standing(self, owner: str, now: float, *, but: PoolKey) -> int:
         """Return the size of the other pools that configs keep filled for an owner."""
-        return sum(
-            pool.standing or 0
-            for key, pool in self._pools.items()
-            if key != but and pool.owner == owner and pool.stands(now)
-        )
+        pools = [pool for key, pool in self._pools.items() if key != but]
+        return sum(pool.standing_for(owner, now) for pool in pools)
 
     def forget_jobs(self, job_ids: Collection[str]) -> bool:
         """Drop the requests and the demand of ended jobs; return whether there was a request."""
@@ -334,15 +344,23 @@ class Pools:
         return decided
 
     def refilled(
-        self, key: PoolKey, made: Iterable[InstanceId], now: float, *, count: int, has_failed: bool
+        self,
+        key: PoolKey,
+        made: Iterable[InstanceId],
+        now: float,
+        *,
+        began: float,
+        count: int,
+        has_failed: bool,
     ) -> None:
         """Note the result of starts.
 
-        `count` is the number that `refills` decided; `has_failed`: one did not start, and the pool
-        pauses.
+        `began` is the time at which `refills` decided them, and `count` their number; `has_failed`:
+        one did not start, and the pool pauses.
         """
         pool = self._pools[key]
-        del pool.starts[:count]
+        for _ in range(count):  # older ones may still be under way
+            pool.starts.remove(began)
         pool.ready |= dict.fromkeys(made, now)
         pool.failures = pool.failures + 1 if has_failed else 0
         if has_failed:

@@ -272,18 +272,19 @@ class WarmPools:
 
     def _refill(self) -> None:
         """Start missing sandboxes; no pool waits for the starts of another."""
+        now = self._clock.now()
         batch = self._pools.refills(
-            self._clock.now(), room=self._room() - self._pools.size, is_busy=self._is_busy(),
+            now, room=self._room() - self._pools.size, is_busy=self._is_busy(),
             elsewhere=self._engines.starting_elsewhere(),
         )  # fmt: skip
         for key, count in batch.items():
-            self._starts.add(asyncio.create_task(self._start_and_refill(key, count)))
+            self._starts.add(asyncio.create_task(self._start_and_refill(key, count, now)))
 
-    async def _start_and_refill(self, key: PoolKey, count: int) -> None:
-        await self._start_some(key, count)
+    async def _start_and_refill(self, key: PoolKey, count: int, began: float) -> None:
+        await self._start_some(key, count, began)
         self._refill()
 
-    async def _start_some(self, key: PoolKey, count: int) -> None:
+    async def _start_some(self, key: PoolKey, count: int, began: float) -> None:
         pattern = self._pools.pattern(key)
         name, _ = split_reference(pattern.reference)
         common = {"job_id": None, "owner": None, "idle_timeout_s": None, "ttl_s": POOLED_TTL_S}
@@ -306,7 +307,7 @@ class WarmPools:
             self._note_failure(key, exc)
         finally:
             now, ids = self._clock.now(), [record.id for record, _ in made]
-            self._pools.refilled(key, ids, now, count=count, has_failed=has_failed)
+            self._pools.refilled(key, ids, now, began=began, count=count, has_failed=has_failed)
             for record, sandbox in made:
                 self._put_ready(record, sandbox)
             self._tell_change()

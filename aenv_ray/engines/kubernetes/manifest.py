@@ -25,7 +25,7 @@ from aenv_ray.models import Isolation
 from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import HOME, MAX_FILES, PROJECT
-from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK
+from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 
 PORT: Final = 8070
 """The port of process 1 in the instance's container."""
@@ -211,10 +211,14 @@ def user_of(deploy: DeployConfig) -> tuple[int, int]:
 
 
 def memory_bytes(deploy: DeployConfig, settings: PodSettings) -> int:
-    """Return the memory limit of a container."""
+    """Return the memory limit of a container.
+
+    The default is meant for a work directory of default size: a larger one, which is in memory too,
+    adds to it. Else a project that uses the storage it requests would be killed for its memory.
+    """
     if deploy.memory:
         return units.parse_memory_bytes(deploy.memory)
-    return settings.memory_bytes
+    return settings.memory_bytes + max(0, work_bytes(deploy) - DEFAULT_STORAGE_BYTES)
 
 
 def root_bytes(deploy: DeployConfig, settings: PodSettings) -> int:

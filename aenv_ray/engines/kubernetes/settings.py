@@ -45,7 +45,8 @@ class PodSettings:
     requests_share: float = 1.0
     """The share of its limits that a pod requests from a node."""
     memory_bytes: int = 2 << 30
-    """Memory limit of each container of a project that names none."""
+    """Memory limit of each container of a project that names none, with a work directory of the
+    default size."""
     disk_bytes: int = 4 << 30
     """Limit of writes to each image's directories, for a project that names none."""
     longest_life_s: float = LIFE_S

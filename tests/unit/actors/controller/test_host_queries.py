@@ -43,12 +43,17 @@ def lease(name: str, status: InstanceStatus = InstanceStatus.RUNNING) -> Lease:
     )  # fmt: skip
 
 
-async def ask(name: str, operation: str) -> Any:
+async def ask(name: str, operation: str, *args: Any) -> Any:
+    assert operation == "instances"
     if name == "well":
-        return {"instances": [info("a", "well")], "count_instances": 1}[operation]
+        return 2 if args else [info("a", "well")]
     if name == "idle":
-        return {"instances": [], "count_instances": 0}[operation]
+        return 0 if args else []
     error = FabricUnavailable(f"host {name}")
+    if name == "earlier":
+        if args:
+            raise error from TypeError("too many positional arguments")
+        return [info("b", "earlier")]
     if name == "dead":
         raise error from ray_exceptions.ActorDiedError()
     if name == "dead-node":
@@ -115,4 +120,10 @@ def test_inner_instances_without_their_outer_one_are_found() -> None:
 
 async def test_a_host_that_does_not_answer_is_not_counted_as_empty() -> None:
     counts, silent = await count_instances_on(ask, ["well", "idle", "dead", "dead-node", "hung"])
-    assert (counts, silent) == ({"well": 1, "idle": 0}, {"hung"})
+    assert (counts, silent) == ({"well": 2, "idle": 0}, {"hung"})
+
+
+async def test_a_host_of_an_earlier_version_counts_what_it_lists() -> None:
+    """Otherwise its node drains until the limit of the drain, with nothing on it."""
+    counts, silent = await count_instances_on(ask, ["earlier", "idle"])
+    assert (counts, silent) == ({"earlier": 1, "idle": 0}, set())

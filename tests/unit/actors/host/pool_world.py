@@ -58,7 +58,7 @@ class World:
         for key, count in decided.items():
             made = [] if fails else [InstanceId(f"env-{next(self._ids)}") for _ in range(count)]
             self.started += made
-            self.pools.refilled(key, made, now, count=count, has_failed=fails)
+            self.pools.refilled(key, made, now, began=now, count=count, has_failed=fails)
         return decided.total()
 
     def settle(self, seconds: float = 60.0) -> list[InstanceId]:

@@ -81,14 +81,14 @@ async def test_warm_sandboxes_of_an_owners_projects_are_limited_together(
     store = MemoryInstanceStore()
     host = open_host(store, lambda: policy)
     await host.open()
-    for version, warm in (("1", 2), ("2", 2), ("3", 4)):
+    for version, warm in (("1", 2), ("2", 8)):
         deploy = f'{{"network": "none", "warm": {warm}}}'
         text = f'{{"name": "probe", "version": "{version}", "deployConfig": {deploy}}}'
         (source.path / "config.json").write_text(text)
         made = project.resolve(source.path)
         await host.put_project(made.digest, made.archive())
         outcome = await outcome_of(host, spec(digest=made.digest, owner="eve"))
-        assert isinstance(outcome, PolicyRefused if warm > 3 else InstanceInfo)
+        assert isinstance(outcome, InstanceInfo), "a project that requests more is not refused"
     await host.sweep()
 
     await eventually(lambda: len(pooled(store)) == 3, "as many as the policy allows are ready")

@@ -180,11 +180,30 @@ def test_configs_fill_a_host_for_no_owner(world: World) -> None:
     assert world.pools.ready(pool_key(spec(digest="later"))) == 3
 
 
+def test_owners_who_share_an_environment_keep_its_pool_filled(world: World) -> None:
+    """One without room for it neither empties it nor pays for it."""
+    shared = pool_key(spec())
+    config: dict[str, Any] = {"warm": 4, "most": 4, "slow": False}
+    world.demand(1, owner="ann", digest="of ann", **config)
+    for owner in ("bob", "ann"):
+        world.demand(1, owner=owner, **config)
+        world.settle(5.0)
+        assert world.pools.ready(shared) == 4, f"the latest create was {owner}'s"
+    assert world.pools.ready(pool_key(spec(digest="of ann"))) == 4
+    world.demand(1, owner="bob", digest="of bob", **config)
+    world.settle(5.0)
+    assert world.pools.ready(pool_key(spec(digest="of bob"))) == 0, "bob's room is in the other"
+    world.settle(pool.IDLE_S / 2)
+    world.demand(1, owner="ann", **config)
+    assert len(world.settle(pool.IDLE_S / 2)) == 8, "bob has not created for long"
+    assert world.pools.size == 0
+
+
 def test_configs_of_ray_code_have_the_room_of_the_host(world: World) -> None:
     for digest in ("a", "b"):
-        world.demand(1, warm=4, most=4, slow=False, digest=digest)
+        world.demand(1, warm=8, most=4, slow=False, digest=digest)
     world.settle(20.0)
-    assert world.pools.size == 8
+    assert world.pools.size == 8, "the policy limits each"
 
 
 def test_a_request_wins_over_the_config(world: World) -> None:

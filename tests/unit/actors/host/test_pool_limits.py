@@ -48,8 +48,23 @@ def test_slow_starts_of_one_pool_keep_no_other_one_empty(world: World) -> None:
     assert not world.pools.refills(now, room=ROOM, is_busy=False)
     now += pool.SLOW_S
     assert world.pools.refills(now, room=ROOM, is_busy=False) == {other: 1}
-    world.pools.refilled(other, [InstanceId("env-1")], now, count=1, has_failed=False)
+    made = [InstanceId("env-1")]
+    world.pools.refilled(other, made, now, began=now, count=1, has_failed=False)
     assert not world.pools.refills(now, room=ROOM, is_busy=False), "the slow one has its share"
+
+
+def test_starts_that_end_first_do_not_make_the_slow_ones_young(world: World) -> None:
+    """Pods that wait for a node, in a pool of which others start in seconds."""
+    busy, began = world.ask(2), world.clock.now()
+    assert world.pools.refills(began, room=ROOM, is_busy=False) == {busy: 2}
+    world.ask(4)
+    now = began + pool.SLOW_S
+    assert world.pools.refills(now, room=ROOM, is_busy=False) == {busy: 2}
+    made = [InstanceId("env-1"), InstanceId("env-2")]
+    world.pools.refilled(busy, made, now, began=now, count=2, has_failed=False)
+    others = {world.ask(1, digest=f"other-{number}") for number in range(pool.MOST_UNDER_WAY)}
+    decided = world.pools.refills(now + 1.0, room=ROOM, is_busy=False)
+    assert decided.keys() == others
 
 
 def test_refills_keep_to_a_rate(world: World) -> None:

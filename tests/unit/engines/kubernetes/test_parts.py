@@ -171,6 +171,18 @@ def test_every_container_of_a_pod_has_limits_of_memory_and_disk(read_only: bool)
         assert not any("memory" in words or "storage" in words for words in facts.missing)
 
 
+@pytest.mark.parametrize(("storage", "gib"), [("10Gi", 11), ("1Gi", 2), ("64M", 2)])
+def test_the_default_limit_of_memory_has_room_for_the_storage_in_it(storage: str, gib: int) -> None:
+    """Otherwise a task that writes less than it may is killed, which counts as its failure."""
+    spec, plan = spec_of(ephemeralStorage=storage), plan_of(sidecar_image="debian:12")
+    for container in pod_manifest(spec, plan, NOW)["spec"]["containers"]:
+        assert int(container["resources"]["limits"]["memory"]) == gib << 30
+    limits = manifest.isolation(spec, plan).limits
+    assert limits["memory"] == f"{gib << 10} MiB per container (cgroup)"
+    given = spec_of(ephemeralStorage=storage, memory="1Gi")
+    assert manifest.memory_bytes(given.config.deploy, plan.settings) == 1 << 30
+
+
 def test_a_container_that_names_no_limit_dies_inside_when_it_uses_up_memory() -> None:
     """Invariant 14: the agent could otherwise end an episode that it is losing as void."""
     (container,) = pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]
