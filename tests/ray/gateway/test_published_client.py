@@ -217,8 +217,11 @@ def _climate(published: PublishedClient, service_url: str) -> object:
     return result and json.loads(result["content"][0]["text"])["climate"]
 
 
-def test_the_published_client_needs_a_token(published: PublishedClient, tmp_path: Path) -> None:
+def test_the_published_client_needs_a_token(
+    published: PublishedClient, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     stranger = dataclasses.replace(published, home=tmp_path, api_key="wrong")
+    request.addfinalizer(stranger.close)
     stranger.configure()
     for words in (["list"], ["instance", "list"], ["push"]):
         ran = stranger.cli(*words, cwd=PROJECTS / "weather-demo")
@@ -339,16 +342,25 @@ def test_the_published_client_shows_our_error_messages(published: PublishedClien
 
 
 def test_a_pushed_version_of_a_built_in_name_is_used(
-    published: PublishedClient,
+    published: PublishedClient, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """AEnvironment's mini-terminal is pushed and used beside the built-in one."""
-    ran = published.cli("push", cwd=PROJECTS / "mini-terminal")
+    """AEnvironment's mini-terminal is pushed and used beside the built-in one.
+
+    Only administrators may take the name of a built-in environment.
+    """
+    refused = published.cli("push", cwd=PROJECTS / "mini-terminal")
+    assert refused.returncode != 0
+    secret, _ = asyncio.run(ensure_hub().create_token(Role.ADMIN, "root"))
+    admin = dataclasses.replace(published, home=tmp_path, api_key=secret)
+    request.addfinalizer(admin.close)
+    admin.configure()
+    ran = admin.cli("push", cwd=PROJECTS / "mini-terminal")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     source = EVERYTHING[: EVERYTHING.index('        found["tools"]')] + (
         '        found = (await env.call_tool("execute_command", {"command": "echo $((40+2))"})\n'
         '                 ).content[0]["text"]\n'
         "    print(json.dumps(found))\n\n\nasyncio.run(main())\n"
     )
-    assert json.loads(published.script(source, "mini-terminal@1.0.1")) == {
+    assert json.loads(admin.script(source, "mini-terminal@1.0.1")) == {
         "output": ["42\n", True], "returncode": 0,
     }  # fmt: skip
