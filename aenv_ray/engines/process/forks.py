@@ -116,7 +116,8 @@ class Fork:
     def kernel_status(self) -> int | None:
         """Return the exit code or negated signal of the ended process, as the kernel says.
 
-        None: its parent has reaped it, or the kernel does not tell it.
+        None: its parent has reaped it, or the kernel does not tell it. To a user who may not trace
+        the process it tells 0, so 0 is not believed.
         """
         # proc(5): pid (name) state … exit_code, the last of its 52 fields.
         fields = read_start(f"/proc/{self.pid}/stat").rpartition(b") ")[2].split()
@@ -126,7 +127,8 @@ class Fork:
             signal.pidfd_send_signal(self.pidfd, 0)
         except OSError:  # reaped: the process id may have been another's when it was read
             return None
-        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE - 1]))
+        status = int(fields[_EXIT_CODE - 1])
+        return os.waitstatus_to_exitcode(status) if status else None
 
     def kill(self) -> None:
         """End the process, and with it all processes of its pid namespace."""
