@@ -242,7 +242,7 @@ def _connect(url: str, token: str | None) -> AsyncGatewayHttp:
 async def _create(url: str, token: str | None, wish: Mapping[str, Any]) -> list[dict[str, Any]]:
     gateway = _connect(url, token)
     try:
-        # Sent once: whoever creates tries again, with its own number of attempts.
+        # Sent once: the caller retries, with its own number of attempts.
         made: list[dict[str, Any]] = await gateway.data(
             "POST", "/instances", json=wish, timeout_s=_CREATE_S, attempts=1
         )

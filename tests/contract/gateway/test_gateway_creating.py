@@ -120,16 +120,6 @@ def test_a_claim_is_read_as_it_was_stored() -> None:
     assert Claim.from_json("k", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
-async def test_a_failed_create_frees_its_idempotency_key(
-    bench: Bench, ann: httpx.AsyncClient
-) -> None:
-    key = {"Idempotency-Key": "k1"}
-    bench.fabric.failure = FabricUnavailable("away")
-    assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 503
-    bench.fabric.failure = None
-    assert (await ann.post("/instances", json=CREATE, headers=key)).status_code == 200
-
-
 async def test_a_key_of_creates_that_failed_first_finds_its_instance_for_as_long_as_others(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -124,7 +125,11 @@ class _FakeHandle:
 
 
 def _source(
-    instances: _FakeInstances, concurrency: int = 8, *, is_eager: bool = False
+    instances: _FakeInstances,
+    concurrency: int = 8,
+    *,
+    is_eager: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> InstanceSource:
     return InstanceSource(
         instances,
@@ -132,6 +137,7 @@ def _source(
         concurrency=concurrency,
         left=lambda: 0 if is_eager else None,
         is_eager=is_eager,
+        clock=clock,
     )
 
 
@@ -285,13 +291,7 @@ async def test_an_episode_that_is_cancelled_while_its_group_starts_leaves_no_ins
 async def test_a_used_instance_serves_the_next_episode_until_it_is_old() -> None:
     """The last episode on it has most of its time to live left."""
     cluster, now = _FakeInstances(), 0.0
-    source = InstanceSource(
-        cluster,
-        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
-        concurrency=8,
-        left=lambda: None,
-        clock=lambda: now,
-    )
+    source = _source(cluster, clock=lambda: now)
     spec = InstanceSpec(instance_id=InstanceId("x-1"), reference="x", digest="", ttl_s=100.0)
     (episode,) = _acquire(source, 1)
     await _turn()
@@ -317,13 +317,7 @@ async def test_a_used_instance_that_waited_too_long_is_disconnected(
     """Each connection takes two descriptors of the runner."""
     monkeypatch.setattr(_FakeHandle, "connected", 0)
     cluster, now = _FakeInstances(), 0.0
-    source = InstanceSource(
-        cluster,
-        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
-        concurrency=8,
-        left=lambda: None,
-        clock=lambda: now,
-    )
+    source = _source(cluster, clock=lambda: now)
     episodes = _acquire(source, 2)
     await _turn()
     spec = InstanceSpec(instance_id=InstanceId("x-1"), reference="x", digest="", ttl_s=1e6)
@@ -536,13 +530,7 @@ async def test_a_group_keeps_ready_instances_while_the_others_start(soon_stale: 
 async def test_a_second_group_leaves_the_first_what_it_has_reserved() -> None:
     """However long the others take to start; both groups begin."""
     cluster, now = _FullCluster(16), 0.0
-    source = InstanceSource(
-        cluster,
-        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
-        concurrency=16,
-        left=lambda: None,
-        clock=lambda: now,
-    )
+    source = _source(cluster, 16, clock=lambda: now)
     for instance in await _group(source, 3):
         assert source.reuse(instance)
     cluster.may_start.clear()
@@ -574,13 +562,7 @@ async def test_a_create_that_fails_as_its_group_begins_another_does_not_fail_the
             return await super().create_group(count, own, on_queue)
 
     cluster, now = Failing(8), 0.0
-    source = InstanceSource(
-        cluster,
-        lambda created: cast("AsyncEnvHandle", _FakeHandle(created)),
-        concurrency=16,
-        left=lambda: None,
-        clock=lambda: now,
-    )
+    source = _source(cluster, 16, clock=lambda: now)
     for instance in await _group(source, 2):
         assert source.reuse(instance)
     cluster.group_failures = [CapacityExceeded("full")]
