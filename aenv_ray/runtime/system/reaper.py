@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from aenv_ray.files import read_start
-
 _WNOTHREAD: Final = 0x2000_0000
 _CPU_LIMIT: Final = b"Max cpu time"
 _STAT_UTIME: Final = 11
@@ -63,16 +61,16 @@ def used_up_cpu_limit(pid: int) -> bool:
 
     The kernel ends it with SIGKILL, as if from outside; but code in a sandbox can lower the limit.
     """
-    for line in read_start(f"/proc/{pid}/limits").splitlines():
-        if line.startswith(_CPU_LIMIT):
-            hard = line[len(_CPU_LIMIT) :].split()[1]
-            if not hard.isdigit():
-                return False
-            fields = read_start(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
-            if len(fields) <= _STAT_STIME:
-                return False
-            ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
-            return ticks + 1 >= int(hard) * os.sysconf("SC_CLK_TCK")
+    process = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):  # somebody has reaped it
+        for line in (process / "limits").read_bytes().splitlines():
+            if line.startswith(_CPU_LIMIT):
+                hard = line[len(_CPU_LIMIT) :].split()[1]
+                if not hard.isdigit():  # unlimited
+                    return False
+                fields = (process / "stat").read_bytes().rpartition(b") ")[2].split()
+                ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
+                return ticks + 1 >= int(hard) * os.sysconf("SC_CLK_TCK")
     return False
 
 
