@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
@@ -398,6 +398,36 @@ def lost(instance_id: InstanceId, cause: EndCause | str) -> SandboxLost:
         instance_id=instance_id,
         hint="create a new instance; what ran in this one counts as neither success nor failure",
     )
+
+
+async def start_each(
+    start_one: Callable[[SandboxSpec], Awaitable[Sandbox | AenvError]],
+    stop: Callable[[Sequence[InstanceId]], Coroutine[Any, Any, None]],
+    specs: Sequence[SandboxSpec],
+) -> list[Sandbox | AenvError]:
+    """Start sandboxes at the same time.
+
+    If this is cancelled, or `start_one` raises, those that have started are stopped: nobody knows
+    them.
+
+    Raises:
+        ExceptionGroup: What `start_one` raised instead of returning it.
+    """
+    outcomes: dict[int, Sandbox | AenvError] = {}
+
+    async def start(place: int) -> None:
+        outcomes[place] = await start_one(specs[place])
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for place in range(len(specs)):
+                group.create_task(start(place))
+    except BaseException:
+        started = [one.instance_id for one in outcomes.values() if isinstance(one, Sandbox)]
+        if started:
+            await asyncio.shield(stop(started))
+        raise
+    return [outcomes[place] for place in range(len(specs))]
 
 
 async def stop_each(

@@ -78,6 +78,26 @@ class LifeTests:
         assert sandbox.end_cause is not None
         assert await bench.running() == set()
 
+    async def test_a_sandbox_that_sends_invalid_messages_does_not_run_on(
+        self, bench: Bench
+    ) -> None:
+        """Invariants 3 and 14: nobody could reach it any more."""
+        sandbox = await bench.start()
+        source = (
+            "import os, socket\n"
+            "for fd in map(int, os.listdir('/proc/self/fd')):\n"
+            "    try: socket.socket(fileno=os.dup(fd)).send(b'not a message\\n')\n"
+            "    except OSError: pass\n"
+        )
+        with pytest.raises(SandboxDiedInside) as raised:
+            await call(sandbox, "evaluate", {"source": source})
+        assert raised.value.died_of is InsideCause.CONNECTION
+
+        async def nothing_runs() -> bool:
+            return not await bench.running()
+
+        await eventually(nothing_runs, "it has ended")
+
     async def test_a_killed_sandbox_is_lost_with_a_cause(self, bench: Bench) -> None:
         """Invariant 2."""
         sandbox = await bench.start()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -24,12 +25,14 @@ import pytest
 
 from aenv_ray.actors.fabric.publishing import inspect
 from aenv_ray.config import Settings
+from aenv_ray.engines.node.installer import run_installer
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.engines.process.package_proxy import PackageProxy
 from aenv_ray.engines.process.requirements import read_requirements
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.ids import HostId
 from aenv_ray.project import project
+from aenv_ray.runtime.fork import jail_spec
 from aenv_ray.testing.contract_bench import Bench, value_of, write_project
 from tests.contract.process.node import Node
 
@@ -140,18 +143,20 @@ def project_with(directory: Path, lines: str, files: dict[str, str] | None = Non
     return directory
 
 
-def wheel(directory: Path, who: str, **more: str) -> None:
-    """Write a wheel of the package `pwn`, with further files."""
+def wheel(directory: Path, who: str, package: str = "pwn", needs: str = "", **more: str) -> None:
+    """Write a wheel of a package, with further files, which may require another one."""
     kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(directory / "pwn-1.0-py3-none-any.whl", "w") as made:
-        made.writestr("pwn.py", f"WHO = {who!r}\n")
+    facts = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    with zipfile.ZipFile(directory / f"{package}-1.0-py3-none-any.whl", "w") as made:
+        made.writestr(f"{package}.py", f"WHO = {who!r}\n")
         for name, text in more.items():
             made.writestr(name, text)
         made.writestr(
-            "pwn-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pwn\nVersion: 1.0\n"
+            f"{package}-1.0.dist-info/METADATA",
+            facts + (f"Requires-Dist: {needs}\n" if needs else ""),
         )
-        made.writestr("pwn-1.0.dist-info/WHEEL", kind)
-        made.writestr("pwn-1.0.dist-info/RECORD", "")
+        made.writestr(f"{package}-1.0.dist-info/WHEEL", kind)
+        made.writestr(f"{package}-1.0.dist-info/RECORD", "")
 
 
 @pytest.mark.namespaces
@@ -293,6 +298,58 @@ async def test_an_owner_never_loads_the_package_of_another(bench: Bench) -> None
     assert found == ["alice", "bob"]
 
 
+MANY_FILES = """
+import os, subprocess, sys, time
+from aenv_ray.engines.process import install_jail
+
+target = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g,nr_inodes=2000", "none", target], check=True)
+pid = os.fork()
+if pid == 0:
+    for number in range(1950):
+        open(f"{target}/{number}", "w").close()
+    time.sleep(60)
+    os._exit(0)
+print(install_jail._wait(pid, target))
+"""
+
+
+@pytest.mark.namespaces
+def test_an_installation_leaves_files_for_others(tmp_path: Path) -> None:
+    """Invariant 7: a wheel of empty files takes no space on the disk."""
+    ran = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", sys.executable, "-c", MANY_FILES, str(tmp_path)],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert "more files fit on the disk" in ran.stdout
+    assert ran.stdout.endswith("1\n"), "it was ended"
+
+
+async def test_output_of_an_installer_takes_little_memory() -> None:
+    """Invariant 7: a package that is built can print as much as it likes, in the host's process."""
+    program = "import sys; print(sys.stdin.read()); [print('x' * 999) for _ in range(200_000)]"
+    command = [sys.executable, "-c", f"{program}; print('the end'); sys.exit(3)"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status, output = await run_installer(
+        command, deadline_s=60.0, variables={}, data=b"x" * 300_000
+    )
+    assert (status, output.splitlines()[-1]) == (3, "the end")
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 100_000, "of 200 MB"
+
+
+@pytest.mark.namespaces
+async def test_a_package_finds_no_other_in_the_project(bench: Bench) -> None:
+    """Invariant 15: the cache's key does not contain what a wheel names in its metadata."""
+    project = bench.project({"tools.py": TOOLS})
+    (project / "requirements.txt").write_text("./pwn-1.0-py3-none-any.whl\n")
+    hidden = "other-1.0-py3-none-any.whl"
+    wheel(project, "alice", needs=f"other @ file://{jail_spec.PROJECT}/{hidden}")
+    wheel(project, "alice", package="other")
+    with pytest.raises(SandboxStartFailed, match=r"(?s)cannot be installed.*other"):
+        await bench.start(project)
+
+
 @pytest.mark.namespaces
 async def test_a_wheel_runs_nothing_outside_of_the_sandbox(bench: Bench, tmp_path: Path) -> None:
     """Invariant 13: a wheel may replace the interpreter, and have code run when it starts."""
@@ -410,6 +467,7 @@ from aenv_ray.actors.fabric.publishing import inspect
 from aenv_ray.errors import AenvError
 from aenv_ray.policy import Policy
 from aenv_ray.project import project
+from aenv_ray.runtime.fork import jail_spec
 from aenv_ray.runtime.fork import seccomp
 from aenv_ray.runtime.system import linux
 

@@ -69,6 +69,17 @@ async def test_no_limit_that_an_agent_sets_ends_a_sandbox(either_engine: Bench) 
     assert await value_of(sandbox, "echo", text="alive") == "alive"
 
 
+@pytest.mark.namespaces
+async def test_a_limit_that_code_in_the_runtime_sets_for_itself_is_an_outcome(
+    walled: Bench,
+) -> None:
+    """Invariant 14: the kernel sends the same SIGKILL as when the node has no memory left."""
+    sandbox = await walled.start()
+    source = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass"
+    with pytest.raises(SandboxDiedInside, match="SIGXCPU"):
+        await call(sandbox, "evaluate", {"source": source})
+
+
 @pytest.mark.docker
 async def test_no_limit_that_an_agent_sets_ends_the_second_container(dockered: Bench) -> None:
     """Invariant 14: an agent of swebench or terminal-bench acts there as root."""

@@ -645,7 +645,10 @@ class EnvHandle:
         Returns:
             None, once the sandbox is gone.
         """
-        sent: ObjectRef[None] = self._controller.release.remote([self.instance_id])
+        from aenv_ray.actors.ray_shell import ray_api
+
+        host = ray_api.actor_id(self._host)
+        sent: ObjectRef[None] = self._controller.release.remote([self.instance_id], host)
         return sent
 
 

@@ -511,13 +511,20 @@ class Controller:
 
     # --- releasing --------------------------------------------------------------------------
 
-    async def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances, in any state and on any host; idempotent."""
+    async def release(self, instance_ids: Sequence[InstanceId], host: str = "") -> None:
+        """End instances, in any state and on any host; idempotent.
+
+        Args:
+            instance_ids: The instances.
+            host: Id of the actor that hosts them, if the caller knows it. Then the hosts of all
+                nodes are asked only about those that it does not know.
+        """
+        likely = self._hosts.name_of(host)
         self._admission.forget(instance_ids)
         self._doomed |= self._creating.intersection(instance_ids)
         groups: dict[str, list[InstanceId]] = {}
         for instance_id in instance_ids:
-            if (name := self._where.get(instance_id)) in self._hosts.actors:
+            if (name := self._where.get(instance_id, likely)) in self._hosts.actors:
                 groups.setdefault(str(name), []).append(instance_id)
         left = set(instance_ids) - await self._release_groups(groups)
         if left:

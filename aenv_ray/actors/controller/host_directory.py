@@ -59,6 +59,13 @@ class HostDirectory:
         self.nodes.pop(name, None)
         self._checked.discard(name)
 
+    def name_of(self, actor_id: str) -> str:
+        """Return the name of a known host, by the id of its actor; "" if there is none."""
+        for name, actor in self.actors.items():
+            if ray_api.actor_id(actor) == actor_id:
+                return name
+        return ""
+
     async def find(self, names: Iterable[str]) -> list[str]:
         """Return which of these names belong to live hosts, and look up their actors."""
         found = []

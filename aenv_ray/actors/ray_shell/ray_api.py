@@ -266,8 +266,13 @@ def node_of(place: Any) -> str:
         return node_id() if place == "me" else place
     from ray._private import state
 
-    found: dict[str, Any] = state.actors(place._actor_id.hex())
+    found: dict[str, Any] = state.actors(actor_id(place))
     return str(found.get("Address", {}).get("NodeID", ""))
+
+
+def actor_id(actor: Any) -> str:
+    """Return the id of an actor, in hexadecimal."""
+    return str(actor._actor_id.hex())
 
 
 def session_scope() -> str:

@@ -196,30 +196,39 @@ def policy_findings(policy: Policy) -> list[Finding]:
     """Report what environments may request, and where that is more than the strict default."""
     looser = [
         f"{name}: {', '.join(sorted(more))}"
-        for name in ("networks", "destinations", "capabilities", "users", "runtimes", "engines")
+        for name in (
+            "networks",
+            "destinations",
+            "capabilities",
+            "users",
+            "runtimes",
+            "engines",
+            "chat_models",
+        )
         if (more := set(getattr(policy, name)) - set(getattr(STRICT, name)))
     ]
-    unlimited = [
-        what
-        for what, most in (
-            ("cpu", policy.max_cpu),
-            ("memory", policy.max_memory_bytes),
-            ("disk", policy.max_disk_bytes),
-            ("pids", policy.max_pids),
-            ("replicas", policy.max_replicas),
-            ("warm sandboxes", policy.max_warm),
-            ("ttl", policy.max_ttl_s),
-        )
-        if most is None
-    ]
+    limits = {
+        "max_cpu": "cores",
+        "max_memory_bytes": "bytes of memory",
+        "max_disk_bytes": "bytes of disk",
+        "max_pids": "processes",
+        "max_replicas": "replicas",
+        "max_warm": "warm sandboxes",
+        "max_ttl_s": "seconds of TTL",
+    }
+    for name, unit in limits.items():
+        most, strict = getattr(policy, name), getattr(STRICT, name)
+        if most is None:
+            looser.append(f"no limit of {unit}")
+        elif most > strict:
+            looser.append(f"{most:,g} {unit} (strict: {strict:,g})")
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
     rows = []
     if policy == Policy(isolation=policy.isolation):
         found = "environments may request anything: the node's network, root, any image"
         rows.append(Finding("policy", Verdict.FAILED, found, mend))
-    elif looser or unlimited:
-        words = [*looser, *(f"no limit of {name}" for name in unlimited)]
-        found = f"more than the strict default: {'; '.join(words)}"
+    elif looser:
+        found = f"more than the strict default: {'; '.join(looser)}"
         rows.append(Finding("policy", Verdict.WARNING, found, mend))
     else:
         rows.append(Finding("policy", Verdict.OK, "at most what the strict default allows"))

@@ -35,6 +35,8 @@ _PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 WATCH_S: Final = 300
 """The longest watch; then a new one begins."""
+_SILENCE_S: Final = 90.0
+"""A watch on which nothing comes for so long has broken. The API sends a bookmark every minute."""
 _CONNECTIONS: Final = 32
 
 
@@ -289,9 +291,7 @@ class KubernetesClient:
             FabricUnavailable: The API is unreachable, or the connection broke.
         """
         watch = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
-        limit = aiohttp.ClientTimeout(
-            total=None, sock_connect=_REQUEST_S, sock_read=WATCH_S + _REQUEST_S
-        )
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_S, sock_read=_SILENCE_S)
         try:
             response = await self._send(access, "", {**query, **watch}, None, limit)
             try:

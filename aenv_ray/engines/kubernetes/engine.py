@@ -26,6 +26,7 @@ from aenv_ray.engines.base import (
     Sandbox,
     SandboxSpec,
     lost,
+    start_each,
     start_failed,
     stop_each,
 )
@@ -163,9 +164,7 @@ class KubernetesEngine(Engine):
         self, specs: Sequence[SandboxSpec]
     ) -> list[Sandbox | AenvError]:
         await self._open()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._start_one(spec)) for spec in specs]
-        return [task.result() for task in tasks]
+        return await start_each(self._start_one, self.stop, specs)
 
     async def _start_one(self, spec: SandboxSpec) -> Sandbox | AenvError:
         if spec.instance_id in self._instances:
@@ -241,9 +240,20 @@ class KubernetesEngine(Engine):
             cause = f"its pod does not answer ({exc})"
             raise lost(instance.id, cause) from exc
         sandbox.sidecar = instance.sidecar
+        sandbox.on_end(partial(self._on_door_end, instance))
+        if instance.sidecar is not None:
+            instance.sidecar.on_end(
+                lambda cause: self._on_door_end(instance, pod_status.of_sidecar(cause))
+            )
         if instance.ended.done():
             sandbox.end(instance.ended.result())
         return sandbox
+
+    def _on_door_end(self, instance: PodInstance, cause: EndCause) -> None:
+        """End a pod whose door failed while it runs: nobody can reach it any more."""
+        if not instance.ended.done():
+            self._finish(instance, cause)
+            self._in_background(self._discard(instance))
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         pod = await self._find(instance_id)

@@ -181,16 +181,27 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:
         # Before the message: process 1 had no time to write it, but other processes could.
         limits = next(c for c in pod["spec"]["containers"] if c["name"] == name)
         limit = limits.get("resources", {}).get("limits", {}).get("memory", "")
-        bound = f"limit {int(limit) >> 20} MiB" if limit.isdigit() else "the node ran out"
-        words = f"it ran out of memory and was killed ({bound})"
-        return EndCause(words, InsideCause.MEMORY if limit.isdigit() else None)
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+        if not limit:
+            return EndCause("it ran out of memory and was killed (the node ran out)")
+        bound = f"limit {_in_mebibytes(limit)}"
+        return EndCause(f"it ran out of memory and was killed ({bound})", InsideCause.MEMORY)
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         left = json.loads(ended.get("message") or "")
         cause = EndCause(str(left["cause"]), inside_cause(left.get("inside")))
         return explained(cause, base64.b64decode(left["log"]).decode(errors="replace"))
     if code == _KILLED_EXIT:
         return EndCause("its main process was killed by SIGKILL")
     return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
+
+
+def _in_mebibytes(quantity: str) -> str:
+    """Return a quantity in words; the API writes 524288000 as ``524288k``, for example."""
+    from kubernetes.utils.quantity import parse_quantity
+
+    try:
+        return f"{int(parse_quantity(quantity)) >> 20} MiB"
+    except ValueError:
+        return quantity
 
 
 def explained(cause: EndCause, log: str) -> EndCause:

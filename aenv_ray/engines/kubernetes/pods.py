@@ -104,6 +104,12 @@ class Pods:
                     return
                 is_behind = is_behind or isinstance(exc, ApiRefused)
                 logger.warning("the watch of pods ended: %s", exc)
+            except Exception as exc:  # all pods of this host depend on this task
+                if not connected.done():
+                    connected.set_exception(exc)
+                    return
+                is_behind = True
+                logger.exception("the watch of pods ended")
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_RECONNECT_S)
 
@@ -116,7 +122,10 @@ class Pods:
                 event.set()
         else:
             self._known[uid] = pod
-        self._on_pod(pod, gone)
+        try:
+            self._on_pod(pod, gone)
+        except Exception:  # what one pod reports must not hide the others
+            logger.exception("the state of pod %s cannot be read", pod["metadata"]["name"])
 
     def phases(self) -> Counter[str]:
         """Return how many pods exist, by phase."""

@@ -22,6 +22,9 @@ from urllib.request import getproxies, proxy_bypass
 
 _MAX_OUTPUT: Final = 4000
 """Characters of an installer's output in an error, counted from its end."""
+_KEPT_BYTES: Final = 1 << 20
+"""Of the output; a password can be longer than what is shown."""
+_PIECE_BYTES: Final = 65_536
 _TRUE = ("1", "true", "yes", "on")  # as pip reads it
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/'\"]+@")
 PYPI: Final = "https://pypi.org/simple"
@@ -147,7 +150,7 @@ async def run_installer(
     )  # fmt: skip
     try:
         async with asyncio.timeout(deadline_s):
-            output, _ = await process.communicate(data)
+            output = await _exchanged(process, data)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -155,6 +158,21 @@ async def run_installer(
         raise
     status = process.returncode or 0
     return status, without_passwords(output.decode(errors="replace")).strip()[-_MAX_OUTPUT:]
+
+
+async def _exchanged(process: asyncio.subprocess.Process, data: bytes) -> bytes:
+    """Send a process its input; return the end of its output, which may have any length."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError):  # it ended without reading its input
+        process.stdin.write(data)
+        await process.stdin.drain()
+    process.stdin.close()
+    end = b""
+    while piece := await process.stdout.read(_PIECE_BYTES):
+        end = (end + piece)[-_KEPT_BYTES:]
+    await process.wait()
+    return end
 
 
 @dataclass(frozen=True)

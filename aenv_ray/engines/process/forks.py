@@ -18,6 +18,7 @@ from aenv_ray.engines.process.cgroups import SandboxGroup
 from aenv_ray.engines.process.peers import Peer
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
+from aenv_ray.runtime.system.reaper import used_up_cpu_limit
 
 PACKET_BYTES: Final = 1 << 20
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -123,12 +124,16 @@ class Fork:
         fields = read_start(f"/proc/{self.pid}/stat").rpartition(b") ")[2].split()
         if self.pidfd < 0 or len(fields) < _EXIT_CODE or fields[0] != b"Z":
             return None
+        is_over_limit = used_up_cpu_limit(self.pid)
         try:
             signal.pidfd_send_signal(self.pidfd, 0)
         except OSError:  # reaped: the process id may have been another's when it was read
             return None
         status = int(fields[_EXIT_CODE - 1])
-        return os.waitstatus_to_exitcode(status) if status else None
+        if not status:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return -signal.SIGXCPU if code == -signal.SIGKILL and is_over_limit else code
 
     def kill(self) -> None:
         """End the process, and with it all processes of its pid namespace."""

@@ -40,6 +40,8 @@ BUILD: Final = ".build"
 MEMORY_BYTES: Final = 8 * 1024**3
 MIN_FREE_BYTES: Final = 1024**3
 """An installation ends before the disk has less than this."""
+MIN_FREE_FILES_SHARE: Final = 0.05
+"""The same for the number of files, as a share of what the file system can have."""
 _LOOK_MS: Final = 500
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -48,10 +50,8 @@ _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 class InstallOrder:
     """What to run, and what it may see and reach."""
 
-    project: str
-    """Unpacked project, shown read-only."""
     target: str
-    """Directory that the installer may write to."""
+    """Directory that the installer may write to. What it needs of the project is below `BUILD`."""
     command: list[str]
     """The installer and its arguments."""
     variables: dict[str, str]
@@ -126,13 +126,17 @@ def _give(directory: str, user: int) -> None:
 
 
 def _wait(pid: int, target: str) -> int:
-    """Return a child's exit code; end it when the disk is nearly full."""
+    """Return a child's exit code; end it when the disk is nearly full, of data or of files."""
     process = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(process, select.POLLIN)
     while not poll.poll(_LOOK_MS):
         if shutil.disk_usage(target).free < MIN_FREE_BYTES:
             _say(f"stopped: less than {MIN_FREE_BYTES >> 20} MiB are free on the disk of {target}")
+            os.kill(pid, signal.SIGKILL)
+        files = os.statvfs(target)
+        if files.f_favail < MIN_FREE_FILES_SHARE * files.f_files:  # some have no limit: 0 < 0
+            _say(f"stopped: only {files.f_favail:,} more files fit on the disk of {target}")
             os.kill(pid, signal.SIGKILL)
     os.close(process)
     _, status = os.waitpid(pid, 0)
@@ -161,9 +165,11 @@ def _become_nobody() -> None:
 
 
 def _in_jail(order: InstallOrder, scratch: Path, channel: socket.socket) -> int:
+    # Not the project: a package may name its files as requirements, which the cache's key omits.
     spec = JailSpec(
-        order.project, memory_bytes=MEMORY_BYTES, shown=tuple(order.shown), writable=order.target
-    )
+        f"{order.target}/{BUILD}", memory_bytes=MEMORY_BYTES, shown=tuple(order.shown),
+        writable=order.target,
+    )  # fmt: skip
     try:
         spec = jail.enter_root(scratch, spec, sys.executable, "install")
         linux.raise_loopback()

@@ -245,8 +245,8 @@ class Build:
             await self._run(command, variables)
             return
         order = InstallOrder(
-            project=str(self._project_dir), target=str(self.target), command=command,
-            variables=variables, hosts=self._sources.hosts,
+            target=str(self.target), command=command, variables=variables,
+            hosts=self._sources.hosts,
             shown=[*self._sources.paths, find_uv(), self._interpreter.prefix],
         )  # fmt: skip
         jailed = [sys.executable, "-P", "-m", "aenv_ray.engines.process.install_jail"]

@@ -50,6 +50,8 @@ _FIRST_HOST_S: Final = 5.0
 its start comes first."""
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """Without keep-alive, the connection of a host whose node is gone would stay open for hours."""
+_SI_USER: Final = 0
+"""Code of a signal from kill(2); see sigaction(2)."""
 _MIN_TIMEOUT_S: Final = 0.001
 """A socket timeout of 0 would make the socket non-blocking."""
 _READERS_S: Final = 5.0
@@ -177,17 +179,28 @@ class Supervisor:
                 self._link.settimeout(max(_MIN_TIMEOUT_S, ends - time.monotonic()))
                 piece = self._link.recv(_PIECE_BYTES)
             except TimeoutError:
-                self._cause = f"it was not up after {within_s:g} s"
-                os.kill(self._pid, signal.SIGKILL)
-                piece = b""
+                return self._failed_boot(f"it was not up after {within_s:g} s")
             if not piece:
-                self._wait_for_end()
-                tail = self._log.tail.decode(errors="replace").strip()
-                cause = self._cause
-                return {"failed": f"{cause}; the end of its log:\n{tail}" if tail else cause}
+                return self._failed_boot()
             data += piece
         self._link.settimeout(None)
-        return dict(json.loads(data))
+        try:
+            return dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError):  # the project's code wrote to the link
+            return self._failed_boot("its process sent something that is no report of its start")
+
+    def _failed_boot(self, cause: str = "") -> dict[str, Any]:
+        """Return the report of a failed start, when all processes have ended.
+
+        Args:
+            cause: Why the instance's process is killed. "": it ends by itself.
+        """
+        if cause:
+            self._cause = cause
+            os.kill(self._pid, signal.SIGKILL)
+        self._wait_for_end()
+        tail = self._log.tail.decode(errors="replace").strip()
+        return {"failed": f"{self._cause}; the end of its log:\n{tail}" if tail else self._cause}
 
     def accept_hosts(self) -> None:
         """Accept hosts; from now on the instance ends when it has had none for `grace_s`."""
@@ -343,14 +356,23 @@ def _image_variables() -> dict[str, str]:
 
 
 def _end_on_sigterm(termination_log: TerminationLog) -> None:
-    """Exit with 0 at a SIGTERM from outside the pod, which has no sender here.
+    """Exit with 0 at a SIGTERM from outside the pod.
 
     A released pod then counts as succeeded, and monitoring reports no failure.
     """
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid and os.getpid() == 1:
+    while not _is_from_outside(signal.sigwaitinfo({signal.SIGTERM})) and os.getpid() == 1:
         pass  # from a process of the agent
     termination_log.write({"cause": "its main process was ended by SIGTERM"}, b"")
     os._exit(0)
+
+
+def _is_from_outside(info: signal.struct_siginfo) -> bool:
+    """Return whether a signal was sent by `kill` from outside this pid namespace.
+
+    Such a sender has no process id here. A process of the agent can claim to have none, with
+    rt_sigqueueinfo(2), but then the kernel accepts no code for which `kill` stands.
+    """
+    return info.si_pid == 0 and info.si_code == _SI_USER
 
 
 class TerminationLog:

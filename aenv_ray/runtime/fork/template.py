@@ -59,7 +59,11 @@ from aenv_ray.runtime.fork.preload import (
 )
 from aenv_ray.runtime.fork.spare import FirstCall, Spare, receive
 from aenv_ray.runtime.system import linux
-from aenv_ray.runtime.system.reaper import children_of_main_thread, reap_adopted
+from aenv_ray.runtime.system.reaper import (
+    children_of_main_thread,
+    reap_adopted,
+    used_up_cpu_limit,
+)
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 from aenv_ray.runtime.system.threads import process_limits
 
@@ -208,15 +212,20 @@ class Template:
         numbers = {child.pid: number for number, child in self._children.items()}
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
-            if pid == 0:
+            if ended is None:
                 break
-            number = numbers.get(pid)
+            number = numbers.get(ended.si_pid)
+            is_over_limit = number is not None and used_up_cpu_limit(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
             if number is not None:
                 self._networks.leave(self._children.pop(number).network)
-                self._send({"exited": number, "status": os.waitstatus_to_exitcode(status)})
+                code = os.waitstatus_to_exitcode(status)
+                if code == -signal.SIGKILL and is_over_limit:
+                    code = -signal.SIGXCPU
+                self._send({"exited": number, "status": code})
         if not self._jailed:
             self._kill_orphans()
 

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 _WNOTHREAD: Final = 0x2000_0000
+_CPU_LIMIT: Final = b"Max cpu time"
+_STAT_UTIME: Final = 11
+"""Position of the CPU time in user mode in a process's ``stat``, counted from its state."""
+_STAT_STIME: Final = 12
 LISTS_CHILDREN: Final = (
     sys.platform != "linux" or Path(f"/proc/self/task/{os.getpid()}/children").exists()
 )
@@ -50,6 +54,24 @@ def reap_adopted(*_: object) -> None:
     for pid in children_of_main_thread():
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+
+
+def used_up_cpu_limit(pid: int) -> bool:
+    """Return whether a process that nobody has reaped yet has reached its limit of CPU time.
+
+    The kernel ends it with SIGKILL, as if from outside; but code in a sandbox can lower the limit.
+    """
+    process = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):  # somebody has reaped it
+        for line in (process / "limits").read_bytes().splitlines():
+            if line.startswith(_CPU_LIMIT):
+                hard = line[len(_CPU_LIMIT) :].split()[1]
+                if not hard.isdigit():  # unlimited
+                    return False
+                fields = (process / "stat").read_bytes().rpartition(b") ")[2].split()
+                ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
+                return ticks + 1 >= int(hard) * os.sysconf("SC_CLK_TCK")
+    return False
 
 
 class Acceptor:

@@ -6,8 +6,10 @@ each replica listens on both ports (see `listener`).
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx
@@ -20,10 +22,12 @@ from aenv_ray.config import settings as process_settings
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.client import blocking
-from aenv_ray.hub.hub_actor import ensure_hub
+from aenv_ray.hub.hub_actor import ensure_hub, find_hub
 from aenv_ray.hub.records import AuditRecord
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 from aenv_ray.serve.gateway.settings import GatewaySettings
+
+logger = logging.getLogger(__name__)
 
 APP_NAME: Final = ray_api.GATEWAY_APP
 _START_S: Final = 120.0
@@ -85,15 +89,28 @@ def apply_policy(hub: Hub) -> None:
             for name, value in now.model_dump(mode="json").items()
             if before is None or value != before.model_dump(mode="json")[name]
         }
-        record = AuditRecord(actor=f"uid {os.getuid()}", action="policy", detail=changed)
-        blocking(hub.record(record))
+        blocking(hub.record(_policy_record(changed)))
+
+
+def _policy_record(detail: Mapping[str, str]) -> AuditRecord:
+    return AuditRecord(actor=f"uid {os.getuid()}", action="policy", detail=dict(detail))
 
 
 def undeploy() -> None:
-    """End the gateway, if there is one; instances live on."""
-    if is_deployed():
-        ray_serve.delete(APP_NAME)
-        operator_policy.withdraw()
+    """End the gateway, if there is one; instances live on.
+
+    The cluster then has no policy any more, which is recorded.
+    """
+    if not is_deployed():
+        return
+    ray_serve.delete(APP_NAME)
+    operator_policy.withdraw()
+    hub = find_hub()
+    if hub is not None:
+        try:
+            blocking(hub.record(_policy_record({"policy": "withdrawn"})))
+        except AenvError as exc:  # the gateway has ended nevertheless
+            logger.warning("the end of the gateway's policy is not in the audit log: %s", exc)
 
 
 def is_deployed() -> bool:

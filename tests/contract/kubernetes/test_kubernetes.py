@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from aenv_ray.errors import (
 from aenv_ray.ids import HostId
 from aenv_ray.policy import STRICT
 from aenv_ray.project.storage import StorageMount
-from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
+from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
 from tests.emulators.kubernetes.node import SHELL_IMAGE, Delays
@@ -164,7 +165,31 @@ async def test_who_is_inside_cannot_end_its_pod_as_a_release_does(bench: Bench) 
     sandbox = await bench.start()
     for signal in ("TERM", "INT", "KILL", "STOP"):
         await execute(sandbox, f"kill -{signal} 1")
+    assert await evaluate(sandbox, _SIGTERM_FROM_NOBODY) == 0, "it was sent"
     assert await value_of(sandbox, "echo", text="alive") == "alive"
+
+
+_SIGTERM_FROM_NOBODY = """
+import ctypes, platform, struct, time
+rt_sigqueueinfo = {"x86_64": 129, "aarch64": 138}[platform.machine()]
+info = struct.pack("5i", 15, 0, -1, 0, 0).ljust(128, b"\\0")  # SI_QUEUE, of process 0
+result = ctypes.CDLL(None).syscall(rt_sigqueueinfo, 1, 15, info)
+time.sleep(0.5)
+"""
+
+
+async def test_what_a_project_sends_instead_of_its_report_fails_its_start(bench: Bench) -> None:
+    """Its pod ends, and the host still hears of the others."""
+    source = (
+        "import os, socket\n"
+        "open('/dev/termination-log', 'w').write('[' * 4096)\n"
+        "for fd in map(int, os.listdir('/proc/self/fd')):\n"
+        "    try: socket.socket(fileno=os.dup(fd)).send(b'[' * 5000 + b'\\n')\n"
+        "    except OSError: pass\n"
+    )
+    with pytest.raises(SandboxStartFailed, match="no report of its start"):
+        await bench.start(bench.project({"tools.py": source}))
+    assert await value_of(await bench.start(), "echo", text="next") == "next"
 
 
 async def test_a_release_does_not_wait_for_the_node(
@@ -436,6 +461,38 @@ async def test_a_watch_that_broke_misses_nothing(
     node.cluster.kill(node.pod(sandbox.instance_id))
     assert "SIGKILL" in await end_of(sandbox)
     assert await value_of(await bench.start(), "echo", text="again") == "again"
+
+
+async def test_a_watch_that_falls_silent_is_opened_again(
+    own_node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the loss of a node or firewall in between: its connection remains open."""
+    monkeypatch.setattr(client, "_SILENCE_S", 1.0)
+    async with engine_on(own_node) as engine:
+        await engine.running()
+        own_node.cluster.silence_watches()
+        sandbox = await Bench(engine, tmp_path).start()
+        assert await value_of(sandbox, "echo", text="heard") == "heard"
+
+
+async def test_a_pod_that_cannot_be_read_hides_no_other(
+    own_node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its publisher has written what the API says of it."""
+    async with engine_on(own_node) as engine:
+        bench = Bench(engine, tmp_path)
+        first = await bench.start()
+
+        def fail(pod: dict[str, Any], gone: bool) -> None:
+            if pod["metadata"]["name"] == own_node.pod(first.instance_id):
+                raise RecursionError
+
+        pods = engine._pods_or_none
+        assert pods is not None
+        hear = pods._on_pod
+        monkeypatch.setattr(pods, "_on_pod", lambda *told: (fail(*told), hear(*told)))
+        own_node.cluster.kill(own_node.pod(first.instance_id))
+        assert await value_of(await bench.start(), "echo", text="next") == "next"
 
 
 async def test_one_watch_is_enough_for_many(own_node: KubernetesNode, tmp_path: Path) -> None:

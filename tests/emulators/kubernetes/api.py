@@ -77,6 +77,7 @@ class EmulatedCluster:
         """When the requests of the last second came, while their rate is limited."""
         self._is_full = False
         self._watchers: set[asyncio.Task[Any]] = set()
+        self._silent: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -197,6 +198,10 @@ class EmulatedCluster:
                 watcher.cancel()
 
         self._call(run)
+
+    def silence_watches(self) -> None:
+        """Send nothing more on the present watches, as when a node between is lost."""
+        self._call(lambda: self._silent.update(self._watchers))
 
     def slow_down(self, delays: Delays) -> None:
         """Take as long as a real cluster does from now on, for example `REAL`."""
@@ -424,6 +429,8 @@ class EmulatedCluster:
         try:
             await response.prepare(request)
             while self._loop.time() < until:
+                if task in self._silent:
+                    await asyncio.Event().wait()
                 changed.clear()
                 for number, what, body in self._store.since(kind, version):
                     version = number
@@ -441,6 +448,7 @@ class EmulatedCluster:
             pass  # the client hung up
         finally:
             self._watchers.discard(task)
+            self._silent.discard(task)
             self._store.unlisten(changed)
         return response
 

@@ -82,6 +82,8 @@ def door(cluster: Cluster) -> Iterator[Door]:
     yield Door(gateway, secret)
     undeploy()
     assert not is_deployed()
+    (newest,) = blocking(hub_actor.ensure_hub().audit_log(1))
+    assert (newest.action, newest.detail) == ("policy", {"policy": "withdrawn"})
     serve.shutdown()
     hub_actor.end_hub()
 

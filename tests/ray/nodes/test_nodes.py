@@ -413,6 +413,26 @@ def test_a_node_is_not_drained_while_a_host_there_does_not_answer(
     eventually(lambda: console.value(state) == {"drained": [0, 0]}, 60.0)
 
 
+@pytest.mark.timeout(300)
+def test_a_host_that_does_not_answer_delays_no_release_elsewhere(
+    passing: Callable[..., Node], nodes: Nodes, console: Console
+) -> None:
+    """A handle names its host: to ask those of all nodes would cost more with each node."""
+    third = passing()
+    eventually(lambda: is_used(console, third), 30.0)
+    console.do(f"far = aenv_ray.create(PROBE, actor='shared', near={third.node_id!r})")
+    console.do(f"near = aenv_ray.create(PROBE, actor='shared', near={nodes.head.node_id!r})")
+    host = "ray_api.find_actor(ray.get(far.info.remote()).host)"
+    console.do("import os")
+    pid = console.value(f"ray.get({host}.__ray_call__.remote(lambda _: os.getpid()))")
+    stop(pid)
+    try:
+        console.do("ray.get(near.release.remote(), timeout=15)")  # a host may take 30 s to answer
+    finally:
+        kill(pid, signal.SIGCONT)
+    console.do(RELEASE.format("[far]"))
+
+
 LOST = """
 import asyncio
 from aenv_ray.client.async_handle import AsyncEnvHandle

@@ -126,6 +126,20 @@ def test_the_policy_is_compared_with_the_strict_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"allow_chat_models": "*"}, "chat_models: *"),
+        ({"max_ttl": "30d"}, "2.592e+06 seconds of TTL (strict: 604,800)"),
+        ({"max_cpu": "4096"}, "4,096 cores (strict: 64)"),
+        ({"max_pids": "1000000"}, "1e+06 processes (strict: 4,096)"),
+    ],
+)
+def test_a_setting_beyond_the_strict_default_is_named(given: dict[str, str], words: str) -> None:
+    found = security.policy_findings(policy_of(Settings(**given), behind_gateway=True))[0]
+    assert (found.verdict, words in found.found) == (Verdict.WARNING, True), found
+
+
+@pytest.mark.parametrize(
     ("images", "verdict", "words"),
     [
         ("docker.io/acme/*", Verdict.OK, "docker.io/acme/*"),

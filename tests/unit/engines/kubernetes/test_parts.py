@@ -292,6 +292,7 @@ def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
         (pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": LEFT}}),
          InsideCause.MEMORY),
         (pod_with({"terminated": {"exitCode": 137}}), None),
+        (pod_with({"terminated": {"exitCode": 1, "message": "[" * 100_000}}), InsideCause.EXIT),
         (pod_with(reason="NodeLost"), None),
     ],
 )  # fmt: skip
@@ -300,6 +301,18 @@ def test_ends_from_inside_are_told_from_losses(
 ) -> None:
     """Invariant 14: a process inside can write the message of its container before it dies."""
     assert pod_status.end_cause(pod).inside is inside
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [("524288k", "500 MiB"), ("2Gi", "2048 MiB"), ("much", "much")]
+)
+def test_a_memory_limit_is_one_however_the_api_writes_it(limit: str, words: str) -> None:
+    """Invariant 14: the API writes 524288000 as 524288k, and a webhook as it likes."""
+    pod = pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137}})
+    pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = limit
+    cause = pod_status.end_cause(pod)
+    assert cause.inside is InsideCause.MEMORY
+    assert f"limit {words}" in cause.text
 
 
 @pytest.mark.parametrize(
