@@ -17,6 +17,8 @@ _CPU_LIMIT: Final = b"Max cpu time"
 _STAT_UTIME: Final = 11
 """Position of the CPU time in user mode in a process's ``stat``, counted from its state."""
 _STAT_STIME: Final = 12
+_CLOSE: Final = 0.75
+"""The kernel applies the limit to a coarser count of the time than the one that it shows."""
 LISTS_CHILDREN: Final = (
     sys.platform != "linux" or Path(f"/proc/self/task/{os.getpid()}/children").exists()
 )
@@ -70,7 +72,7 @@ def used_up_cpu_limit(pid: int) -> bool:
                     return False
                 fields = (process / "stat").read_bytes().rpartition(b") ")[2].split()
                 ticks = int(fields[_STAT_UTIME]) + int(fields[_STAT_STIME])
-                return ticks + 1 >= int(hard) * os.sysconf("SC_CLK_TCK")
+                return ticks >= _CLOSE * int(hard) * os.sysconf("SC_CLK_TCK")
     return False
 
 
