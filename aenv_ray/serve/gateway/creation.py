@@ -209,11 +209,9 @@ class Creator:
     async def _prepare(self, creation: Creation) -> tuple[Project, list[InstanceSpec]]:
         began = self._clock.now()
         source = await self._resolve(creation.reference)
-        specs = creation.options.specs(source, creation.count, job_id=None)
         policy = self._policy()
-        possible = specs[0].possible_engines
-        engine = next((name for name in possible if policy.allows_engine(name)), possible[0])
-        policy.check(source.config, engine)
+        specs = creation.options.specs(source, creation.count, job_id=None, policy=policy)
+        policy.check(source.config, specs[0].engine)
         policy.check_ttl(specs[0].ttl_s, specs[0].reference)
         self._note_phase("resolve", self._clock.now() - began)
         return source, specs
