@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
@@ -265,7 +266,8 @@ class Creator:
             self._tasks.discard(task)
             self._in_progress.difference_update(ids)
             if not task.cancelled() and task.exception() is not None:
-                logger.info("create of %s failed: %s", ids[0], task.exception())
+                extra = logs.of_instance(ids[0], creation.owner)
+                logger.info("create of %s failed: %s", ids[0], task.exception(), extra=extra)
 
         task.add_done_callback(forget)
         try:

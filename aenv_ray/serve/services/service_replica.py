@@ -90,7 +90,9 @@ class ServiceReplica:
         self._orphans = OrphanSandboxes(
             self._name, self._sandboxes, self._instances.release, _is_replica_alive
         )
-        self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
+        self._sandbox = ReplicaSandbox(
+            self._make, SystemClock(), self._record.healthy_within_s, self._record.owner
+        )
         await self._sandbox.open()
         self._is_displaced = False
         self._watching = asyncio.create_task(self._watch_nodes())
