@@ -36,7 +36,9 @@ def test_a_line_has_the_fields_of_its_block_and_its_own(
 ) -> None:
     logs.configure("runner")
     with logs.about(episode=3, task="t\n1", owner="ann"):
-        logging.getLogger("aenv_ray.sampling").warning("a %s", "word", extra=logs.of_instance("x-1"))
+        logging.getLogger("aenv_ray.sampling").warning(
+            "a %s", "word", extra=logs.of_instance("x-1")
+        )
     logs.events.info("after")
     first, second = lines(capsys)
     assert first.pop("time")

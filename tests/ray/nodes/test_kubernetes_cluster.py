@@ -265,9 +265,7 @@ def test_workers_of_an_engine_that_the_policy_forbids_get_no_instances(
 ) -> None:
     """However empty they are: the instances would be refused there."""
     allowed = {"AENV_ALLOW_ENGINES": "kubernetes"}
-    plain = pods.nodes.add(
-        slots=2 * SLOTS, labels={"aenv-ray.io/engine": "process"}, **allowed
-    )
+    plain = pods.nodes.add(slots=2 * SLOTS, labels={"aenv-ray.io/engine": "process"}, **allowed)
     driver = Console({**variables, **allowed, "AENV_ENGINE": None})
     try:
         driver.do("aenv_ray.init()")
