@@ -36,6 +36,16 @@ def about(**fields: Any) -> Iterator[None]:
         _about.reset(token)
 
 
+def of_instance(instance: str, owner: str | None = None) -> dict[str, Any]:
+    """Return the ``extra`` of a line about an instance.
+
+    Args:
+        instance: Its id.
+        owner: Its owner; None if it has none, or if the caller does not know it, as in an engine.
+    """
+    return {"instance": instance, "owner": owner}
+
+
 class JsonLines(logging.Formatter):
     """Formats each record as a JSON object in one line.
 
@@ -55,8 +65,8 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        own = {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-        line |= {k: v for k, v in {**_about.get(), **own}.items() if v is not None}
+        own = {name: getattr(record, name, None) for name in FIELDS}
+        line |= {k: v for k, v in [*_about.get().items(), *own.items()] if v is not None}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)

@@ -128,11 +128,12 @@ def _scripted(policy: PolicyName, seed: int) -> Any:
 def _connected(wanted: str | None) -> str:
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.engine_choice import likely_engine
+    from aenv_ray.actors.ray_shell import operator_policy
     from aenv_ray.project import project
 
     console.say("starting the fabric on Ray …")
     started = time.monotonic()
     connection = driver_api.init()
-    engine = likely_engine(project.resolve(ENVIRONMENT), wanted)
+    engine = likely_engine(project.resolve(ENVIRONMENT), operator_policy.current(), wanted)
     kind = "a local Ray, started for this run" if connection.owns_ray else "the running Ray"
     return f"on {kind}, ready after {time.monotonic() - started:.1f} s; engine: {engine}"

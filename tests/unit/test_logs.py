@@ -35,14 +35,17 @@ def test_a_line_has_the_fields_of_its_block_and_its_own(
     as_json: None, ours: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("runner")
-    with logs.about(episode=3, task="t\n1", owner=None):
-        logging.getLogger("aenv_ray.sampling").warning("a %s", "word", extra={"instance": "x-1"})
+    with logs.about(episode=3, task="t\n1", owner="ann"):
+        logging.getLogger("aenv_ray.sampling").warning(
+            "a %s", "word", extra=logs.of_instance("x-1")
+        )
     logs.events.info("after")
     first, second = lines(capsys)
     assert first.pop("time")
     assert first == {
         "level": "warning", "component": "runner", "logger": "aenv_ray.sampling",
         "message": "a word", "episode": 3, "task": "t\n1", "instance": "x-1",
+        "owner": "ann",
     }  # fmt: skip
     assert "episode" not in second
 

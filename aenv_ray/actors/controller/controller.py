@@ -497,6 +497,7 @@ class Controller:
         names = await asyncio.to_thread(ray_api.actor_names)
         hosts = await self._hosts.find([n for n in names if n not in self._no_hosts()])
         counts, silent = await count_instances_on(self._ask, hosts)
+        self._metrics.heard(counts)
         where = await asyncio.to_thread(ray_api.actor_nodes)  # now, as some may have restarted
         creating = {self._own_host(instance_id) for instance_id in self._creating}
         instances: Counter[str] = Counter()

@@ -153,6 +153,17 @@ class ClusterMetrics:
         for phase, count in pods.items():
             self._gauges["aenv_pods"].set(float(count), tags={"phase": phase})
 
+    def heard(self, instances: Mapping[str, int]) -> None:
+        """Update how many instances hosts have, between two measurements.
+
+        Instances of a drained node have ended before the node goes, perhaps since it was measured.
+
+        Args:
+            instances: By the host's name, for hosts that answered. Other hosts keep what they had.
+        """
+        for host, (node, count) in self._instances.items():
+            self._instances[host] = (node, instances.get(host, count))
+
     def created(self, labels: EngineOutcome, number: int = 1) -> None:
         """Count creates that the controller itself ended."""
         self._count("aenv_creates", "outcome", {labels: number})

@@ -13,6 +13,7 @@ from aenv_ray import ids, units
 from aenv_ray.actors.fabric.engine_choice import WITH_CONTAINERS, possible_engines
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import ActorDensity, InstanceSpec, Lifetime
+from aenv_ray.policy import Policy
 from aenv_ray.project import process_strings, project
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
@@ -55,7 +56,8 @@ class OwnOptions:
             shared = spec.changes.model_dump(exclude_none=True) if spec.changes else {}
             update["changes"] = DeployChanges.model_validate(shared | own)
             if self.changes.image and spec.engines:
-                engines = tuple(name for name in spec.engines if name in WITH_CONTAINERS)
+                able = (name for name in spec.engines if name in WITH_CONTAINERS)
+                engines = tuple(able) or WITH_CONTAINERS  # if the policy allows none: refused later
                 update |= {"engine": engines[0], "engines": engines}
         return spec.model_copy(update=update)
 
@@ -117,17 +119,18 @@ class CreateOptions:
         )
 
     def specs(
-        self, source: project.Project, count: int, *, job_id: str | None
+        self, source: project.Project, count: int, *, job_id: str | None, policy: Policy
     ) -> list[InstanceSpec]:
         """Return the specs of `count` new instances of a project.
 
-        Unless they are detached, the instances end with the Ray job `job_id`.
+        Unless they are detached, the instances end with the Ray job `job_id`. Of the policy, only
+        what it says of engines that nobody named is applied.
 
         Raises:
             ConfigError: The TTL, idle timeout or engine is invalid.
         """
         _warn_of_open_network(source)
-        engines = possible_engines(source, self.engine, self.changes)
+        engines = possible_engines(source, policy, self.engine, self.changes)
         deploy = source.config.deploy
         ttl = deploy.ttl if self.ttl is None else self.ttl
         ttl_s = units.DEFAULT_TTL_S if ttl is None else units.parse_duration_s(ttl, what="ttl")

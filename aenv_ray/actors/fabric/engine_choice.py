@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from aenv_ray.project.config import DeployChanges, NetworkMode
 
@@ -30,13 +31,17 @@ class PossibleEngines(NamedTuple):
 
 
 def possible_engines(
-    source: project.Project, explicit: str | None = None, changes: DeployChanges | None = None
+    source: project.Project,
+    policy: Policy,
+    explicit: str | None = None,
+    changes: DeployChanges | None = None,
 ) -> PossibleEngines:
     """Return the engines that instances may run on.
 
     The engine is `explicit`, else the one of the project's config, else the one of the setting. If
-    none of these names one, all engines that offer what the project needs are possible, first those
-    of the workers that may join.
+    none of these names one, all engines are possible that offer what the project needs and that the
+    policy allows, first those of the workers that may join. If the policy allows none of them, all
+    are returned, and whoever checks the policy refuses the instances.
 
     Raises:
         ConfigError: There is no engine with this name, or it has no container beside the instance,
@@ -62,12 +67,16 @@ def possible_engines(
         if (deploy.network is None or deploy.network in networks)
         and (engine in WITH_CONTAINERS or not needs_container)
     ]
+    allowed = [engine for engine in able if policy.allows_engine(engine)] or able
     order = (*given.joining_engines, *able)
-    return PossibleEngines(tuple(sorted(able, key=order.index)), is_fixed=False)
+    return PossibleEngines(tuple(sorted(allowed, key=order.index)), is_fixed=False)
 
 
 def likely_engine(
-    source: project.Project, explicit: str | None = None, changes: DeployChanges | None = None
+    source: project.Project,
+    policy: Policy,
+    explicit: str | None = None,
+    changes: DeployChanges | None = None,
 ) -> str:
     """Return the engine that an instance would get now, as far as nodes declare their engines.
 
@@ -77,7 +86,7 @@ def likely_engine(
     from aenv_ray.actors.controller.placement import usable
     from aenv_ray.actors.ray_shell import ray_api
 
-    names, is_fixed = possible_engines(source, explicit, changes)
+    names, is_fixed = possible_engines(source, policy, explicit, changes)
     if is_fixed or not ray_api.is_connected():
         return names[0]
     nodes = usable(ray_api.alive_nodes()).values()

@@ -114,12 +114,15 @@ class Fabric:
             AenvError: As `aenv_ray.create`; nothing is left behind.
         """
         from aenv_ray.actors.fabric.waits import run_blocking
+        from aenv_ray.actors.ray_shell import operator_policy
 
         places = 1 + source.config.deploy.inner_limit
         run_blocking(self.protocol.check_size(count, options.actor, places))
         if options.near is not None:
             options.near_node = self.ray.node_of(options.near)
-        specs = options.specs(source, count, job_id=self.ray.job_id())
+        specs = options.specs(
+            source, count, job_id=self.ray.job_id(), policy=operator_policy.current()
+        )
         claim = self._quotas.claim_quota(specs, options)
         try:
             created = run_blocking(

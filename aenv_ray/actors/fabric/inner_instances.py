@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from aenv_ray import ids
 from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.actors.ray_shell.ray_api import wait_async
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.ids import InstanceId
@@ -59,7 +59,8 @@ class FabricInstances:
             actor="shared", ttl=ttl_s, owner=outer.owner,
             labels=labels, fabric_labels={OUTER_LABEL: outer.instance_id},
         )  # fmt: skip
-        (made,) = options.specs(source, 1, job_id=outer.job_id)
+        policy = await asyncio.to_thread(operator_policy.current)
+        (made,) = options.specs(source, 1, job_id=outer.job_id, policy=policy)
         take(made.places)
         spec = made.model_copy(
             update={

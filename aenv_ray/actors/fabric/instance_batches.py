@@ -14,7 +14,7 @@ from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
 from aenv_ray.actors.fabric.quota_client import QuotaClaim
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, AsyncWaits, OnWait, WaitNotices
-from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, FabricUnavailable, QuotaExceeded
 from aenv_ray.models import ActorDensity, InstanceSpec
@@ -83,7 +83,7 @@ class InstanceBatches:
 
         If it is cancelled, the instances that were not reported are released.
         """
-        specs = self._specs(count)
+        specs = await self._specs(count)
         if self._has_quotas:
             await self._create_under_quotas(specs, news)
         else:
@@ -102,7 +102,7 @@ class InstanceBatches:
         Raises:
             AenvError: As `aenv_ray.create_many`; nothing is left behind.
         """
-        specs, claim = self._specs(count, own), None
+        specs, claim = await self._specs(count, own), None
         if self._has_quotas:
             claim = await self._waits.run(lambda: self._fabric.claim_quota(specs, self._options))
         options = self._options
@@ -125,8 +125,9 @@ class InstanceBatches:
         """Whether a quota may apply."""
         return self._options.owner is not None or bool(self._options.labels)
 
-    def _specs(self, count: int, own: OwnOptions | None = None) -> list[InstanceSpec]:
-        specs = self._options.specs(self.source, count, job_id=self._job_id)
+    async def _specs(self, count: int, own: OwnOptions | None = None) -> list[InstanceSpec]:
+        policy = await self._waits.run(operator_policy.current)
+        specs = self._options.specs(self.source, count, job_id=self._job_id, policy=policy)
         if own is not None:
             specs = [own.given_to(spec) for spec in specs]
         if not self._labels:

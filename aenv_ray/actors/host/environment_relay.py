@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aenv_ray import ids
+from aenv_ray import ids, logs
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.bounded_cache import BoundedCache
@@ -372,7 +372,8 @@ class EnvironmentRelay:
                     take=lambda places: self._take(life, limit, request, places),
                     on_queue=self._creating[inner_id].note_queue,
                 )
-            logger.info("%s created %s, owner %s", record.id, inner_id, record.spec.owner)
+            extra = logs.of_instance(record.id, record.spec.owner)
+            logger.info("%s created %s", record.id, inner_id, extra=extra)
         except BaseException as exc:
             left = {n: i for n, i in life.record.inner.items() if i != inner_id}
             self._note(life, left)
@@ -422,16 +423,18 @@ class EnvironmentRelay:
     def renew(self, life: InstanceLife, ttl_s: float) -> None:
         """Extend the lives of the inner instances of an instance that was renewed."""
         if life.record.inner:
-            inner = list(life.record.inner.values())
-            self._in_background(self._renew(inner, ttl_s), f"renewing those of {life.record.id}")
+            self._in_background(
+                self._renew_those_of(life.record, ttl_s), f"renewing those of {life.record.id}"
+            )
 
-    async def _renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
+    async def _renew_those_of(self, record: InstanceRecord, ttl_s: float) -> None:
         inner = await self._inner_instances()
-        for instance_id in instance_ids:
+        for instance_id in record.inner.values():
             try:
                 await inner.renew([instance_id], ttl_s)
             except AenvError as exc:  # this one has ended; renew the others
-                logger.warning("%s was not renewed: %s", instance_id, exc)
+                extra = logs.of_instance(instance_id, record.spec.owner)
+                logger.warning("%s was not renewed: %s", instance_id, exc, extra=extra)
 
     def end(self, record: InstanceRecord) -> None:
         """End the inner instances of an instance that has ended, and then delete its record.
@@ -448,7 +451,8 @@ class EnvironmentRelay:
         try:
             await self._end_surely(record, inner)
         except AenvError as exc:
-            logger.warning("%s end at their deadlines: %s", inner, exc)
+            extra = logs.of_instance(record.id, record.spec.owner)
+            logger.warning("%s end at their deadlines: %s", inner, exc, extra=extra)
         self._store.delete([record.id])
 
     async def _give_up(self, instance_ids: Sequence[InstanceId]) -> None:

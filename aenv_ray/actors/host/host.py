@@ -432,9 +432,7 @@ class Host:
 
     def _log(self, spec: InstanceSpec, message: str, *values: object) -> None:
         """Log what happened to an instance."""
-        logs.events.info(
-            message, *values, extra={"instance": spec.instance_id, "owner": spec.owner}
-        )
+        logs.events.info(message, *values, extra=logs.of_instance(spec.instance_id, spec.owner))
 
     async def _end_doomed(self, ids: Sequence[InstanceId]) -> dict[InstanceId, AenvError]:
         """End instances that were released while they started, and return their errors."""
@@ -524,7 +522,10 @@ class Host:
         try:
             config = self._projects.config(record.spec.digest)
         except AenvError as exc:  # its project is gone: the rest of the adopted instance works
-            logger.warning("%s gets no services: %s", record.id, exc)
+            logger.warning(
+                "%s gets no services: %s", record.id, exc,
+                extra=logs.of_instance(record.id, record.spec.owner),
+            )  # fmt: skip
             return
         services: dict[str, HostService] = {}
         model, environments = self._model_relay, self._environment_relay
@@ -535,7 +536,7 @@ class Host:
                 environments.answer, life, config.deploy
             )
         sandbox.services = {
-            method: functools.partial(self._serve, record.id, method, service)
+            method: functools.partial(self._serve, life, method, service)
             for method, service in services.items()
         }
 
@@ -552,7 +553,7 @@ class Host:
             self._environment_relay.end(record)
 
     async def _serve(
-        self, instance_id: InstanceId, method: str, service: HostService, params: dict[str, Any]
+        self, life: InstanceLife, method: str, service: HostService, params: dict[str, Any]
     ) -> bytes:
         """Answer a request of a sandbox; if the infrastructure fails, the instance is lost.
 
@@ -560,13 +561,15 @@ class Host:
         is ended first: its answers to calls would count as the agent's failures. Whether a lack of
         room is such a failure, only the caller can say: see `InsideCause.ROOM`.
         """
+        instance_id, owner = life.record.id, life.record.spec.owner
         try:
             return await service(params)
         except AenvError as exc:
             await self._end_if_infrastructure(instance_id, method, exc)
             raise
         except Exception as exc:  # a bug of ours: without an answer the sandbox would wait
-            logger.exception("%s for %s failed", method, instance_id)
+            extra = logs.of_instance(instance_id, owner)
+            logger.exception("%s for %s failed", method, instance_id, extra=extra)
             error = InternalError(f"{type(exc).__name__}; the log of host {self._id} has more")
             await self._end_if_infrastructure(instance_id, method, error)
             raise error from exc

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
+from aenv_ray import logs
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import Clock
@@ -106,7 +107,8 @@ class InstanceTable:
         except AenvError as exc:
             if not isinstance(exc, SandboxLost):
                 # Its sandbox may be running, and nothing else would end it.
-                logger.warning("%s cannot be adopted: %s", record.id, exc)
+                extra = logs.of_instance(record.id, record.spec.owner)
+                logger.warning("%s cannot be adopted: %s", record.id, exc, extra=extra)
                 self._engines.owe(record.spec.engine, [record.id])
             inside = exc.died_of if isinstance(exc, SandboxDiedInside) else None
             self._note_end(record.id, EndReason.LOST, EndCause(exc.message, inside))
@@ -172,7 +174,10 @@ class InstanceTable:
         try:
             self._store.put([record])
         except FabricUnavailable as exc:
-            logger.warning("the record of %s is not updated: %s", record.id, exc.message)
+            extra = logs.of_instance(record.id, record.spec.owner)
+            logger.warning(
+                "the record of %s is not updated: %s", record.id, exc.message, extra=extra
+            )
 
     def note_if_empty(self) -> None:
         """Update `empty_since`."""

@@ -24,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from aenv_ray import logs
 from aenv_ray.actors.calls.introduction import (
     ACCEPTED,
     LINE_BYTES,
@@ -217,7 +218,9 @@ class _Caller:
                 for line in lines:
                     self._on_report(line)
         except (OSError, ValueError) as exc:
-            logger.info("a caller of %s was disconnected: %s", self._life.record.id, exc)
+            record = self._life.record
+            extra = logs.of_instance(record.id, record.spec.owner)
+            logger.info("a caller of %s was disconnected: %s", record.id, exc, extra=extra)
         finally:
             self._count(0, is_busy=False, quiet_s=0.0)
 

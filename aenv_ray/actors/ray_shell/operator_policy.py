@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Final
 
 from pydantic import ValidationError
@@ -55,10 +56,9 @@ def current() -> Policy:
 
 
 class _Reader:
-    """Reads the policy in a thread, which an unreachable Ray may hold up."""
+    """Reads the policy in a thread. An unreachable Ray may hold that up, not the program's end."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aenv-policy")
         self._reading: Future[Policy] | None = None
         self._known: Policy | None = None
         self._fresh_until = 0.0
@@ -67,7 +67,7 @@ class _Reader:
         if time.monotonic() < self._fresh_until and self._known is not None:
             return self._known
         is_new = self._reading is None
-        reading = self._reading or self._thread.submit(_read)
+        reading = self._reading or _begin_to_read()
         patience_s = _FIRST_S if self._known is None else _PATIENCE_S if is_new else 0.0
         done, _ = wait([reading], patience_s)
         self._reading = None if done else reading
@@ -89,6 +89,19 @@ class _Reader:
 
 
 _reader: Final = _Reader()
+
+
+def _begin_to_read() -> Future[Policy]:
+    reading: Future[Policy] = Future()
+
+    def read() -> None:
+        try:
+            reading.set_result(_read())
+        except BaseException as exc:  # noqa: BLE001  # whoever waits raises it
+            reading.set_exception(exc)
+
+    threading.Thread(target=read, name="aenv-policy", daemon=True).start()
+    return reading
 
 
 def _read() -> Policy:

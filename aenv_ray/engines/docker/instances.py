@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.engines.base import EndCause, start_failed
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, EXPECTED, REMOVED, Containers
 from aenv_ray.engines.docker.link import Link
@@ -194,7 +195,8 @@ class DockerInstances:
         try:
             await self._containers.remove_all(instance.name, has_sidecar=instance.has_sidecar)
         except FabricUnavailable as exc:
-            logger.warning("%s is left to the janitor: %s", instance.name, exc)
+            extra = logs.of_instance(instance.id)
+            logger.warning("%s is left to the janitor: %s", instance.name, exc, extra=extra)
             return
         self._files.clean(instance.name)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.docker.host import DockerHost
@@ -178,7 +179,8 @@ class ContainerPlanner:
         has_code = await asyncio.to_thread(image_serving.has_code, spec.project_dir)
         serving, lack = image_serving.choose(spec.config.deploy, image.content, has_code=has_code)
         if lack and has_code:
-            logger.warning("%s: no tools: %s", spec.instance_id, lack)
+            extra = logs.of_instance(spec.instance_id)
+            logger.warning("%s: no tools: %s", spec.instance_id, lack, extra=extra)
         if serving is Serving.RUNTIME:
             kit = await self._images.kit(image)
         else:

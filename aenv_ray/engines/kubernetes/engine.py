@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import (
     Capabilities,
@@ -434,6 +435,7 @@ class KubernetesEngine(Engine):
                 "pod %s is not deleted yet; Kubernetes deletes it with its owner: %s",
                 instance.name,
                 exc.message,
+                extra=logs.of_instance(instance.id),
             )
 
     def _finish(self, instance: PodInstance, cause: EndCause) -> None:

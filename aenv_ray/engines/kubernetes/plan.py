@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.images.node_images import check_image, check_names, reference_of
@@ -139,7 +140,8 @@ class PodPlanner:
         if serving is Serving.COMMANDS:
             reason = _no_tools_reason(problem, has_code=is_code_there)
             if is_code_there:
-                logger.warning("%s has no tools: %s", spec.instance_id, reason)
+                extra = logs.of_instance(spec.instance_id)
+                logger.warning("%s has no tools: %s", spec.instance_id, reason, extra=extra)
         sidecar = ""
         if deploy.is_dual:
             sidecar = sidecar_image(spec.config.reference, deploy, spec.datasource)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, inside_cause
@@ -138,7 +139,8 @@ class LauncherClient:
                 try:
                     self._on_exit(message["id"], end_cause(message), message["log"])
                 except Exception:  # it concerns this instance; the connection serves all
-                    logger.exception("the end of %s could not be noted", message["id"])
+                    extra = logs.of_instance(message["id"])
+                    logger.exception("the end of %s could not be noted", message["id"], extra=extra)
                 continue
             queue = self._answers.get(message["seq"])
             if queue is not None:

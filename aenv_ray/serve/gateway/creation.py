@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aenv_ray import logs
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
@@ -209,11 +210,9 @@ class Creator:
     async def _prepare(self, creation: Creation) -> tuple[Project, list[InstanceSpec]]:
         began = self._clock.now()
         source = await self._resolve(creation.reference)
-        specs = creation.options.specs(source, creation.count, job_id=None)
         policy = self._policy()
-        possible = specs[0].possible_engines
-        engine = next((name for name in possible if policy.allows_engine(name)), possible[0])
-        policy.check(source.config, engine)
+        specs = creation.options.specs(source, creation.count, job_id=None, policy=policy)
+        policy.check(source.config, specs[0].engine)
         policy.check_ttl(specs[0].ttl_s, specs[0].reference)
         self._note_phase("resolve", self._clock.now() - began)
         return source, specs
@@ -267,7 +266,8 @@ class Creator:
             self._tasks.discard(task)
             self._in_progress.difference_update(ids)
             if not task.cancelled() and task.exception() is not None:
-                logger.info("create of %s failed: %s", ids[0], task.exception())
+                extra = logs.of_instance(ids[0], creation.owner)
+                logger.info("create of %s failed: %s", ids[0], task.exception(), extra=extra)
 
         task.add_done_callback(forget)
         try:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from aenv_ray import logs
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound
@@ -108,7 +109,10 @@ class Sweep:
                 return
         except InstanceNotFound:
             return
-        logger.warning("%s was being created by %s, which died", lease.id, lease.made_by)
+        logger.warning(
+            "%s was being created by %s, which died", lease.id, lease.made_by,
+            extra=logs.of_instance(lease.id, lease.owner),
+        )  # fmt: skip
         await self._creator.keys.mark_failed(lease.id)
         await self._creator.undo([lease.id])
 
@@ -125,7 +129,8 @@ class Sweep:
             status = InstanceStatus.TERMINATED
         except FabricUnavailable as exc:
             # Its host is alive but does not answer, so the instance may be in use.
-            logger.warning("the state of %s is unknown: %s", lease.id, exc)
+            extra = logs.of_instance(lease.id, lease.owner)
+            logger.warning("the state of %s is unknown: %s", lease.id, exc, extra=extra)
             return
         if status is InstanceStatus.FAILED:
             reason = "its sandbox, its host or its node died"

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from aenv_ray import logs
 from aenv_ray.background_tasks import end_task
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
@@ -42,9 +43,13 @@ class ReplicaSandbox:
         make: Creates an instance with a TTL of `LEASE_S`.
         clock: Clock for deadlines.
         healthy_within_s: How long an environment may take to become healthy.
+        owner: The owner of the service, for the log.
     """
 
-    def __init__(self, make: Make, clock: Clock, healthy_within_s: float) -> None:
+    def __init__(
+        self, make: Make, clock: Clock, healthy_within_s: float, owner: str | None
+    ) -> None:
+        self._owner = owner
         self._make = make
         self._clock = clock
         self._healthy_within_s = healthy_within_s
@@ -88,7 +93,10 @@ class ReplicaSandbox:
     def lose(self, instance_id: str) -> None:
         """Note that a sandbox is gone; the next call starts another one."""
         if self._current is not None and self._current.instance_id == instance_id:
-            logger.warning("sandbox %s is gone; the replica starts another one", instance_id)
+            extra = logs.of_instance(instance_id, self._owner)
+            logger.warning(
+                "sandbox %s is gone; the replica starts another one", instance_id, extra=extra
+            )
             self._current = None
 
     async def check(self) -> None:
@@ -154,7 +162,10 @@ class ReplicaSandbox:
             except GONE:
                 self.lose(current.instance_id)
             except AenvError as exc:
-                logger.warning("%s cannot be renewed now: %s", current.instance_id, exc.message)
+                extra = logs.of_instance(current.instance_id, self._owner)
+                logger.warning(
+                    "%s cannot be renewed now: %s", current.instance_id, exc.message, extra=extra
+                )
 
 
 async def _health(instance: AsyncEnvHandle) -> dict[str, Any]:

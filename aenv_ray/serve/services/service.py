@@ -222,7 +222,7 @@ class Services:
             await self._check_engines(self._engines_of(changed, source))
         kept = None
         if changed.storage is not None:
-            engine = await _engine_of(changed, source)
+            engine = await _engine_of(changed, source, self._policy())
             kept, mount = await self._storages.of_changed(changed.storage, storage, engine)
             changed = changed.model_copy(update={"storage": mount})
             check_writers(changed)
@@ -241,9 +241,8 @@ class Services:
 
     def _engines_of(self, record: ServiceRecord, source: Project) -> list[str]:
         """Return the engines that the sandboxes of a service may run on."""
-        names = possible_engines(source, record.engine, record.changes).names
         policy = self._policy()
-        return [name for name in names if policy.allows_engine(name)]
+        return list(possible_engines(source, policy, record.engine, record.changes).names)
 
     async def _reread(self, record: ServiceRecord) -> ServiceRecord:
         """Return the current record of a service.
@@ -260,7 +259,7 @@ class Services:
         self, record: ServiceRecord, request: StorageRequest, source: Project
     ) -> tuple[StorageRecord, ServiceRecord]:
         """Return a storage volume for a service without one, and the service with that storage."""
-        engine = await _engine_of(record, source)
+        engine = await _engine_of(record, source, self._policy())
         kept, mount = await self._storages.of_new(
             request, source.config.deploy.service, record.id, record.owner, engine
         )
@@ -472,8 +471,8 @@ def masked(record: ServiceRecord) -> dict[str, str]:
     return dict.fromkeys(record.environment_variables, _MASK)
 
 
-async def _engine_of(record: ServiceRecord, source: Project) -> str:
-    return await asyncio.to_thread(likely_engine, source, record.engine, record.changes)
+async def _engine_of(record: ServiceRecord, source: Project, policy: Policy) -> str:
+    return await asyncio.to_thread(likely_engine, source, policy, record.engine, record.changes)
 
 
 def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
@@ -491,8 +490,7 @@ def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
         ]
         raise ConfigError("; ".join(problems), hint="correct these fields") from None
     process_strings.checked_variables(record.environment_variables, what="environment_variables")
-    possible = possible_engines(source, record.engine, record.changes).names
-    engine = next((name for name in possible if policy.allows_engine(name)), possible[0])
+    engine = possible_engines(source, policy, record.engine, record.changes).names[0]
     policy.check(record.changes.made_to(source.config), engine)
     if record.changes.image and engine not in WITH_CONTAINERS:
         raise ConfigError(

@@ -25,7 +25,7 @@ from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.engine_choice import likely_engine
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.ray_shell import ray_api, ray_serve
+from aenv_ray.actors.ray_shell import operator_policy, ray_api, ray_serve
 from aenv_ray.background_tasks import end_task
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.clock import SystemClock
@@ -90,7 +90,9 @@ class ServiceReplica:
         self._orphans = OrphanSandboxes(
             self._name, self._sandboxes, self._instances.release, _is_replica_alive
         )
-        self._sandbox = ReplicaSandbox(self._make, SystemClock(), self._record.healthy_within_s)
+        self._sandbox = ReplicaSandbox(
+            self._make, SystemClock(), self._record.healthy_within_s, self._record.owner
+        )
         await self._sandbox.open()
         self._is_displaced = False
         self._watching = asyncio.create_task(self._watch_nodes())
@@ -304,7 +306,9 @@ class ServiceReplica:
         await self._end_orphans()
         if storage is not None:
             engine = await asyncio.to_thread(
-                likely_engine, self._project, record.engine, record.changes
+                lambda: likely_engine(
+                    self._project, operator_policy.current(), record.engine, record.changes
+                )
             )
             storage, node_ids = await service_storage.placed(self._storages, storage, engine)
         options = CreateOptions(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from aenv_ray.cli.main import main
-from aenv_ray.cluster import lifecycle
+from aenv_ray.cluster import lifecycle, manifests
 from tests.contract.kubernetes.kubernetes_objects import all_of, edited, one
 from tests.emulators.kubernetes.api import EmulatedCluster
 
@@ -83,3 +83,19 @@ def test_without_a_kube_config_it_says_what_to_set(monkeypatch, tmp_path, capsys
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["cluster", "status"]) == 3
     assert "set KUBECONFIG" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_doctor_names_the_first_step_of_each_alert_offline(monkeypatch, tmp_path, capsys, output):
+    """Whoever reads an alert may have no access to the cluster yet."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["cluster", "doctor", "--alerts", "-n", "elsewhere", "-o", output]) == 0
+    said = capsys.readouterr().out
+    alerts = manifests.alerts("elsewhere")
+    if output == "json":
+        assert json.loads(said) == [alert._asdict() for alert in alerts]
+    else:
+        assert said == "".join(f"{a.name}: {a.summary}\n  {a.first_step}\n" for a in alerts)
+    assert "AenvControllerAbsent" in said
+    assert "kubectl -n elsewhere get pods -o wide" in said
+    assert "-n aenv" not in said

@@ -14,6 +14,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.ids import environment_part
 from aenv_ray.models import InstanceInfo, InstanceStatus
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Driver, actor_pid, eventually, host_of, kill
@@ -109,7 +110,7 @@ def test_a_create_that_is_repeated_after_the_death_of_the_controller_makes_one_i
     own()
     name = spare()
     source, options = project.resolve(PROBE), CreateOptions()
-    specs = options.specs(source, 1, job_id=ray_api.job_id())
+    specs = options.specs(source, 1, job_id=ray_api.job_id(), policy=Policy())
     ((_, info),) = ray.get(controller().create_dedicated.remote(specs, 0.0), timeout=60)
     assert isinstance(info, InstanceInfo)
     assert (info.id, info.requested_id) == (name, specs[0].instance_id)

@@ -260,6 +260,28 @@ def test_the_nodes_of_a_mixed_cluster_decide_the_engine(
         plain.kill()
 
 
+def test_workers_of_an_engine_that_the_policy_forbids_get_no_instances(
+    pods: PodNodes, worker: Worker, variables: dict[str, str | None]
+) -> None:
+    """However empty they are: the instances would be refused there."""
+    allowed = {"AENV_ALLOW_ENGINES": "kubernetes"}
+    plain = pods.nodes.add(slots=2 * SLOTS, labels={"aenv-ray.io/engine": "process"}, **allowed)
+    driver = Console({**variables, **allowed, "AENV_ENGINE": None})
+    try:
+        driver.do("aenv_ray.init()")
+        for actor in ("shared", "dedicated"):
+            driver.do(
+                f"held = aenv_ray.create_many({ENVIRONMENT!r}, 2, actor={actor!r})\n"
+                "infos = ray.get([h.info.remote() for h in held])\n"
+                "aenv_ray.release_many(held)\n"
+            )
+            found = driver.value("[[i.engine, i.node_id] for i in infos]")
+            assert found == [["kubernetes", worker.node.node_id]] * 2
+    finally:
+        driver.close()
+        plain.kill()
+
+
 @pytest.mark.redis
 def test_a_service_in_pods(pods: PodNodes, worker: Worker, console: Console) -> None:
     """Its port is reached through the gateway, its storage is a claim, and both go with it."""

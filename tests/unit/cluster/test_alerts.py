@@ -19,8 +19,9 @@ HEALTHY = {
     'ray_aenv_slots{state="free"}': "100x120",
     "ray_aenv_queue_creates": "0x120",
     "ray_aenv_queue_age_seconds": "0x120",
-    'ray_aenv_pods{phase="Pending"}': "3x120",
+    'ray_aenv_pods{phase="Pending"}': "60x120",
     'ray_aenv_creates_total{engine="process",outcome="ok"}': "0+500x120",
+    'ray_aenv_creates_total{engine="kubernetes",outcome="ok"}': "0+1500x120",
     'ray_aenv_creates_total{engine="process",outcome="died_inside"}': "0+50x120",
     'ray_aenv_lost_sandboxes_total{engine="process",cause="inside"}': "0+50x120",
     'ray_aenv_lost_sandboxes_total{engine="process",cause="outside"}': "0+0.2x120",
@@ -130,7 +131,27 @@ FAULTS = [
     ),
     Fault(
         "pods find no node", "AenvPodsPending",
-        {'ray_aenv_pods{phase="Pending"}': f"{before('3')} 40x80"}, {}, within_min=12,
+        {
+            'ray_aenv_pods{phase="Pending"}': f"{before('3')} 40x80",
+            'ray_aenv_creates_total{engine="kubernetes",outcome="ok"}': "0x120",
+        },
+        {}, within_min=12,
+    ),
+    Fault(
+        "pods find a node after minutes, while others go on to start", "AenvPodsPending",
+        {
+            'ray_aenv_pods{phase="Pending"}': f"{before('60')} 200x80",
+            'ray_aenv_creates_total{engine="kubernetes",outcome="ok"}': "0+1500x39 58530+30x80",
+        },
+        {}, within_min=25,
+    ),
+    Fault(
+        "the first pods of a cluster find no node", "AenvPodsPending",
+        {
+            'ray_aenv_pods{phase="Pending"}': f"{before('0')} 40x80",
+            'ray_aenv_creates_total{engine="kubernetes",outcome="ok"}': "_x120",
+        },
+        {}, within_min=12,
     ),
 ]  # fmt: skip
 

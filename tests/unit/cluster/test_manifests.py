@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import pytest
 import yaml
 
 import aenv_ray
-from aenv_ray.cluster import kustomize, lifecycle, manifests, objects, yaml_files
+from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
 from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.policy import STRICT
@@ -471,14 +472,71 @@ def test_argo_cd_and_flux_render_the_copied_manifests(tmp_path):
     assert manifests.namespace_of(rendered) == application["spec"]["destination"]["namespace"]
 
 
-def test_argo_cd_leaves_what_the_autoscaler_sets():
-    (application,) = yaml_files.read(KUBERAY / "samples" / "argo-cd.yaml")
+IGNORED = re.compile(r"\[\]|[^.\[\]]+")
+
+
+def without(document: dict[str, Any], rule: dict[str, Any]) -> dict[str, Any]:
+    """Return a document without the fields that a rule of ``ignoreDifferences`` names."""
+    result = copy.deepcopy(document)
+    paths = [pointer.strip("/").split("/") for pointer in rule.get("jsonPointers", ())]
+    for path in (*paths, *map(IGNORED.findall, rule.get("jqPathExpressions", ()))):
+        found = [result]
+        for step in path[:-1]:
+            found = [each for one in found for each in (one if step == "[]" else [one[step]])]
+        for one in found:
+            one.pop(path[-1], None)
+    return result
+
+
+def merge_patch(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Merge Patch (RFC 7386) between documents of which nothing is deleted."""
+    patch = {}
+    for key, value in after.items():
+        if isinstance(value, dict) and isinstance(before.get(key), dict):
+            patch |= {key: inner} if (inner := merge_patch(before[key], value)) else {}
+        elif value != before.get(key):
+            patch[key] = value
+    return patch
+
+
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Apply a JSON Merge Patch, which replaces each list as a whole."""
+    result = dict(document)
+    for key, value in patch.items():
+        is_map = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if is_map else value
+    return result
+
+
+def synced(application: dict[str, Any], live: dict[str, Any], wanted: dict[str, Any]) -> Any:
+    """Return what a sync of Argo CD makes of a custom resource; None if it is in sync.
+
+    With ``RespectIgnoreDifferences`` Argo CD copies the ignored fields of the live object to the
+    one from Git, by the patch between the live object without and with them (argo-cd #17694).
+    """
     (rule,) = application["spec"]["ignoreDifferences"]
-    assert rule["group"] == "ray.io"
-    names = [path.removeprefix(".spec.workerGroupSpecs[].") for path in rule["jqPathExpressions"]]
-    assert tuple(names) == lifecycle._SET_BY_AUTOSCALER
+    bare_live, bare_wanted = without(live, rule), without(wanted, rule)
+    if bare_live == bare_wanted:
+        return None
+    return merged(bare_wanted, merge_patch(bare_live, live))
+
+
+def test_argo_cd_creates_the_raycluster_and_then_leaves_its_spec():
+    """Of a change in Git it delivers all or nothing, or head and workers would differ."""
+    (application,) = yaml_files.read(KUBERAY / "samples" / "argo-cd.yaml")
+    live = the(manifests.load("production"), "RayCluster", "aenv")
+    live["spec"]["workerGroupSpecs"][0] |= {
+        "replicas": 7, "scaleStrategy": {"workersToDelete": ["one"]},
+    }  # fmt: skip
+    changed = the(manifests.load("production", settings={"image": "new:2"}), "RayCluster", "aenv")
+    assert synced(application, live, changed) is None
+    changed["metadata"].setdefault("labels", {})["team"] = "rl"
+    after = synced(application, live, changed)
+    assert after["metadata"]["labels"]["team"] == "rl"
+    assert after["spec"] == live["spec"]
     options = application["spec"]["syncPolicy"]["syncOptions"]
-    assert "RespectIgnoreDifferences=true" in options  # else a sync for another reason resets them
+    assert "RespectIgnoreDifferences=true" in options  # else a sync for another reason resets it
+    assert "ApplyOutOfSyncOnly=true" in options
 
 
 def test_flux_creates_the_raycluster_and_then_leaves_it(tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aenv_ray.actors.controller.controller import Controller
 from aenv_ray.actors.controller.metrics import COUNTERS, PHASES, ClusterMetrics, Increments
 from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures, HostTally
-from aenv_ray.actors.ray_shell import ray_metrics
+from aenv_ray.actors.ray_shell import ray_api, ray_metrics
+from aenv_ray.errors import FabricUnavailable
 
 OK = EngineOutcome("process", "ok")
 FAILED = EngineOutcome("process", "sandbox_start_failed")
@@ -107,6 +110,40 @@ def test_what_ended_before_its_node_is_not_lost(exported: dict[str, Any]) -> Non
     metrics.happened({}, {}, set(), {"n1"})
     metrics.happened({}, {}, set(), set())
     assert ("any", "node") not in exported["aenv_lost_sandboxes"].values
+
+
+def test_what_ended_since_its_node_was_measured_is_not_lost(exported: dict[str, Any]) -> None:
+    """A worker that drains waits for its instances, and goes at once when they have ended."""
+    metrics = ClusterMetrics(is_continued=False)
+    hosts = {"a": "n1", "b": "n1", "c": "n2"}
+    metrics.happened({host: measures(3) for host in hosts}, hosts, set(hosts), {"n1", "n2"})
+    metrics.heard({"a": 0, "c": 9, "new": 1})
+    metrics.happened({}, {}, set(), {"n2"})
+    assert exported["aenv_lost_sandboxes"].values["any", "node"] == 3, "those of the silent host"
+
+
+async def test_who_waits_for_a_drain_updates_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the last look before the node goes counts, however long ago the measurement was."""
+    monkeypatch.setattr(ray_api, "actor_names", lambda: ["a", "b"])
+    monkeypatch.setattr(ray_api, "actor_nodes", lambda: {"a": "n1", "b": "n1"})
+    heard: list[dict[str, int]] = []
+
+    async def find(names: list[str]) -> list[str]:
+        return names
+
+    async def ask(name: str, *_: Any) -> int:
+        if name == "b":
+            raise FabricUnavailable("it hangs")
+        return 2
+
+    controller: Any = SimpleNamespace(
+        _hosts=SimpleNamespace(find=find, nodes={}), _no_hosts=set, _ask=ask, _creating=(),
+        _metrics=SimpleNamespace(heard=heard.append),
+    )  # fmt: skip
+    counts, silent = await Controller._instances_by_node(controller, ["n1"])
+    assert (counts, silent, heard) == ({"n1": 2}, {"n1": 1}, [{"a": 2}])
 
 
 def test_a_host_that_was_silent_counts_only_what_is_new(exported: dict[str, Any]) -> None:

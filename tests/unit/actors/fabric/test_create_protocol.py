@@ -39,6 +39,7 @@ from aenv_ray.models import (
     Isolation,
     Lifetime,
 )
+from aenv_ray.policy import Policy
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 
@@ -209,7 +210,7 @@ class Bench:
         node_ids: tuple[str, ...] = (),
         **options: Any,
     ) -> list[Created]:
-        specs = CreateOptions(node_ids=node_ids).specs(source, count, job_id=None)
+        specs = CreateOptions(node_ids=node_ids).specs(source, count, job_id=None, policy=Policy())
 
         async def work() -> list[Created]:
             waits: Waits = AsyncWaits() if self.is_async else BlockingWaits(blocking_result)
@@ -398,7 +399,7 @@ async def _create_each(bench: Bench, source: Project, count: int, queue_s: float
     for node in bench.nodes:
         node.projects.add(source.digest)
     news, protocol = _News(), CreateProtocol(bench.controller, AsyncWaits())
-    specs = CreateOptions().specs(source, count, job_id=None)
+    specs = CreateOptions().specs(source, count, job_id=None, policy=Policy())
     await protocol.create_each(source, specs, ActorDensity.SHARED, queue_s, news)
     return news
 

@@ -129,7 +129,7 @@ async def test_only_the_caller_can_say_whether_a_lack_of_room_is_an_outcome(
 
 
 async def test_a_bug_of_the_host_is_an_answer_and_no_outcome_of_the_episode(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invariant 2: without an answer the sandbox would wait, and report something of its own."""
 
@@ -142,6 +142,9 @@ async def test_a_bug_of_the_host_is_an_answer_and_no_outcome_of_the_episode(
     with pytest.raises(InternalError, match="KeyError; the log of host") as raised:
         await sandbox.services[CHAT_METHOD](request)
     assert "secret" not in raised.value.message
+    assert [vars(line)["instance"] for line in caplog.records if line.exc_info] == [
+        spec.instance_id
+    ]
     for ending in list(host._endings):
         await ending
     (outcome,) = await host.start([spec])

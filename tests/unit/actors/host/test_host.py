@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import new_instance_id
-from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec, InstanceStatus
 from aenv_ray.policy import Policy
 from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
@@ -150,10 +150,14 @@ async def test_what_ended_is_not_started_again(host: Host, spec: InstanceSpec) -
 
 
 async def restarted(
-    open_host: Callable[[InstanceStore], Host], spec: InstanceSpec, engine: SpyEngine, away: int
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    away: int,
+    store: InstanceStore | None = None,
 ) -> Host:
     """Return a host that took over from one that ran an instance of `spec`."""
-    store = MemoryInstanceStore()
+    store = store or MemoryInstanceStore()
     earlier = open_host(store)
     await earlier.open()
     await earlier.start([spec])
@@ -391,6 +395,33 @@ async def test_lines_about_an_instance_name_its_owner(
         (mine.instance_id, "ann")
     ] * 2
     assert [line.getMessage().partition(": ")[2] for line in lines] == ["ok", "it was released"]
+
+
+async def test_warnings_about_an_instance_name_its_owner(
+    open_host: Callable[[InstanceStore], Host],
+    spec: InstanceSpec,
+    engine: SpyEngine,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who searches the logs for an instance or an owner looks for what went wrong."""
+
+    class Full(MemoryInstanceStore):
+        def put(self, records: Sequence[InstanceRecord]) -> None:
+            if any(record.generation for record in records):
+                raise FabricUnavailable("the disk is full")
+            super().put(records)
+
+    monkeypatch.setattr(host_module, "ADOPT_DEADLINE_S", 0.0)
+    for store, away in (Full(), 0), (MemoryInstanceStore(), 2):
+        mine = spec.model_copy(update={"instance_id": new_instance_id("probe"), "owner": "ann"})
+        host = await restarted(open_host, mine, engine, away=away, store=store)
+        engine.away_for = 0
+        await host.release([mine.instance_id])
+        (line,) = (one for one in caplog.records if mine.instance_id in one.getMessage())
+        assert "disk is full" in line.getMessage() or "cannot be adopted" in line.getMessage()
+        assert (vars(line)["instance"], vars(line)["owner"]) == (mine.instance_id, "ann")
+        caplog.clear()
 
 
 async def test_an_instance_keeps_slots_for_its_inner_ones_on_a_successor_too(

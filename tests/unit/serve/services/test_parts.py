@@ -262,14 +262,16 @@ class Hasty(FakeClock):
         return super().now()
 
 
-async def test_a_dead_sandbox_is_replaced() -> None:
+async def test_a_dead_sandbox_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     boxes = Boxes()
-    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
+    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0, "ann")
     await sandbox.open()
     boxes.made[0].is_gone = True
     await sandbox.check()
     assert (await sandbox.instance()).instance_id == "box-1"
     sandbox.lose("box-0")  # a late report about the first one
+    (line,) = caplog.records
+    assert (vars(line)["instance"], vars(line)["owner"]) == ("box-0", "ann")
     assert (await sandbox.instance()).instance_id == "box-1"
     await sandbox.close()
     assert boxes.made[1].is_released
@@ -277,7 +279,7 @@ async def test_a_dead_sandbox_is_replaced() -> None:
 
 async def test_the_health_check_fails_for_an_unhealthy_environment() -> None:
     boxes = Boxes()
-    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0)
+    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0, "ann")
     await sandbox.open()
     boxes.made[0].says = {"status": "unhealthy", "message": "no model"}
     with pytest.raises(FunctionFailed, match="no model"):
@@ -291,7 +293,7 @@ async def test_a_sandbox_that_never_becomes_healthy_is_released(
     monkeypatch.setattr(service_sandbox, "_POLL_S", 0.001)
     boxes = Boxes()
     boxes.says = {"status": "unhealthy", "message": "no model"}
-    sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0)
+    sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0, "ann")
     with pytest.raises(SandboxStartFailed, match="no model"):
         await sandbox.open()
     assert [box.is_released for box in boxes.made] == [True]
