@@ -41,7 +41,13 @@ def test_void_episodes_are_no_examples() -> None:
 def test_a_group_gives_its_best_and_its_worst_episode() -> None:
     answers = [(0.5, "fair"), (0.0, "bad"), (1.0, "good")]
     group = [
-        episode(n, r, task_id="t", group="g", messages=[*TALK[:2], {"role": "assistant", "content": text}])
+        episode(
+            n,
+            r,
+            task_id="t",
+            group="g",
+            messages=[*TALK[:2], {"role": "assistant", "content": text}],
+        )
         for n, (r, text) in enumerate(answers)
     ]
     (pair,) = preferences([*group, episode(9, 1.0, task_id="t", group="alone")])

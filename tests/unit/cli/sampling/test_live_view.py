@@ -60,7 +60,7 @@ def test_a_line_says_the_same() -> None:
             episode(None, "policy_failed", error="E: x"),
         ).view()
     )
- playing, ")
+    assert line.startswith("2/8 episodes, 5 playing, ")
     assert "12 tokens" in line
     assert "reward 1.000" in line
     assert "E 1" in line
