@@ -120,7 +120,10 @@ class Dispatcher:
         self._seed: int | None = None
         self._task_pages = TaskPages(registry)
         self._last_active = time.time()
-        own = {END_PROCESSES_METHOD: self._end_processes, SEED_METHOD: self._set_seed}
+        own: dict[str, Callable[..., Any]] = {
+            END_PROCESSES_METHOD: self._end_processes,
+            SEED_METHOD: self._set_seed,
+        }
         self._builtins = _BUILTINS | {
             method: Registered(method, function, "builtin") for method, function in own.items()
         }
