@@ -162,7 +162,9 @@ def test_a_sampling_is_in_rays_prometheus_exporter(alone: Callable[..., Driver])
     assert value("aenv_sampling_calls_total") == 3
     assert value("aenv_sampling_create_seconds_count") == 3
     assert value("aenv_sampling_reward_count") == 2
-    assert value("aenv_sampling_reward_sum") == 1.0
+    half = [n for n in values if "aenv_sampling_reward_bucket" in n and 'le="0.55"' in n]
+    less = [n for n in values if "aenv_sampling_reward_bucket" in n and 'le="0.45"' in n]
+    assert ([values[n] for n in half], [float(values[n]) for n in less]) == (["2.0"], [0.0])
     tokens = {name: value for name, value in values.items() if "aenv_sampling_tokens" in name}
     assert {("prompt" in name, float(value)) for name, value in tokens.items()} == {
         (True, 300.0), (False, 21.0),

@@ -95,8 +95,8 @@ from aenv_ray.runtime import current_call, register_function, register_reward, r
 
 
 @register_tool
-def drawn() -> int | None:
-    return current_call().seed
+def drawn() -> list[int | None]:
+    return [current_call().seed]
 
 
 @register_function
@@ -132,5 +132,5 @@ def test_an_environment_without_a_reset_has_the_seed_of_each_task(
     sampling.run()
     episodes = sorted(sampling.episodes, key=lambda one: one.index)
     assert [(e.seed, e.output, e.reward) for e in episodes] == [
-        (seed, seed, float(seed or 0)) for seed in given
+        (seed, [seed], float(seed or 0)) for seed in given
     ]
