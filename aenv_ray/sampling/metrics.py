@@ -11,8 +11,8 @@ _BUCKETS_S: Final = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0]
 _REWARDS: Final = [
     0.001, 0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95, 0.999, 1.001, 10.0, 100.0,
 ]  # fmt: skip
-"""Ray takes positive bounds only, and exports the middle of a bucket for the values in it. So a bucket
-is around each tenth, and 0.0 and 1.0 have their own."""
+"""Ray takes positive bounds only, and exports the middle of a bucket for the values in it: so a
+bucket is around each tenth, and 0.0 and 1.0 have their own."""
 _LABELS: Final = ("environment",)
 
 
