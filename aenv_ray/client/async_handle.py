@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aenv_ray.actors.calls.batched_sender import Send
-from aenv_ray.actors.calls.handle import EnvHandle, host_of, with_sender
+from aenv_ray.actors.calls.handle import EnvHandle, host_of, set_seed, with_sender
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S
 from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
@@ -247,6 +247,10 @@ class AsyncEnvHandle:
         """Reset the instance; see `EnvHandle.reset`."""
         reference = self.handle.reset.remote(task, seed, timeout_s)
         return await self._cancellable(reference, "reset", timeout_s)
+
+    async def set_seed(self, seed: int, timeout_s: float) -> None:
+        """Set the seed of an episode that does not begin with a reset; see `set_seed`."""
+        await self._cancellable(set_seed(self.handle, seed), "seed", timeout_s)
 
     async def list_tasks(self, offset: int, limit: int) -> TaskPage:
         """Return a page of the environment's tasks."""

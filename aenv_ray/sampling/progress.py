@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
-from aenv_ray.trajectories.statistics import quantile_ms
+from aenv_ray.trajectories.statistics import Causes, quantile_ms
 
 RATE_WINDOW_S: Final = 30
 """Rates cover this many seconds before now."""
@@ -40,6 +40,8 @@ class ProgressView:
     finished: int
     """Finished episodes, those of an earlier run included."""
     by_status: dict[EpisodeStatus, int]
+    playing: int
+    """Episodes that are being played, or wait for an instance."""
     elapsed_s: float
     episodes_per_s: float
     """Over the last `RATE_WINDOW_S` seconds."""
@@ -48,6 +50,10 @@ class ProgressView:
     create_p50_ms: float | None
     call_p50_ms: float | None
     call_p99_ms: float | None
+    prompt_tokens: int
+    """Tokens that the models of policies read, as far as policies recorded them."""
+    completion_tokens: int
+    """Tokens that they wrote."""
     reward_mean: float | None
     rewards: tuple[RewardBar, ...]
     causes: tuple[tuple[str, int], ...]
@@ -71,6 +77,7 @@ class Progress:
     Args:
         total: Number of episodes of the run; None if unknown.
         kept: Episodes that an earlier run finished.
+        playing: Returns how many episodes are being played.
         now: A monotonic clock, in seconds.
     """
 
@@ -78,16 +85,19 @@ class Progress:
         self,
         total: int | None,
         kept: Sequence[Episode] = (),
+        playing: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._now = now
         self._total = total
+        self._playing = playing
         self._started = now()
         self._lock = threading.Lock()
         self._statuses: Counter[EpisodeStatus] = Counter()
-        self._causes: Counter[str] = Counter()
+        self._causes = Causes()
         self._rewards: Counter[float] = Counter()
         self._reward_sum = 0.0
+        self._prompt_tokens = self._completion_tokens = 0
         self._seconds: deque[_Second] = deque()
         self._creates: deque[float] = deque(maxlen=_LATENCIES)
         self._calls: deque[float] = deque(maxlen=_LATENCIES)
@@ -107,8 +117,10 @@ class Progress:
 
     def _count(self, episode: Episode) -> None:
         self._statuses[episode.status] += 1
-        if episode.error is not None:
-            self._causes[episode.error.partition(":")[0]] += 1
+        self._causes.add(episode)
+        if episode.usage is not None:
+            self._prompt_tokens += episode.usage.prompt_tokens
+            self._completion_tokens += episode.usage.completion_tokens
         if episode.reward is not None:
             self._reward_sum += episode.reward
             self._rewards[_rounded(episode.reward)] += 1
@@ -140,12 +152,15 @@ class Progress:
                 total=self._total,
                 finished=finished,
                 by_status=dict(self._statuses),
+                playing=self._playing(),
                 elapsed_s=elapsed_s,
                 episodes_per_s=episodes_per_s,
                 calls_per_s=sum(second.calls for second in self._seconds) / window_s,
                 create_p50_ms=quantile_ms(self._creates, 0.5),
                 call_p50_ms=quantile_ms(self._calls, 0.5),
                 call_p99_ms=quantile_ms(self._calls, 0.99),
+                prompt_tokens=self._prompt_tokens,
+                completion_tokens=self._completion_tokens,
                 reward_mean=self._reward_sum / rewarded if rewarded else None,
                 rewards=histogram(self._rewards),
                 causes=tuple(self._causes.most_common()),

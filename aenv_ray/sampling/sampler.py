@@ -111,6 +111,7 @@ class Sampling:
         self._is_draining = False
         self._drain: Callable[[], object] | None = None
         """Drains the pool of runners while there is one."""
+        self._playing = 0
         self._started = 0.0
         self._wall_s = 0.0
 
@@ -128,6 +129,11 @@ class Sampling:
     def finished(self) -> int:
         """The number of episodes finished so far, including those of an earlier run."""
         return self._summary.rollouts
+
+    @property
+    def playing(self) -> int:
+        """The number of episodes that are being played, or wait for an instance."""
+        return self._playing
 
     @property
     def episodes(self) -> list[Episode]:
@@ -308,6 +314,13 @@ class Sampling:
             self._kept = []
 
         metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
+        total = self.total
+        if total is not None:
+            metrics.note_left(total - self.finished)
+
+        def note_playing(count: int) -> None:
+            self._playing = count
+            metrics.note_playing(count)
 
         def report(finished_one: Episode) -> None:
             episode = finished_one.model_copy(update={"policy": policy})
@@ -320,6 +333,8 @@ class Sampling:
                 self._held.append(episode)
             self._summary.add(episode)
             metrics.add(episode)
+            if total is not None:
+                metrics.note_left(total - self.finished)
             self._wall_s = time.perf_counter() - self._started
             finished.put(episode)
 
@@ -333,6 +348,7 @@ class Sampling:
                 most_attempts=self._rules.infra_retries + 1,
                 group_size=tasks.group_size,
                 may_read_ahead=tasks.known is not None,
+                on_playing=note_playing,
             )
             self._drain = functools.partial(
                 asyncio.get_running_loop().call_soon_threadsafe, pool.drain

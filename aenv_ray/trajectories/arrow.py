@@ -18,6 +18,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, Step
 
 _SCALARS: Final = {str: "string", int: "int64", float: "float64", bool: "bool_"}
@@ -59,12 +60,7 @@ def to_table(episodes: Iterable[Episode]) -> Any:
         ConfigError: A value does not fit its column, such as a seed of more than 64 bits.
     """
     rows = [_row(Episode, episode.model_dump(mode="json")) for episode in episodes]
-    try:
-        return pyarrow().Table.from_pylist(rows, schema=arrow_schema())
-    except (OverflowError, ValueError) as exc:
-        raise ConfigError(
-            f"an episode has a value that fits no column: {exc}", hint="use JSON Lines"
-        ) from exc
+    return _table(rows, arrow_schema(), "use JSON Lines")
 
 
 def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
@@ -77,14 +73,28 @@ def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
     pyarrow("pyarrow.parquet").write_table(to_table(episodes), path, compression="zstd")
 
 
-def write_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], path: Path) -> None:
-    """Write flat rows as one Parquet file.
+def write_steps(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write the rows of `step_rows` as one Parquet file.
 
     Raises:
         OSError: It cannot be written.
+        ConfigError: A value does not fit its column.
     """
-    table = pyarrow().Table.from_pylist([{name: row[name] for name in columns} for row in rows])
-    pyarrow("pyarrow.parquet").write_table(table, path)
+    types = _columns(Episode) | _columns(Step) | {"step": pyarrow().int64()}
+    schema = pyarrow().schema([(name, types[name]) for name in STEP_COLUMNS])
+    pyarrow("pyarrow.parquet").write_table(_table(rows, schema, "use CSV"), path)
+
+
+def _table(rows: Sequence[dict[str, Any]], schema: Any, hint: str) -> Any:
+    """Return rows as an Arrow table.
+
+    Raises:
+        ConfigError: A value does not fit its column.
+    """
+    try:
+        return pyarrow().Table.from_pylist(rows, schema=schema)
+    except (OverflowError, ValueError) as exc:
+        raise ConfigError(f"an episode has a value that fits no column: {exc}", hint=hint) from exc
 
 
 def read_parquet(path: Path) -> list[Episode]:

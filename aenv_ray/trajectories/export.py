@@ -44,17 +44,19 @@ def chat(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
 def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any]]:
     """Yield one preference pair for each group: its best and its worst episode.
 
-    Episodes without a group are grouped by environment and task. A group gives no pair if its
-    rewards differ by no more than `min_gap`, or its conversations begin differently.
+    A group has one environment and one task: runs that were joined use the same ids for groups of
+    different tasks. The episodes of a task that have no group id are one group. A group gives no
+    pair if its rewards differ by no more than `min_gap`, or its conversations begin differently.
 
     Yields:
         ``{"prompt": […], "chosen": […], "rejected": […], "chosen_reward", "rejected_reward",
         "task_id"}``, with lists of chat messages.
     """
-    groups: dict[tuple[str | None, str], list[Episode]] = defaultdict(list)
+    groups: dict[tuple[str | None, ...], list[Episode]] = defaultdict(list)
     for episode in episodes:
         if episode.reward is not None:
-            groups[episode.environment_digest, episode.group or episode.task_id].append(episode)
+            key = episode.environment_digest, episode.group, episode.task_id
+            groups[key].append(episode)
     for group in groups.values():
         pair = _pair(group, min_gap)
         if pair is not None:

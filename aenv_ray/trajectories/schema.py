@@ -96,7 +96,8 @@ class Task(BaseModel):
     setup: Call | None = None
     """Called before the policy; None if the task needs no setup."""
     seed: int | None = None
-    """Given to the environment's reset, if it has one."""
+    """Seed of the episode: an argument of the environment's reset, if it has one, and
+    `current_call().seed` in the environment's code."""
     reward: Call | None = Field(default_factory=Call)
     """Called after the policy; None: no reward is computed."""
     datasource: str = ""
@@ -284,7 +285,8 @@ class Episode(BaseModel):
     sample: int | None = None
     """Number of the episode in its group, from 0."""
     seed: int | None = None
-    """Seed given to the environment and the policy."""
+    """Seed given to the environment and the policy; None if the task has none, or the instance runs
+    an older aenv-ray that takes none."""
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds spent in each phase: image (until the task's image was built), queue (until an
     instance was available), reset, setup, policy, submission, grader (until the instance for the

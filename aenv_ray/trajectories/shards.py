@@ -1,7 +1,9 @@
 """A directory of shards: each writer has its own files, and one manifest lists them all.
 
-Writers are independent of each other, so runners on many nodes can write into one directory. An
-unfinished shard is JSON Lines in either format, so a crash loses at most one incomplete line.
+Writers are independent of each other, so the processes of a trainer can write into one directory. A
+sampling has one writer, in the process that called `sample`: a lost runner or node takes no record
+with it, and nodes need not share the directory. An unfinished shard is JSON Lines in either format,
+so a crash loses at most one incomplete line.
 """
 
 from __future__ import annotations

@@ -60,10 +60,11 @@ def pass_at_k(episodes: Iterable[Episode]) -> tuple[PassAtK, ...]:
 
     Empty if the episodes are not samples of a group (``samples_per_task``).
     """
-    groups: dict[str, list[bool]] = {}
+    groups: dict[tuple[str, str], list[bool]] = {}
     for episode in episodes:
         if episode.group is not None and episode.reward is not None:
-            groups.setdefault(episode.group, []).append(is_success(episode))
+            key = episode.group, episode.task_id  # joined runs number their groups alike
+            groups.setdefault(key, []).append(is_success(episode))
     return _pass_at_k(Counter((len(samples), sum(samples)) for samples in groups.values()))
 
 
@@ -185,6 +186,25 @@ WORST_TASKS: Final = 5
 _MOST_CAUSES: Final = 100
 
 
+class Causes:
+    """Numbers of episodes by the code of their error, for a bounded number of codes."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, episode: Episode) -> str | None:
+        """Count an episode; return its code, None if it has none or there are too many codes."""
+        cause = None if episode.error is None else episode.error.partition(":")[0]
+        if cause is None or (cause not in self._counts and len(self._counts) >= _MOST_CAUSES):
+            return None
+        self._counts[cause] += 1
+        return cause
+
+    def most_common(self) -> list[tuple[str, int]]:
+        """Return the codes and their numbers of episodes, the most frequent first."""
+        return self._counts.most_common()
+
+
 class RunningSummary:
     """A summary that is kept up to date; it holds no episodes.
 
@@ -199,9 +219,9 @@ class RunningSummary:
         self._succeeded = self._rewarded = self._new_calls = 0
         self._reward_sum = 0.0
         self._calls, self._creates = Quantiles(), Quantiles()
-        self._causes: Counter[str] = Counter()
+        self._causes = Causes()
         self._phases: dict[str, tuple[int, float]] = {}
-        self._open: dict[str, _TaskFigures] = {}
+        self._open: dict[tuple[str | None, str], _TaskFigures] = {}
         """Tasks some of whose samples may be missing."""
         self._closed: Counter[tuple[int, int]] = Counter()
         """Numbers of finished groups by their samples with a reward and their successes."""
@@ -228,10 +248,7 @@ class RunningSummary:
             self._calls.add(step.duration_s)
         if episode.create_s is not None:
             self._creates.add(episode.create_s)
-        if episode.error is not None:
-            cause = episode.error.partition(":")[0]
-            if cause in self._causes or len(self._causes) < _MOST_CAUSES:
-                self._causes[cause] += 1
+        self._causes.add(episode)
         for phase, seconds in episode.phases.items():
             count, total = self._phases.get(phase, (0, 0.0))
             self._phases[phase] = count + 1, total + seconds
@@ -241,7 +258,7 @@ class RunningSummary:
         self._note_task(episode)
 
     def _note_task(self, episode: Episode) -> None:
-        key = episode.task_id if episode.group is None else episode.group
+        key = episode.group, episode.task_id  # joined runs number their groups alike
         figures = self._open.get(key)
         if figures is None:
             figures = self._open[key] = _TaskFigures(episode.task_id, episode.group is not None)

@@ -133,8 +133,13 @@ with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 ray.init(num_cpus=2, include_dashboard=False, _metrics_export_port=port, _system_config={{
     "enable_metrics_collection": True, "metrics_report_interval_ms": 500}})
-aenv_ray.sample({str(PROBE)!r}, lambda env, task: env.call_tool("count"),
-                [{{"id": str(n), "reward": None}} for n in range(3)]).run()
+def act(env, task):
+    env.call_tool("count")
+    env.record_usage(prompt_tokens=100, completion_tokens=7)
+    if task.id == "2":
+        raise KeyError("lost")
+
+aenv_ray.sample({str(PROBE)!r}, act, [{{"id": str(n)}} for n in range(3)]).run()
 def figures():
     return [line for line in export().splitlines() if line.startswith("ray_aenv_")]
 
@@ -156,6 +161,17 @@ def test_a_sampling_is_in_rays_prometheus_exporter(alone: Callable[..., Driver])
     assert value("aenv_sampling_episodes_total") == 3
     assert value("aenv_sampling_calls_total") == 3
     assert value("aenv_sampling_create_seconds_count") == 3
+    assert value("aenv_sampling_reward_count") == 2
+    half = [n for n in values if "aenv_sampling_reward_bucket" in n and 'le="0.55"' in n]
+    less = [n for n in values if "aenv_sampling_reward_bucket" in n and 'le="0.45"' in n]
+    assert ([values[n] for n in half], [float(values[n]) for n in less]) == (["2.0"], [0.0])
+    tokens = {name: value for name, value in values.items() if "aenv_sampling_tokens" in name}
+    assert {("prompt" in name, float(value)) for name, value in tokens.items()} == {
+        (True, 300.0), (False, 21.0),
+    }  # fmt: skip
+    (failed,) = (name for name in values if "aenv_sampling_failures" in name)
+    assert all(part in failed for part in ('cause="KeyError"', 'status="policy_failed"'))
+    assert (value("aenv_sampling_left"), value("aenv_sampling_playing")) == (0, 0)
     assert value("aenv_creates_total") >= 3
     assert any('outcome="ok"' in name for name in values if "aenv_creates" in name)
     assert any('status="completed"' in name for name in values)

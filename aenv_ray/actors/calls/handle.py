@@ -42,6 +42,7 @@ from aenv_ray.models import (
 )
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.caller_link import ANSWER, OFFERS
+from aenv_ray.runtime.door.dispatch import SEED_METHOD
 
 if TYPE_CHECKING:
     from ray import ObjectRef, ObjectRefGenerator
@@ -675,6 +676,15 @@ def with_sender(handle: EnvHandle, send: Callable[[bytes], Any]) -> EnvHandle:
 def host_of(handle: EnvHandle) -> Any:
     """Return the Ray actor that hosts the instance, for callers that exchange JSON with it."""
     return handle._host
+
+
+def set_seed(handle: EnvHandle, seed: int) -> ObjectRef[Any]:
+    """Set the seed of an episode that does not begin with a reset.
+
+    Raises:
+        ConfigError: The instance has an older runtime, which does not know the method.
+    """
+    return handle._call(SEED_METHOD, {"arguments": {"seed": seed}})
 
 
 def bare_tool_name(name: str, reference: str) -> str:

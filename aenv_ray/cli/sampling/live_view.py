@@ -59,8 +59,11 @@ def _lines(view: Callable[[], ProgressView]) -> Iterator[None]:
 
 def line(view: ProgressView) -> str:
     """Return where a run stands as one line."""
-    parts = [f"{_finished(view)} episodes", f"{view.episodes_per_s:.1f}/s"]
+    parts = [f"{_finished(view)} episodes", f"{view.playing} playing"]
+    parts.append(f"{view.episodes_per_s:.1f}/s")
     parts.append(f"{view.calls_per_s:.0f} calls/s")
+    if tokens := view.prompt_tokens + view.completion_tokens:
+        parts.append(f"{tokens:,} tokens")
     if view.reward_mean is not None:
         parts.append(f"reward {view.reward_mean:.3f}")
     parts += [f"{code} {count}" for code, count in view.causes[:_CAUSES_SHOWN]]
@@ -79,12 +82,15 @@ def screen(view: ProgressView) -> RenderableType:
     head = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=view.total, completed=view.finished, width=_BAR_WIDTH)
     left = "" if view.eta_s is None else f"{duration(view.eta_s)} left"
-    head.add_row("episodes", bar, _finished(view), duration(view.elapsed_s), left)
+    head.add_row("run", bar, _finished(view), duration(view.elapsed_s), left)
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("outcomes", Text(_outcomes(view)))
+    rows.add_row("episodes", Text(_states(view)))
     rows.add_row("rates", f"{view.episodes_per_s:.1f} episodes/s, {view.calls_per_s:.0f} calls/s")
     create, call = _ms(view.create_p50_ms), _ms(view.call_p50_ms)
     rows.add_row("latency", f"create p50 {create}, call p50 {call}, p99 {_ms(view.call_p99_ms)}")
+    if view.prompt_tokens or view.completion_tokens:
+        tokens = f"{view.prompt_tokens:,} read, {view.completion_tokens:,} written"
+        rows.add_row("tokens", tokens)
     if view.reward_mean is not None:
         rows.add_row("rewards", Text("\n".join(_histogram(view))))
     if view.causes:
@@ -97,9 +103,10 @@ def _finished(view: ProgressView) -> str:
     return f"{view.finished}" if view.total is None else f"{view.finished}/{view.total}"
 
 
-def _outcomes(view: ProgressView) -> str:
+def _states(view: ProgressView) -> str:
     counts = sorted(view.by_status.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count} {status.value}" for status, count in counts) or "none yet"
+    states = [f"{view.playing} playing", *(f"{count} {status.value}" for status, count in counts)]
+    return ", ".join(states)
 
 
 def _histogram(view: ProgressView) -> list[str]:

@@ -112,7 +112,7 @@ def run_all(
 def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: bool) -> Summary:
     from aenv_ray.sampling.progress import Progress
 
-    progress = Progress(sampling.total, sampling.episodes)
+    progress = Progress(sampling.total, sampling.episodes, lambda: sampling.playing)
     errors = 0
     with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:

@@ -353,7 +353,7 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
     rows = list(step_rows(episodes))
     if out.suffix == ".parquet":
         with _writing(out):
-            arrow.write_rows(rows, STEP_COLUMNS, out)
+            arrow.write_steps(rows, out)
         return len(rows)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, STEP_COLUMNS)

@@ -66,10 +66,12 @@ _COMMAND: Final = "aenv/exec"
 _RESET: Final = "aenv/reset"
 _OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
 """What only a clean instance answers after a reset."""
-_WITHOUT_TRACE: Final = frozenset({_RESET, "aenv/health", "aenv/tasks"})
-"""Calls after which an instance counts as unused."""
 SEED_VARIABLE: Final = "AENV_SEED"
 """Variable of an instance with the seed of its first episode."""
+SEED_METHOD: Final = "aenv/seed"
+"""Sets the seed of an episode that does not begin with a reset."""
+_WITHOUT_TRACE: Final = frozenset({_RESET, SEED_METHOD, "aenv/health", "aenv/tasks"})
+"""Calls after which an instance counts as unused."""
 _MCP_LISTINGS: Final = {
     "tools/list": "tools",
     "resources/list": "resources",
@@ -118,8 +120,13 @@ class Dispatcher:
         self._seed: int | None = None
         self._task_pages = TaskPages(registry)
         self._last_active = time.time()
-        end = Registered(END_PROCESSES_METHOD, self._end_processes, "builtin")
-        self._builtins = {**_BUILTINS, END_PROCESSES_METHOD: end}
+        own: dict[str, Callable[..., Any]] = {
+            END_PROCESSES_METHOD: self._end_processes,
+            SEED_METHOD: self._set_seed,
+        }
+        self._builtins = _BUILTINS | {
+            method: Registered(method, function, "builtin") for method, function in own.items()
+        }
 
     def begin(
         self,
@@ -172,8 +179,8 @@ class Dispatcher:
 
         Args:
             method: ``tools/call`` or another method of MCP, ``aenv/function``, ``aenv/reward``,
-                ``aenv/health``, ``aenv/reset``, ``aenv/tasks``, ``aenv/call_tools``, a listing, or
-                a workspace method.
+                ``aenv/health``, ``aenv/reset``, ``aenv/seed``, ``aenv/tasks``, ``aenv/call_tools``,
+                a listing, or a workspace method.
             params: MCP parameters; ``_meta`` may carry ``aenv/call_id`` and ``aenv/timeout_s``.
             on_outcome: Called once, in any thread, with the outcome; must not raise.
             on_progress: Called with the function's progress reports.
@@ -309,6 +316,10 @@ class Dispatcher:
                 self.cancel(key, "a reward ends what tools have started")
         self._agent.end()
         end_processes_elsewhere(ends_at - time.monotonic(), current_call())
+
+    def _set_seed(self, seed: int) -> dict[str, Any]:
+        self._seed = seed
+        return {}
 
     def _end_processes(self) -> dict[str, Any]:
         """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""

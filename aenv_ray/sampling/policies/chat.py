@@ -131,6 +131,26 @@ class ChatOptions:
         tokens = completion.prompt_tokens * asked + completion.completion_tokens * answered
         return tokens / 1e6
 
+    def tokens(self, completion: Completion) -> int:
+        """Return the tokens of an answer and its prompt; 0 if they are not known.
+
+        Raises:
+            ConfigError: A limit depends on them, and the endpoint did not report them.
+        """
+        tokens = completion.prompt_tokens + completion.completion_tokens
+        limits: dict[str, float | None] = {"max_tokens": self.max_tokens}
+        if self.prices != "reported":
+            limits["max_cost"] = self.max_cost
+        for name, limit in limits.items():
+            if limit is not None and not tokens:
+                raise ConfigError(
+                    f"the endpoint did not report the tokens of an answer, so that {name} "
+                    f"{limit:g} cannot be enforced",
+                    hint="have it report them, in `usage` of a chat completion, or leave the limit "
+                    "out: max_turns holds without them",
+                )
+        return tokens
+
 
 def chat_options(policy: str, options: Mapping[str, Any]) -> ChatOptions:
     """Return the options of a policy with a model.
@@ -214,8 +234,8 @@ class _Conversation:
         )
 
     def _count(self, completion: Completion) -> None:
+        self._tokens += self._options.tokens(completion)
         cost = self._options.cost(completion)
-        self._tokens += completion.prompt_tokens + completion.completion_tokens
         self._cost += cost or 0.0
         self._env.record_usage(
             prompt_tokens=completion.prompt_tokens,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aenv_ray.client.openai_names import openai_name
 from aenv_ray.trajectories.storable import storable_text
+
+_MOST_TOKENS: Final = 1 << 53
+"""A larger number is none of tokens; floats are exact up to here."""
 
 
 class InvalidAnswer(Exception):
@@ -51,7 +55,7 @@ class Completion:
         finish_reason: ``stop``, ``tool_calls``, ``length``, ``content_filter``; None if unknown.
         prompt_tokens: Tokens of the prompt; 0 if the endpoint does not count them.
         completion_tokens: Tokens of the answer, likewise.
-        cost: The cost that the endpoint names, in its currency; None if it names none.
+        cost: The cost that the endpoint names, in its currency; None if it names none from 0 on.
     """
 
     text: str = ""
@@ -103,7 +107,6 @@ def read_message(
     if not isinstance(content, str | None) or not isinstance(calls, list):
         raise InvalidAnswer(f"the answer's message is malformed: {_shown(message)}")
     counted = usage if isinstance(usage, Mapping) else {}
-    cost = counted.get("cost")
     return Completion(
         text=_text(content) or "",
         requests=_requests(calls),
@@ -112,7 +115,7 @@ def read_message(
         finish_reason=finish_reason,
         prompt_tokens=_count(counted.get("prompt_tokens")),
         completion_tokens=_count(counted.get("completion_tokens")),
-        cost=float(cost) if isinstance(cost, int | float) else None,
+        cost=_number(counted.get("cost")),
     )
 
 
@@ -149,7 +152,20 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    """Return a number of tokens, which some servers send as a float; 0 if it is none."""
+    number = _number(value)
+    return 0 if number is None or number > _MOST_TOKENS else int(number)
+
+
+def _number(value: Any) -> float | None:
+    """Return a number from 0; None if it is something else, such as NaN, which JSON may have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if 0 <= number < math.inf else None
 
 
 def _shown(data: Any) -> str:

@@ -176,6 +176,8 @@ class Runner:
                 with phases.measured("queue"):
                     instance = await self._outlasting(lambda: self._source.acquire(own))
             fields |= _facts(instance)
+            if not self._resets.gives_seeds:
+                fields["seed"] = None
             env = EpisodeEnv(instance.env, log)
             with logs.about(instance=fields["instance_id"]):
                 fields |= await self._roll_out(instance.env, task, env, phases)
@@ -346,6 +348,7 @@ class Runner:
             grader = await self._unused(own)
         try:
             await self._source.connect(grader)
+            await self._resets.seed(grader, task)
             return await _score(grader.env, call, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
             _raise_if_no_room(exc, NOT_ACTED)  # in this instance
@@ -403,7 +406,8 @@ class Outage:
 class Resets:
     """Resets instances at the beginning of episodes, if their environment registers a reset.
 
-    A new instance is reset too: the environment's function is given every task and seed.
+    A new instance is reset too: the environment's function is given every task and seed. Instances
+    of other environments are only given the seed.
     """
 
     def __init__(self) -> None:
@@ -411,11 +415,18 @@ class Resets:
         """Unless an instance says otherwise."""
         self._unclean = 0
         """Instances in a row that were not clean after an episode."""
+        self._takes_seeds = True
+        """Unless an instance says otherwise."""
 
     @property
     def reuses(self) -> bool:
         """Whether instances are to be reused."""
         return self._has_reset and self._unclean < UNCLEAN_IN_A_ROW
+
+    @property
+    def gives_seeds(self) -> bool:
+        """Whether the environment gets the seeds of tasks."""
+        return self._has_reset or self._takes_seeds
 
     async def run(self, instance: Instance, task: Task) -> bool:
         """Reset an instance, unless it is new and needs none; return whether it can be used.
@@ -425,6 +436,7 @@ class Resets:
             AenvError: The reset failed.
         """
         if not self._has_reset:
+            await self.seed(instance, task)
             return True
         given = task.model_dump(mode="json", exclude=_NOT_FOR_RESETS)
         try:
@@ -433,6 +445,7 @@ class Resets:
             if instance.is_used:
                 return False  # it had a reset: its last episode has changed that
             self._has_reset = False
+            await self.seed(instance, task)
             return True
         if result.clean:
             self._unclean = 0 if instance.is_used else self._unclean
@@ -451,6 +464,23 @@ class Resets:
                 "the last one because of: %s", self._unclean, reasons,
             )  # fmt: skip
         return False
+
+    async def seed(self, instance: Instance, task: Task) -> None:
+        """Give an instance that is not reset the seed of its episode, if the task has one.
+
+        Raises:
+            AenvError: The infrastructure failed.
+        """
+        if task.seed is None or not self._takes_seeds:
+            return
+        try:
+            await instance.env.set_seed(task.seed, CALL_TIMEOUT_S)
+        except ConfigError as exc:
+            self._takes_seeds = False
+            logger.warning(
+                "the environment gets no seeds, since %s has an older runtime; build its image "
+                "again: %s", instance.env.instance_id, exc.message,
+            )  # fmt: skip
 
 
 class _ResetFailed(Exception):

@@ -128,6 +128,7 @@ class RunnerPool:
         most_attempts: Maximum number of attempts at a task whose runners are lost.
         group_size: Maximum number of episodes of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
+        on_playing: Receives the number of episodes that runners play, whenever it has changed.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class RunnerPool:
         most_attempts: int,
         group_size: int = 1,
         may_read_ahead: bool = True,
+        on_playing: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._runners = runners
         self._take = take
@@ -148,6 +150,8 @@ class RunnerPool:
         self._await_room = room
         self._concurrency = concurrency
         self._may_read_ahead = may_read_ahead
+        self._on_playing = on_playing
+        self._playing = 0
         self._assignments = Assignments(most_attempts)
         self._members: dict[str, _Member] = {}
         self._changed = asyncio.Event()
@@ -178,6 +182,7 @@ class RunnerPool:
             raise group_error.exceptions[0] from None
         finally:
             self._is_over = True
+            self._note_playing()
             await self._close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -293,6 +298,7 @@ class RunnerPool:
 
         The source may itself wait for their episodes.
         """
+        self._note_playing()
         self._changed.set()
         returned = self._assignments.returned
         if returned and self._taking is not None:
@@ -355,6 +361,17 @@ class RunnerPool:
                 self._relieve_slowest()
             await self._changed.wait()
 
+    def _counts(self) -> dict[_Member, int]:
+        """Return how many episodes each runner plays; the others that it has wait there."""
+        count = self._assignments.count
+        return {one: min(count(one.link.name), one.limit) for one in self._members.values()}
+
+    def _note_playing(self) -> None:
+        count = 0 if self._is_over else sum(self._counts().values())
+        if count != self._playing:
+            self._playing = count
+            self._on_playing(count)
+
     def _staying(self) -> list[_Member]:
         """Return the runners that get tasks."""
         return [member for member in self._members.values() if not member.is_leaving]
@@ -404,9 +421,8 @@ class RunnerPool:
         members = self._members.values()
         if not any(one.limit > limits.get(one, 0) for one in members):
             return limits
-        counts = {one: self._assignments.count(one.link.name) for one in members}
-        over = {one for one, n in counts.items() if min(one.limit, n) > limits.get(one, 0)}
-        playing = {one: min(count, one.limit) for one, count in counts.items()}
+        playing = self._counts()
+        over = {one for one, count in playing.items() if count > limits.get(one, 0)}
         left = max(0, self._concurrency - sum(playing.values()))
         shares: dict[_Member, int] = {}
         for member, limit in limits.items():
@@ -430,6 +446,7 @@ class RunnerPool:
         """Send the groups in all outboxes; each runner learns its limit with them."""
         if self._is_over:
             return
+        self._note_playing()
         for member in self._members.values():
             is_due = member.outbox or member.expects_more is not self._has_more
             if is_due and not member.is_sending:

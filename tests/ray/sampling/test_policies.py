@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from aenv_ray.sampling import EpisodeStatus, Task, Usage
 from tests.emulators.model_endpoint import completion, refusal, serving, tool_call
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
-from tests.ray.sampling.policies import MINI, mini_tasks
+from tests.ray.sampling.policies import MINI, WordModel, check_model_plays, mini_tasks
 
 __all__ = ["mini_tasks"]  # a fixture
 
@@ -75,39 +74,11 @@ def test_a_model_plays_and_its_endpoint_never_scores(
     assert "sk-secret" not in out.read_text()
 
 
-@ray.remote
-class Model:
-    """Calls the tool that the last user message names, then answers, or does what it should not."""
-
-    def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
-        assert {"echo"} <= {tool["function"]["name"] for tool in tools}
-        if messages[-1]["role"] == "tool":
-            return f"it said {messages[-1]['content']}"
-        if messages[-1]["content"] == "exit":
-            os._exit(1)
-        if messages[-1]["content"] == "nonsense":
-            return 7
-        if messages[-1]["content"] == "raise":
-            raise ValueError("no such word")
-        return {"role": "assistant", "tool_calls": [tool_call("echo", {"text": "hi"})]}
-
-
-def test_a_model_in_a_ray_actor_plays(cluster: Cluster) -> None:
-    """Its answers are scored; what it raises is its own failure, and its death an endpoint's."""
+@pytest.mark.parametrize("method", ["chat", None], ids=["a method", "the actor"])
+def test_a_model_in_a_ray_actor_plays(cluster: Cluster, method: str | None) -> None:
     del cluster
-    words = ("talk", "nonsense", "raise", "exit")
-    model = Model.options(num_cpus=0).remote()  # type: ignore[attr-defined]
-    tasks = [{"id": word, "instruction": word, "reward": None} for word in words]
-    sampling = aenv_ray.sample(PROBE, model.chat, tasks, concurrency=1, infra_retries=0)
-    ended = {e.task_id: (e.status, e.error or "", e.output) for e in sampling}
-    talked, nonsense, raised, exited = (ended[word] for word in words)
-    assert talked[0] is EpisodeStatus.COMPLETED
-    assert talked[2] == {"stop": "answered", "turns": 2, "text": "it said hi"}
-    assert raised[0] is EpisodeStatus.POLICY_FAILED
-    assert "no such word" in raised[1]
-    for failed in (nonsense, exited):
-        assert failed[0] is EpisodeStatus.INFRA_FAILED
-        assert failed[1].startswith("endpoint_unavailable")
+    actor = ray.remote(WordModel).options(num_cpus=0).remote()
+    check_model_plays(actor if method is None else getattr(actor, method))
 
 
 def test_an_environment_brings_its_tasks_by_a_function(cluster: Cluster, tmp_path: Path) -> None:

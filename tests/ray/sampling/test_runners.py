@@ -16,6 +16,7 @@ import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import EpisodeStatus, Task
 from aenv_ray.testing.contract_bench import ENVIRONMENT
+from aenv_ray.trajectories.shards import MANIFEST, Manifest
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty
 from tests.ray.sampling.policies import probe_tasks
@@ -53,7 +54,10 @@ def test_episodes_are_played_in_another_process(
 
 
 def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_path: Path) -> None:
-    """Its unfinished tasks are played again, its sandboxes are released, and nothing is doubled."""
+    """Its unfinished tasks are played again, its sandboxes are released, and nothing is doubled.
+
+    No record is lost with it: this process writes them all.
+    """
     killed = tmp_path / "killed"
 
     class Deadly:
@@ -65,7 +69,7 @@ def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_pat
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    out = tmp_path / "episodes.jsonl"
+    out = tmp_path / "run"
     sampling = aenv_ray.sample(
         PROBE, Deadly, probe_tasks(16), concurrency=4, runners="nodes", out=out
     )
@@ -73,7 +77,8 @@ def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_pat
     assert (summary.rollouts, summary.infra_failed, summary.reward_mean) == (16, 0, 0.5)
     assert sorted(episode.index for episode in sampling.episodes) == list(range(16))
     assert max(episode.attempts for episode in sampling.episodes) == 2
-    assert len(out.read_text().splitlines()) == 16
+    manifest = Manifest.model_validate_json((out / MANIFEST).read_text())
+    assert [(one.path, one.episodes) for one in manifest.shards] == [("driver-00000.jsonl", 16)]
     eventually_empty(cluster.sandboxes)
 
 

@@ -88,3 +88,49 @@ def test_a_reward_with_a_submission_runs_where_the_agent_never_was(
                 assert episode.reward == float(name in {"red-red", "blue-blue"})
                 assert episode.reward_detail["fresh"]
     assert cluster.sandboxes() == []
+
+
+SEEDED = """
+from aenv_ray.runtime import current_call, register_function, register_reward, register_tool
+
+
+@register_tool
+def drawn() -> list[int | None]:
+    return [current_call().seed]
+
+
+@register_function
+def hand_in() -> int | None:
+    return current_call().seed
+
+
+@register_reward
+def graded(submission: int | None) -> float:
+    seeds = {submission, current_call().seed}
+    return float(seeds.pop() or 0.0) if len(seeds) == 1 else -1.0
+"""
+
+
+def test_an_environment_without_a_reset_has_the_seed_of_each_task(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """In every call, and on the instance of the reward."""
+    project = tmp_path / "seeded"
+    (project / "src").mkdir(parents=True)
+    (project / "src" / "seeded.py").write_text(SEEDED)
+    (project / "config.json").write_text(json.dumps({"name": "seeded"}))
+
+    async def act(env: Any, task: Any) -> Any:
+        return (await env.call_tool("drawn")).data
+
+    given = [None, 0, 7, 2**70]
+    tasks = [
+        {"id": f"t{n}", "seed": seed, "submission": {"function": "hand_in"}}
+        for n, seed in enumerate(given)
+    ]
+    sampling = aenv_ray.sample(project, act, tasks, concurrency=2)
+    sampling.run()
+    episodes = sorted(sampling.episodes, key=lambda one: one.index)
+    assert [(e.seed, e.output, e.reward) for e in episodes] == [
+        (seed, [seed], float(seed or 0)) for seed in given
+    ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aenv_ray.sampling import Episode, EpisodeStatus, Step
+from aenv_ray.sampling import Episode, EpisodeStatus, Step, Usage
 from aenv_ray.sampling.progress import RATE_WINDOW_S, Progress, histogram
 
 
@@ -85,6 +85,23 @@ def test_every_reward_is_in_one_bar(rewards: list[float]) -> None:
     assert sum(bar.count for bar in bars) == len(rewards)
     assert len(bars) <= 10
     assert all(bar.low <= bar.high for bar in bars)
+
+
+def test_tokens_are_summed_also_those_of_an_earlier_run() -> None:
+    used = Usage(requests=1, prompt_tokens=100, completion_tokens=10)
+    progress = Progress(4, [episode(usage=used)], lambda: 3, Clock())
+    progress.add(episode(None, "policy_failed", usage=used))
+    progress.add(episode())
+    view = progress.view()
+    assert (view.prompt_tokens, view.completion_tokens, view.playing) == (200, 20, 3)
+
+
+def test_causes_are_bounded() -> None:
+    """A policy may raise exceptions of ever new types."""
+    progress = Progress(None, now=Clock())
+    for number in range(300):
+        progress.add(episode(None, "policy_failed", error=f"Error{number}: x"))
+    assert len(progress.view().causes) == 100
 
 
 def test_few_different_rewards_have_a_bar_each() -> None:

@@ -41,14 +41,33 @@ def test_void_episodes_are_no_examples() -> None:
 def test_a_group_gives_its_best_and_its_worst_episode() -> None:
     answers = [(0.5, "fair"), (0.0, "bad"), (1.0, "good")]
     group = [
-        episode(n, r, group="g", messages=[*TALK[:2], {"role": "assistant", "content": text}])
+        episode(
+            n,
+            r,
+            task_id="t",
+            group="g",
+            messages=[*TALK[:2], {"role": "assistant", "content": text}],
+        )
         for n, (r, text) in enumerate(answers)
     ]
-    (pair,) = preferences([*group, episode(9, 1.0, group="alone")])
+    (pair,) = preferences([*group, episode(9, 1.0, task_id="t", group="alone")])
     assert pair["prompt"] == list(TALK[:2])
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("good", "bad")
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
     assert list(preferences(group, min_gap=1.0)) == []
+
+
+def test_groups_of_joined_runs_are_kept_apart() -> None:
+    """Each run numbers the groups of its tasks, in its own order."""
+    rewards = [("a", 0.0), ("a", 0.4), ("b", 0.6), ("b", 1.0)]
+    joined = [
+        episode(n, reward, task_id=task, group="0", output=f"o{n}")
+        for n, (task, reward) in enumerate(rewards)
+    ]
+    pairs = list(preferences(joined))
+    assert [
+        (pair["task_id"], pair["chosen_reward"], pair["rejected_reward"]) for pair in pairs
+    ] == [("a", 0.4, 0.0), ("b", 1.0, 0.6)]
 
 
 def test_without_groups_the_episodes_of_a_task_are_one() -> None:

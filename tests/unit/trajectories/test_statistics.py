@@ -121,6 +121,13 @@ def test_pass_at_k_leaves_void_samples_out() -> None:
     assert [one.estimate for one in found] == pytest.approx([(1 / 2 + 1 / 3) / 2, 5 / 6, 1.0])
 
 
+def test_groups_of_joined_runs_are_told_apart_by_their_task() -> None:
+    """Each run numbers the groups of its tasks, in its own order."""
+    apart = sampled({"a": [1.0, 1.0], "b": [0.0, 0.0]})
+    joined = [one.model_copy(update={"group": "0"}) for one in apart]
+    assert pass_at_k(joined) == summarize(joined, 1.0).pass_at_k == pass_at_k(apart)
+
+
 def test_one_sample_of_each_task_has_no_pass_at_k() -> None:
     assert pass_at_k(sampled({"a": [1.0], "b": [0.0]})) == ()
     assert summarize(sampled({"a": [1.0], "b": [0.0]}), 1.0).pass_at_k == ()

@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from aenv_ray.cli.sampling import live_view
-from aenv_ray.sampling import Episode, EpisodeStatus
+from aenv_ray.sampling import Episode, EpisodeStatus, Usage
 from aenv_ray.sampling.progress import Progress
 
 
 def progress(*episodes: Episode, total: int | None = 8) -> Progress:
-    found = Progress(total)
+    found = Progress(total, playing=lambda: 5 if episodes else 0)
     for episode in episodes:
         found.add(episode)
     return found
@@ -32,13 +32,14 @@ def drawn(found: Progress) -> str:
 def test_the_screen_shows_outcomes_rewards_and_failures() -> None:
     screen = drawn(
         progress(
-            episode(1.0, create_s=0.02),
+            episode(1.0, create_s=0.02, usage=Usage(prompt_tokens=1200, completion_tokens=34)),
             episode(0.0),
             episode(None, "infra_failed", error="node_lost: it is gone"),
         )
     )
     assert "3/8" in screen
-    assert "2 completed, 1 infra_failed" in screen
+    assert "5 playing, 2 completed, 1 infra_failed" in screen
+    assert "1,200 read, 34 written" in screen
     assert "create p50 20.0 ms" in screen
     assert "mean 0.500" in screen
     assert "1 × node_lost" in screen
@@ -46,16 +47,21 @@ def test_the_screen_shows_outcomes_rewards_and_failures() -> None:
 
 def test_the_screen_of_a_run_that_begins_has_no_figures() -> None:
     screen = drawn(progress(total=None))
-    assert "none yet" in screen
+    assert "0 playing" in screen
+    assert "tokens" not in screen
     assert "create p50 -, call p50 -" in screen
     assert "rewards" not in screen
 
 
 def test_a_line_says_the_same() -> None:
     line = live_view.line(
-        progress(episode(1.0), episode(None, "policy_failed", error="E: x")).view()
+        progress(
+            episode(1.0, usage=Usage(prompt_tokens=7, completion_tokens=5)),
+            episode(None, "policy_failed", error="E: x"),
+        ).view()
     )
-    assert line.startswith("2/8 episodes, ")
+    assert line.startswith("2/8 episodes, 5 playing, ")
+    assert "12 tokens" in line
     assert "reward 1.000" in line
     assert "E 1" in line
 

@@ -15,6 +15,7 @@ from aenv_ray.sampling.replay import replay
 from aenv_ray.trajectories import read
 from aenv_ray.trajectories.arrow import pyarrow
 from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
+from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 from tests.unit.trajectories.episodes import episode, step
 
@@ -84,6 +85,23 @@ def test_exports(run: Path, tmp_path: Path) -> None:
     assert rows[1]["text"] == HOSTILE
     table = pyarrow("pyarrow.parquet").read_table(tmp_path / "steps.parquet")
     assert table.column("tool").to_pylist() == ["echo"] * 3
+
+
+def test_all_tables_of_steps_have_the_same_columns(run: Path, tmp_path: Path) -> None:
+    """Also those of a run without steps, groups or errors."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(f"{episode(0, steps=()).model_dump_json()}\n")
+    schemas = []
+    for source in (run, empty):
+        out = tmp_path / f"{source.stem}.parquet"
+        command = ["trajectories", "export", str(source), "--as", "steps", "--out", str(out)]
+        assert main(command) == 0
+        schemas.append(pyarrow("pyarrow.parquet").read_schema(out))
+    assert schemas[0] == schemas[1]
+    assert schemas[0].names == list(STEP_COLUMNS)
+    assert {name: str(schemas[0].field(name).type) for name in ("group", "sample", "reward")} == {
+        "group": "string", "sample": "int64", "reward": "double",
+    }  # fmt: skip
 
 
 def test_records_match_the_json_schema(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

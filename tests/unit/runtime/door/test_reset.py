@@ -168,7 +168,7 @@ def test_a_reset_takes_task_and_seed_and_nothing_else() -> None:
 
 def test_an_agent_may_not_reset() -> None:
     """Invariant 8."""
-    for method in ("aenv/reset", "aenv/tasks"):
+    for method in ("aenv/reset", "aenv/seed", "aenv/tasks"):
         with pytest.raises(Fault, match="cannot call"):
             check_method(DoorRole.AGENT, method)
 
@@ -217,6 +217,16 @@ def test_a_reset_gives_task_and_seed_to_the_function_and_to_calls(
     assert bench.reset(task=[1], seed=9).result["data"] == {"clean": True, "reasons": []}
     assert seen == [([1], 9, name)]
     assert bench.tool("seed").text == "9"
+
+
+def test_a_seed_is_set_without_a_reset(tmp_path: Path) -> None:
+    """The instance still counts as new, and a reset sets the next seed."""
+    bench = ResetBench(tmp_path, lambda: None)
+    assert bench.submit("aenv/seed", {"arguments": {"seed": 2**70}}).result["data"] == {}
+    assert bench.reset(seed=9).result["data"] == {"clean": True, "reasons": []}
+    assert bench.tool("seed").text == "9"
+    bench.submit("aenv/seed", {"arguments": {"seed": 2**70}})
+    assert bench.tool("seed").text == str(2**70)
 
 
 def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(

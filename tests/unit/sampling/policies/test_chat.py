@@ -18,7 +18,9 @@ from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies import base
 from aenv_ray.sampling.policies.chat import rendered
 from tests.emulators.model_endpoint import (
+    Answer,
     ModelEndpoint,
+    body,
     completion,
     delta,
     refusal,
@@ -196,6 +198,13 @@ def test_a_sandbox_that_dies_ends_the_episode_with_its_error() -> None:
 AGAIN = completion("thinking", tool_call("add", {"a": 1}), usage=(100, 10))
 
 
+def reporting(usage: Any) -> Answer:
+    """Answer as `AGAIN` does, with this usage."""
+    message = {"role": "assistant", "tool_calls": [tool_call("add", {"a": 1})]}
+    choice = {"message": message, "finish_reason": "tool_calls"}
+    return body({"choices": [choice], "usage": usage})
+
+
 @pytest.mark.parametrize(
     ("answer", "options", "stop", "turns"),
     [
@@ -220,9 +229,42 @@ def test_an_episode_stops_for_a_reason_that_its_output_names(
     assert len(endpoint.requests) == turns
 
 
-def test_a_limit_of_cost_holds_only_for_costs_that_are_known() -> None:
-    with serving(AGAIN) as endpoint, pytest.raises(ConfigError, match="did not report the cost"):
-        Played(endpoint, max_cost=1.0, prices="reported")
+@pytest.mark.parametrize(
+    ("usage", "options", "missing"),
+    [
+        (None, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
+        ({"cost": float("nan")}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
+        ({"cost": -1.0}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
+        ({"cost": True}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
+        ({"cost": 10**400}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
+        (None, {"max_tokens": 100}, "the tokens"),
+        ({"prompt_tokens": float("nan")}, {"max_tokens": 100}, "the tokens"),
+        (None, {"max_cost": 1.0, "prices": (1.0, 2.0)}, "the tokens"),
+    ],
+)
+def test_a_limit_holds_only_for_what_the_endpoint_reports(
+    usage: Any, options: dict[str, Any], missing: str
+) -> None:
+    """Rather than play on without the limit."""
+    with (
+        serving(reporting(usage)) as endpoint,
+        pytest.raises(ConfigError, match=f"did not report {missing}"),
+    ):
+        Played(endpoint, **options)
+    assert len(endpoint.requests) == 1
+
+
+def test_tokens_may_be_floats() -> None:
+    answer = reporting({"prompt_tokens": 100.0, "completion_tokens": 10.0})
+    with serving(answer) as endpoint:
+        played = Played(endpoint, max_tokens=200)
+    assert (played.output["stop"], played.output["turns"]) == ("max_tokens", 2)
+    assert played.log.usage == Usage(requests=2, prompt_tokens=200, completion_tokens=20)
+
+
+def test_an_episode_without_limits_needs_no_usage() -> None:
+    with serving(reporting(None)) as endpoint:
+        assert Played(endpoint, max_turns=2, prices=(1.0, 2.0)).output["stop"] == "max_turns"
 
 
 def test_a_stop_tool_that_failed_does_not_stop() -> None:

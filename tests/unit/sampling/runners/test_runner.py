@@ -19,6 +19,7 @@ from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     AenvError,
+    ConfigError,
     FabricUnavailable,
     InsideCause,
     QuotaExceeded,
@@ -26,6 +27,7 @@ from aenv_ray.errors import (
     SandboxDiedInside,
     SandboxLost,
     SandboxStartFailed,
+    ToolNotFound,
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation, ToolResult
@@ -41,6 +43,7 @@ from aenv_ray.sampling.runners.runner import (
     OUTAGE_S,
     EpisodeRules,
     Outage,
+    Resets,
     Runner,
     _Phases,
     _recordable,
@@ -471,3 +474,34 @@ async def test_an_archive_that_cannot_be_packed_any_more_ends_only_its_episode(
     episode = await runner.play(Assignment(0, task), GroupStart(1))
     assert (episode.status, episode.reward) == (EpisodeStatus.INFRA_FAILED, None)
     assert str(path) in str(episode.error)
+
+
+class _OfOlderRuntime(_Handle):
+    """An instance whose runtime has neither resets nor seeds."""
+
+    def __init__(self) -> None:
+        super().__init__("1")
+        self.asked: list[int] = []
+
+    async def reset(self, *_: Any) -> None:
+        raise ToolNotFound("no reset", tool_name="reset")
+
+    async def set_seed(self, seed: int, timeout_s: float) -> None:
+        del timeout_s
+        self.asked.append(seed)
+        raise ConfigError("unknown method 'aenv/seed'", hint="")
+
+
+async def test_a_seed_that_an_environment_cannot_get_is_not_recorded_as_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handle, resets = _OfOlderRuntime(), Resets()
+    created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
+    instance = Instance(cast("Any", handle), created, 0.0, 0.0, is_used=False)
+    assert await resets.run(instance, Task(id="t"))
+    assert (handle.asked, resets.gives_seeds) == ([], True)
+    for _ in range(2):
+        assert await resets.run(instance, Task(id="t", seed=7))
+    assert (handle.asked, resets.gives_seeds) == ([7], False)
+    (warned,) = caplog.messages
+    assert "gets no seeds, since 1 has an older runtime" in warned

@@ -697,3 +697,22 @@ async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_mor
     assert sorted(index for _, index in begun) == list(range(30)), "each was played once"
     assert sum(name == "leaving" for name, _ in begun) <= 4
     assert leaving.is_closed
+
+
+async def test_the_number_of_episodes_that_are_played_is_told() -> None:
+    """Those that wait at a remote runner are not counted, and in the end none is played."""
+    told, seen = [0], []
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        seen.append(told[-1])
+        return await _at_once(one, start)
+
+    runner = _FakeRunner("a", play)
+    runner.is_remote = True
+    pool = RunnerPool(
+        _FakeRunners(runner), _tasks(30), lambda _: None, _always,
+        concurrency=4, most_attempts=1, on_playing=told.append,
+    )  # fmt: skip
+    await pool.play()
+    assert seen[0] == max(told) == 4
+    assert told[-1] == 0
