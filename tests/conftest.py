@@ -69,6 +69,16 @@ def require(name: str, available: bool, reason: str) -> None:
     pytest.skip(f"needs {name}: {reason}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tasks", action="append", default=[], metavar="NAME=PATH",
+        help="real tasks of a built-in environment, for tests/ray/envs/test_given_tasks.py",
+    )  # fmt: skip
+    parser.addoption(
+        "--tasks-limit", type=int, default=10, help="how many of them are played (default: 10)"
+    )
+
+
 def without_rays_words(text: str) -> str:
     """Return printed text without the lines of a Ray that an earlier test started."""
     return re.sub(r"(\x1b\[\d+m)?\(raylet\)(\x1b\[0m)? .*\n", "", text)

@@ -41,6 +41,8 @@ class Assembly(BaseModel):
     """The other project's name, for messages."""
     hint: str
     """How to get the other project, for messages."""
+    version: str
+    """Versions of the other project that the built-in works with, as in a requirement."""
     target: str
     """Directory of the built-in that the files are copied to."""
     copies: tuple[str, ...]
@@ -60,7 +62,8 @@ def assembled(builtin: Path) -> Path:
         builtin: Its directory in this package.
 
     Raises:
-        ConfigError: The setting is missing, or its project lacks files or is malformed.
+        ConfigError: The setting is missing, or its project lacks files, is malformed, or has
+            another version than the built-in needs.
         OSError: The files cannot be copied.
     """
     spec = builtin / ASSEMBLY_NAME
@@ -89,7 +92,40 @@ def _source(assembly: Assembly) -> Path:
             f"{variable}: {path} is not a copy of {assembly.what}: it has no {', '.join(missing)}",
             hint=assembly.hint,
         )
+    version = str(_about(assembly, path).get("version", "unknown"))
+    if not _is_within(version, assembly.version):
+        raise ConfigError(
+            f"{variable}: {path} has version {version} of {assembly.what}, and "
+            f"{assembly.version} is needed",
+            hint=assembly.hint,
+        )
     return path.resolve()
+
+
+def _about(assembly: Assembly, source: Path) -> dict[str, Any]:
+    """Return the table `project` of the other project's pyproject.toml.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    path = source / "pyproject.toml"
+    try:
+        about: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    except (OSError, KeyError, ValueError) as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc}", hint=f"give a checkout of {assembly.what}"
+        ) from exc
+    return about
+
+
+def _is_within(version: str, wanted: str) -> bool:
+    from packaging.specifiers import SpecifierSet  # only assemblies need it
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def _make(assembly: Assembly, builtin: Path, source: Path, names: list[str], target: Path) -> None:
@@ -115,13 +151,7 @@ def _make(assembly: Assembly, builtin: Path, source: Path, names: list[str], tar
 
 def _take_over_requirements(assembly: Assembly, source: Path, made: Path) -> None:
     """Write the other project's Python and packages where the engines look for them."""
-    path = source / "pyproject.toml"
-    try:
-        about: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-    except (OSError, KeyError, ValueError) as exc:
-        raise ConfigError(
-            f"{path} cannot be read: {exc}", hint=f"give a checkout of {assembly.what}"
-        ) from exc
+    about = _about(assembly, source)
     lines = [line for line in about.get("dependencies", []) if _name(line) not in assembly.without]
     (made / "requirements.txt").write_text("".join(f"{line}\n" for line in lines))
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))

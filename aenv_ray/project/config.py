@@ -121,6 +121,9 @@ class DeployConfig(_ProjectSection):
     )
     """Instances of these that one instance may have at once. None: one of each."""
     image_prefix: str | None = Field(default=None, alias="imagePrefix")
+    instance_id_image: str = Field(default="", alias="instanceIdImage")
+    """Image of a sidecar whose datasource is an instance id of SWE-bench's form. ``{id}`` stands
+    for it, in the spelling of SWE-bench's images."""
     pod_template: str | None = Field(default=None, alias="podTemplate")
     container: ContainerConfig = Field(default_factory=ContainerConfig)
     service: ServiceConfig = Field(default_factory=ServiceConfig)
@@ -146,6 +149,16 @@ class DeployConfig(_ProjectSection):
                 hint='add destinations, or set the network to "none"',
             )
         return self
+
+    @field_validator("instance_id_image")
+    @classmethod
+    def _check_instance_id_image(cls, value: str) -> str:
+        if value and "{id}" not in value:
+            raise ConfigError(
+                f"invalid deployConfig.instanceIdImage {value[:80]!r}: it does not contain {{id}}",
+                hint='write it as "docker.io/swebench/sweb.eval.x86_64.{id}:latest"',
+            )
+        return value
 
     @field_validator("allow")
     @classmethod

@@ -21,7 +21,7 @@ from aenv_ray.cli.main import COMMANDS, app, load_command
 from aenv_ray.config import Settings
 from aenv_ray.errors import ERRORS, is_infrastructure
 from aenv_ray.project.config import DeployConfig
-from aenv_ray.project.project import read_config
+from aenv_ray.project.project import builtins, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -212,3 +212,14 @@ def test_no_file_of_the_project_names_a_path_of_the_machine_it_was_written_on():
         if path.is_file():
             content = path.read_bytes()
             assert not [p for p in local if p in content], name
+
+
+@pytest.mark.parametrize("name", builtins())
+def test_a_built_in_environment_says_what_it_costs_and_whose_tasks_it_has(name: str) -> None:
+    readme = (builtins()[name] / "README.md").read_text()
+    assert re.search(r"\blicen[cs]e|\bMIT\b", readme, re.IGNORECASE), "of its tasks"
+    pages = (ROOT / "docs" / "benchmarks.md").read_text().split("\n## ")
+    (section,) = (page for page in pages if page.startswith(f"{name}\n"))
+    assert f"aenv sample {name}" in section
+    assert re.search(r"\bverdict|official harness", section, re.IGNORECASE), "how it compares"
+    assert re.search(r"\bcost\b|\bCPU time\b|\bseconds\b", section, re.IGNORECASE), "its cost"

@@ -51,6 +51,7 @@ from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, InstanceSpec
 from aenv_ray.policy import Policy
+from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD
 from aenv_ray.runtime.door.roles import DoorRole
@@ -528,9 +529,9 @@ class Host:
             )  # fmt: skip
             return
         services: dict[str, HostService] = {}
-        model, environments = self._model_relay, self._environment_relay
-        if model and config.deploy.chat_model and self._policy().allows_chat_model(config.name):
+        if model := self._model_of(config):
             services[CHAT_METHOD] = functools.partial(model.answer, record.id)
+        environments = self._environment_relay
         if environments and config.deploy.environments:
             services[ENVIRONMENT_METHOD] = functools.partial(
                 environments.answer, life, config.deploy
@@ -539,6 +540,12 @@ class Host:
             method: functools.partial(self._serve, life, method, service)
             for method, service in services.items()
         }
+
+    def _model_of(self, config: EnvironmentConfig) -> ModelRelay | None:
+        """Return the chat model that instances of a project may ask; None if they may ask none."""
+        if config.deploy.chat_model and self._policy().allows_chat_model(config.name):
+            return self._model_relay
+        return None
 
     def _note_end(self, life: InstanceLife) -> None:
         self._tally.ended(life)
@@ -593,11 +600,18 @@ class Host:
         return spec.model_copy(update={"instance_id": InstanceId(self._id)})
 
     def _sandbox_spec(self, spec: InstanceSpec, now: float) -> SandboxSpec:
-        """Return the sandbox of an instance, if the policy allows it and its engine can make it."""
+        """Return the sandbox of an instance.
+
+        Raises:
+            PolicyRefused: The policy does not allow it.
+            ConfigError: Its engine cannot make it, or the key of its chat model is missing.
+        """
         sandbox_spec = self._projects.sandbox_spec(spec, now)
         config = self._policy().applied(sandbox_spec.config, spec.engine)
         if config is not sandbox_spec.config:
             sandbox_spec = replace(sandbox_spec, config=config)
+        if model := self._model_of(config):
+            model.check_key()
         engine = self._engines.get(spec.engine)
         if spec.storage is not None and not engine.capabilities.storage:
             raise ConfigError(

@@ -88,6 +88,22 @@ class ModelRelay:
         """Forget what an instance that has ended used."""
         self._accounts.pop(instance_id, None)
 
+    def check_key(self) -> None:
+        """Check the key, before a sandbox starts that may ask.
+
+        Raises:
+            ConfigError: The operator names a variable for the key, and it is not set.
+        """
+        given = self._given
+        name = given.chat_model_key_env
+        is_named = "chat_model_key_env" in given.model_fields_set
+        if given.chat_model_url and given.chat_model and is_named and not secret(name):
+            raise ConfigError(
+                f"AENV_CHAT_MODEL_KEY_ENV names {name}, which is not set on this node",
+                hint=f"start the node with {name} set to the key of the endpoint, or unset "
+                "AENV_CHAT_MODEL_KEY_ENV if the endpoint needs none",
+            )
+
     async def answer(self, instance_id: InstanceId, params: dict[str, Any]) -> bytes:
         """Return the endpoint's answer as JSON.
 

@@ -207,8 +207,16 @@ def _prepare(out: Path, benchmarks: Sequence[Benchmark], *, force: bool) -> None
             f"{out} is not empty: it has {used[0]}",
             hint="choose another --out, or overwrite with --force",
         )
+    labels: dict[str, str] = {}
     for benchmark in benchmarks:
-        check_output(out / _file_name(benchmark), overwrite=force)
+        name = _file_name(benchmark)
+        if name in labels:
+            raise ConfigError(
+                f"the benchmarks {labels[name]!r} and {benchmark.label!r} would both write {name}",
+                hint="give one of them another name in the field name",
+            )
+        labels[name] = benchmark.label
+        check_output(out / name, overwrite=force)
 
 
 def _file_name(benchmark: Benchmark) -> str:

@@ -5,6 +5,7 @@ Pure functions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,8 @@ PUBLIC_SERVER: Final = ("python3", "-m", "aenv.main", "/app/src", "--port", "808
 """What AEnvironment starts in an image that has its package but no command for it."""
 SHARED: Final = "/shared"
 """Where an instance's container and its sidecar share files, as in AEnvironment."""
+_INSTANCE_ID: Final = re.compile(r"[\w.-]+__[\w.-]+-[0-9]+", re.ASCII)
+"""Of SWE-bench: owner, repository and number of a pull request."""
 
 
 class Serving(StrEnum):
@@ -146,7 +149,8 @@ def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
         reference: The reference of the project, for messages.
         deploy: The ``deployConfig`` of the project; without ``imagePrefix``, `datasource` is a full
             image reference.
-        datasource: A tag if the prefix is a repository; else what completes the prefix.
+        datasource: An instance id, if the project says which images belong to them; a tag if the
+            prefix is a repository; else what completes the prefix.
 
     Raises:
         ConfigError: There is no datasource.
@@ -157,6 +161,9 @@ def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:
             hint='create(..., datasource="TAG"), or a full image reference without '
             "deployConfig.imagePrefix",
         )
+    if deploy.instance_id_image and _INSTANCE_ID.fullmatch(datasource):
+        name = datasource.lower().replace("__", "_1776_")
+        return deploy.instance_id_image.replace("{id}", name)
     prefix = deploy.image_prefix or ""
     ends_open = prefix.endswith("/") or ":" in prefix.rpartition("/")[2]
     return f"{prefix}{datasource}" if not prefix or ends_open else f"{prefix}:{datasource}"

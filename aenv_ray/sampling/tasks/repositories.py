@@ -40,6 +40,25 @@ R2E_HIDDEN: Final = ("/r2e_tests", "/testbed/r2e_tests", "/testbed/run_tests.sh"
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 PYTEST: Final = "pytest -rA --color=no"
 """Runs the tests of rows without test patch, test command and script."""
+SPECIFIED: Final = frozenset({
+    "apache/druid", "apache/lucene", "astral-sh/ruff", "astropy/astropy",
+    "Automattic/wp-calypso", "axios/axios", "babel/babel", "briannesbitt/carbon",
+    "burntsushi/ripgrep", "caddyserver/caddy", "chartjs/Chart.js", "dbt-labs/dbt-core",
+    "diegomura/react-pdf", "django/django", "facebook/docusaurus", "faker-ruby/faker",
+    "fastlane/fastlane", "fluent/fluentd", "fmtlib/fmt", "gin-gonic/gin", "gohugoio/hugo",
+    "google/gson", "hashicorp/terraform", "immutable-js/immutable-js", "javaparser/javaparser",
+    "jekyll/jekyll", "jordansissel/fpm", "jqlang/jq", "laravel/framework", "markedjs/marked",
+    "marshmallow-code/marshmallow", "matplotlib/matplotlib", "micropython/micropython",
+    "mrdoob/three.js", "mwaskom/seaborn", "nlohmann/json", "nushell/nushell", "pallets/flask",
+    "php-cs-fixer/php-cs-fixer", "phpoffice/phpspreadsheet", "preactjs/preact",
+    "processing/p5.js", "projectlombok/lombok", "prometheus/prometheus", "psf/requests",
+    "pvlib/pvlib-python", "pydata/xarray", "pydicom/pydicom", "pylint-dev/astroid",
+    "pylint-dev/pylint", "pytest-dev/pytest", "pyvista/pyvista", "reactivex/rxjava",
+    "redis/redis", "rubocop/rubocop", "scikit-learn/scikit-learn", "sharkdp/bat",
+    "sphinx-doc/sphinx", "sqlfluff/sqlfluff", "swe-bench/humaneval", "sympy/sympy",
+    "tokio-rs/axum", "tokio-rs/tokio", "uutils/coreutils", "valkey-io/valkey", "vuejs/core",
+})  # fmt: skip
+"""Repositories for which swebench 4.1 has specs, and SWE-bench publishes images."""
 _TEST_FOLDERS: Final = frozenset({"test", "tests", "Test", "Tests"})
 _FILE: Final = re.compile(r'^diff --git "?a/(.*?)"? "?b/(.*?)"?$', re.MULTILINE)
 _INSTRUCTION: Final = (
@@ -230,6 +249,11 @@ class Row(BaseModel):
         required = (*self.fail_to_pass, *self.pass_to_pass)
         if self.commands == [PYTEST] and not any("::" in name for name in required):
             return "the row's tests are not pytest's, and it has no test_cmd"
+        if self.repo not in SPECIFIED:
+            if not self.image:
+                return f"the row has no image, and SWE-bench publishes none for {self.repo or 'it'}"
+            if not (self.eval_script or self.commands):
+                return f"the row has no test_cmd, and swebench has no specs for {self.repo}"
         return None
 
     @property

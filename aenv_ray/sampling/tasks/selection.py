@@ -24,8 +24,8 @@ def select_tasks(
 
     Args:
         tasks: All tasks. Task directories are not read for this.
-        ids: Ids or patterns such as ``count-*``; a task is kept if any of them matches. Empty keeps
-            all.
+        ids: Ids or patterns such as ``count-*``; a task is kept if any of them matches. The id of a
+            task is never a pattern. Empty keeps all.
         shuffle: Seed of the order; the same seed gives the same order. None keeps the order.
         limit: Maximum number of tasks; None: all.
 
@@ -51,9 +51,16 @@ def _selected(
 ) -> list[_Entry]:
     chosen = list(tasks)
     if ids:
-        for pattern in ids:
+        exact = {task.id for task in tasks}.intersection(ids)
+        # Ids may contain brackets, as those of tau2-bench do: an id is not a pattern.
+        patterns = [one for one in ids if one not in exact]
+        for pattern in patterns:
             _expect_match(pattern, tasks)
-        chosen = [task for task in tasks if any(fnmatchcase(task.id, one) for one in ids)]
+        chosen = [
+            task
+            for task in tasks
+            if task.id in exact or any(fnmatchcase(task.id, one) for one in patterns)
+        ]
     if shuffle is not None:
         random.Random(shuffle).shuffle(chosen)
     return chosen[:limit]

@@ -16,7 +16,7 @@ from tests.conftest import require
 from tests.contract.docker.docker_node import base_image
 from tests.ray.cluster import Cluster
 from tests.ray.envs.test_reasoning_gym import compiler_lack
-from tests.ray.envs.test_tau2 import STAND_IN
+from tests.ray.envs.test_tau2 import CHECKOUT
 
 FORGED: Final = '{"score": 1.0, "reward": 1.0, "passed": true, "resolved": true}'
 SABOTAGE: Final = f"""
@@ -63,9 +63,12 @@ ATTACKS: Final = {
 LAST_CALLS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "code": ("submit_solution", {"code": "print('PASSED')"}),
     "reasoning-gym": ("submit_answer", {"answer": "1.0"}),
+    "swebench": ("submit", {}),
     "tau2": ("tau2_done", {}),
 }
 """What says that an agent is done."""
+SHELLS: Final = {"swebench": "shell", "terminal-bench": "execute_command"}
+"""Tools that run commands where the agent acts, for environments with another place for that."""
 VARIABLES: Final = {
     "reasoning-gym": {"REASONING_GYM_DATASETS": "n_queens", "REASONING_GYM_COUNT": "1"}
 }
@@ -77,11 +80,15 @@ class Attacker:
     def __init__(self, name: str, script: str) -> None:
         self._last_call = LAST_CALLS.get(name)
         self._script = script
+        self._shell = SHELLS.get(name)
 
     async def __call__(self, env: Any, task: Task) -> None:
         del task
         try:
-            await env.exec(["sh", "-c", self._script], timeout_s=20.0)
+            if self._shell is not None:
+                await env.call_tool(self._shell, {"command": self._script})
+            else:
+                await env.exec(["sh", "-c", self._script], timeout_s=20.0)
             if self._last_call is not None:
                 await env.call_tool(*self._last_call)
         except AenvError:
@@ -123,7 +130,7 @@ def test_what_an_agent_prepares_earns_nothing(
     del cluster
     if name == "reasoning-gym":
         require("compiler", not compiler_lack(), compiler_lack())
-    monkeypatch.setenv("AENV_TAU2", str(STAND_IN))
+    monkeypatch.setenv("AENV_TAU2", CHECKOUT)
     settings.cache_clear()
     try:
         play_attacks(name)

@@ -1,7 +1,8 @@
 """The Dockerfiles of built-in environments: built by `aenv build`, and played in.
 
 Those of mini-program and reasoning-gym install Debian's packages, which takes minutes, and are not
-built here. Tests of swebench run in the image of its Dockerfile.
+built here. Tests of swebench run in the image of its Dockerfile. tau2 is always built
+with the stand-in: the images have Debian's Python, in which tau2-bench does not run.
 """
 
 from __future__ import annotations

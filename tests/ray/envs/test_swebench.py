@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aenv_ray
+from aenv_ray import trajectories
 from aenv_ray.project.project import builtins
-from aenv_ray.sampling import (
-    Episode,
-    EpisodeStatus,
-    Task,
-    load_predictions,
-    load_tasks,
-    with_predictions,
-)
+from aenv_ray.sampling import Episode, EpisodeStatus, Task, load_tasks
+from aenv_ray.sampling.tasks.repositories import SPECIFIED
+from tests.contract.docker.docker_node import docker
 from tests.ray.cluster import Cluster
 from tests.ray.envs.swe_repositories import (
     FLASK,
@@ -124,7 +123,10 @@ def test_a_row_of_r2e_gym_is_played_to_its_verdict(project: Path) -> None:
 
 
 def test_predictions_get_the_verdicts_of_the_official_harness(
-    project: Path, rows: dict[str, dict[str, Any]], tmp_path: Path
+    project: Path,
+    rows: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    cluster: Cluster,
 ) -> None:
     """A gold patch resolves its instance; that of another repository does not apply."""
     given = {
@@ -135,8 +137,20 @@ def test_predictions_get_the_verdicts_of_the_official_harness(
     }
     path = tmp_path / "predictions.json"
     path.write_text(json.dumps([{"instance_id": n, "model_patch": p} for n, p in given.items()]))
-    tasks = with_predictions(load_tasks(list(rows.values())), load_predictions(path))
-    episodes = played(project, "null", tasks)
+    file, out = tmp_path / "rows.jsonl", tmp_path / "episodes.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()))
+    options = ["--tasks", str(file), "--predictions", str(path), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "aenv_ray.cli.main", "sample", str(project), *options, "-c", "2"],
+        env={**os.environ, "RAY_ADDRESS": cluster.address}, text=True, capture_output=True,
+        check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    resolved = ", ".join(sorted([INTERVALS.name, LEDGER.name, SLUG.name]))
+    assert f"resolved: 3: {resolved}\n" in done.stderr
+    assert f"unresolved: 1: {FLASK.name}\n" in done.stderr
+    assert "without verdict" not in done.stderr
+    episodes = {one.task_id: one for one in trajectories.read(out)}
     rewards = {name: episode.reward for name, episode in episodes.items()}
     assert rewards == {INTERVALS.name: 1.0, LEDGER.name: 1.0, SLUG.name: 1.0, FLASK.name: 0.0}, [
         told(episode) for episode in episodes.values()
@@ -153,3 +167,16 @@ def test_what_the_official_package_does_not_know_is_no_reward(
     assert (episode.status, episode.reward) == (EpisodeStatus.REWARD_FAILED, None)
     assert "no log parser 'parse_log_of_mine'; it has parse_log_ant" in str(episode.error)
     assert episode.steps == ()
+
+
+def test_rows_are_refused_for_the_repositories_that_the_official_specs_lack(project: Path) -> None:
+    """The names in `repositories.py` are those of the release in the environment's image."""
+    source = (project / "src" / "official.py").read_text()
+    show = (
+        "import json, sys\n"
+        "official = {'__name__': 'official'}\n"
+        f"exec({source!r}, official)\n"
+        "official['load'](official['Path']('/opt/swebench/4'))\n"
+        "print(json.dumps(list(official['of']('harness.constants').MAP_REPO_VERSION_TO_SPECS)))\n"
+    )
+    assert set(json.loads(docker("run", "--rm", main_image(), "python3", "-c", show))) == SPECIFIED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,19 @@ from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, ToolNotFound
 from aenv_ray.sampling import EpisodeStatus, Task, select_tasks
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks
+from tests.emulators.model_endpoint import completion, serving
 from tests.ray.cluster import Cluster
+from tests.ray.faults import Driver
 
 STAND_IN = Path(__file__).parents[2] / "fixtures" / "tau2_bench"
 GIVEN = os.environ.get("AENV_TAU2")
+CHECKOUT = GIVEN or str(STAND_IN)
 TASKS_OF_THE_STAND_IN = 4
 
 
 @pytest.fixture(autouse=True)
 def _checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("AENV_TAU2", GIVEN or str(STAND_IN))
+    monkeypatch.setenv("AENV_TAU2", CHECKOUT)
     settings.cache_clear()
     yield
     settings.cache_clear()
@@ -85,3 +88,48 @@ def test_a_task_that_needs_a_model_names_the_settings(cluster: Cluster) -> None:
     (episode,) = aenv_ray.sample("tau2", "null", [{"id": "retail:model:0"}], infra_retries=0)
     assert episode.reward is None
     assert "AENV_CHAT_MODEL_URL" in str(episode.error)
+
+
+TALK = """
+from aenv_ray.sampling import environment_tasks, select_tasks
+
+async def talk(env, task):
+    if ":model:" in task.id:
+        for words in ("Hello?", "Anything else?"):
+            await env.call_tool("tau2_send_message", {"message": words})
+    for call in task.reference:
+        await env.call_tool(call.tool, call.arguments)
+
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+tasks = select_tasks(environment_tasks("tau2"), ids=["retail:model:0", "retail:script:2"])
+run = aenv_ray.sample("tau2", talk, tasks, runners="driver", concurrency=1)
+say([[one.task_id, one.status, one.reward, str(one.error)] for one in run])
+"""
+
+
+@pytest.mark.timeout(400)  # its packages may have to be installed
+def test_a_real_endpoint_plays_the_user_and_the_judge(
+    alone: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the host's relay, with the key; the messages are as the API defines them."""
+    answers = [
+        completion("Please write d."),
+        completion(None, finish_reason="length"),  # a reasoning model at its limit
+        completion("It is urgent."),
+        completion("No."),
+        completion("Thank you. ###STOP###"),
+        completion('```json\n{"met": true, "results": []}\n```'),
+    ]
+    with serving(*answers) as endpoint:
+        monkeypatch.setenv("AENV_CHAT_MODEL_URL", endpoint.url)
+        monkeypatch.setenv("AENV_CHAT_MODEL", "user-1")
+        monkeypatch.setenv("AENV_CHAT_MODEL_KEY_ENV", "KEY_OF_THE_USER")
+        monkeypatch.setenv("KEY_OF_THE_USER", "sk-user")
+        played = alone(TALK).said()
+    assert [row[1:3] for row in played] == [["completed", 1.0]] * 2, played
+    assert {headers["Authorization"] for headers in endpoint.headers} == {"Bearer sk-user"}
+    assert {sent["model"] for sent in endpoint.requests} == {"user-1"}
+    messages = [message for sent in endpoint.requests for message in sent["messages"]]
+    assert any(message["role"] == "assistant" for message in messages), "the user's own turns"
+    assert [m for m in messages if None in m.values()] == []
+    assert [sent.get("temperature") for sent in endpoint.requests[:3]] == [0.0, 0.0, None]

@@ -162,3 +162,9 @@ def test_a_file_after_output_instead_of_out_is_told_apart(capsys):
     assert "name a file with --out\n" in printed
     assert main(["list", "--output", "run.jsonl"]) == 2
     assert capsys.readouterr().err.endswith("hint: see: aenv list --help\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--policy", "null", "--predictions", "p.json"]])
+def test_a_sampling_has_either_a_policy_or_predictions(options, capsys):
+    assert main(["sample", "swebench", "--tasks", "rows.jsonl", *options]) == 2
+    assert "give either --policy or --predictions" in capsys.readouterr().err

@@ -59,6 +59,17 @@ def test_a_copy_that_is_missing_or_another_project_is_refused(
     assert "git clone" in str(raised.value.hint)
 
 
+@pytest.mark.parametrize("line", ['version = "0.2.1-dev"', 'version = "of mine"', ""])
+def test_another_version_is_refused_before_anything_is_installed(copy: Path, line: str) -> None:
+    """tau2-bench 0.2.0 has every file that is copied, and then lacks a module."""
+    path = copy / "pyproject.toml"
+    path.write_text(path.read_text().replace('version = "1.0.1"', line))
+    with pytest.raises(ConfigError, match=r"AENV_TAU2: .*>=1\.0\.1 is needed") as raised:
+        project.resolve("tau2")
+    assert (line.split('"')[1] if line else "unknown") in raised.value.message
+    assert "checkout fc0055dc" in str(raised.value.hint)
+
+
 def test_a_malformed_pyproject_is_named(copy: Path) -> None:
     (copy / "pyproject.toml").write_text("[project")
     with pytest.raises(ConfigError, match=r"pyproject\.toml"):

@@ -39,7 +39,7 @@ class GameSpec(BaseModel):
     """Makes a vector of so many environments; None: a single environment."""
     vectorization: Literal["sync", "vector_entry_point"] = "sync"
     render_mode: Literal["rgb_array", "ansi"] | None = None
-    """None: an image if the environment can draw one, else text."""
+    """None: an image if the environment can draw one, else text; a vector is not drawn."""
 
 
 def spec_of(task: Any, seed: int | None) -> GameSpec:
@@ -87,13 +87,13 @@ class Game:
         options: dict[str, Any] = dict(spec.kwargs)
         if spec.max_episode_steps is not None:
             options["max_episode_steps"] = spec.max_episode_steps
+        mode = spec.render_mode if self.is_vector else spec.render_mode or self._render_mode()
+        if mode is not None:
+            options["render_mode"] = mode
         if spec.num_envs is not None:
             return gymnasium.make_vec(
                 spec.env, spec.num_envs, vectorization_mode=spec.vectorization, **options
             )
-        mode = spec.render_mode or self._render_mode()
-        if mode is not None:
-            options["render_mode"] = mode
         return gymnasium.make(spec.env, **options)
 
     def _render_mode(self) -> str | None:

@@ -196,7 +196,7 @@ def _shown(game: Game, reward: Any) -> Any:
     """Return a step as JSON data, followed by the images in it if there are any."""
     images: list[Any] = []
     shown = {
-        "observation": plain(game.observation, images),
+        "observation": plain(game.observation, images, is_batch=game.is_vector),
         "reward": reward,
         "terminated": game.terminated if game.is_vector else game.terminated[0],
         "truncated": game.truncated if game.is_vector else game.truncated[0],
@@ -209,4 +209,4 @@ def _shown(game: Game, reward: Any) -> Any:
 
 
 def _drawing(drawn: Any) -> Any:
-    return Image(png(drawn)) if is_image(drawn) else plain(drawn)
+    return Image(png(drawn)) if is_image(drawn, least_side=1) else plain(drawn)

@@ -10,7 +10,7 @@ import numpy
 from gymnasium import spaces
 
 IMAGE_SIDE: Final = 16
-"""Fewest rows and columns of a two-dimensional array of bytes that is an image."""
+"""Fewest rows and columns of an image; smaller arrays are grids of symbols, as MiniGrid's."""
 
 
 class ActionInvalid(ValueError):
@@ -99,34 +99,36 @@ def _bound(array: Any) -> Any:
     return found if not isinstance(found, float) or math.isfinite(found) else f"{found}"
 
 
-def plain(value: Any, images: list[Any] | None = None) -> Any:
+def plain(value: Any, images: list[Any] | None = None, *, is_batch: bool = False) -> Any:
     """Return an observation or an info as JSON data.
 
     Args:
         value: Arrays, numbers and texts in tuples, lists and mappings.
         images: Arrays that are images are appended to it, and replaced with a mark; None: they are
             numbers like others.
+        is_batch: The arrays have a first axis for the environments of a vector.
     """
-    if images is not None and is_image(value):
+    if images is not None and not is_batch and is_image(value):
         images.append(value)
         return f"[image {len(images)}, {value.shape[1]} x {value.shape[0]}]"
     if isinstance(value, numpy.ndarray):
+        if images is not None and (is_batch or value.ndim > 3):
+            return [plain(one, images) for one in value]
         return plain(value.tolist(), images)
     if isinstance(value, numpy.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {str(key): plain(item, images) for key, item in value.items()}
+        return {str(key): plain(item, images, is_batch=is_batch) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(item, images) for item in value]
+        return [plain(item, images, is_batch=is_batch) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
 
 
-def is_image(value: Any) -> bool:
+def is_image(value: Any, least_side: int = IMAGE_SIDE) -> bool:
     """Return whether a value is an array of bytes in the shape of an image."""
     if not isinstance(value, numpy.ndarray) or value.dtype != numpy.uint8:
         return False
-    if value.ndim == 3:
-        return value.shape[2] in {1, 3, 4}
-    return value.ndim == 2 and min(value.shape) >= IMAGE_SIDE
+    has_channels = value.ndim == 3 and value.shape[2] in {1, 3, 4}
+    return (has_channels or value.ndim == 2) and min(value.shape[:2]) >= least_side

@@ -115,36 +115,92 @@ def test_actions_are_checked(space: Any, good: list[Any], bad: list[Any]) -> Non
 
 
 class Pictures(gymnasium.Env):
-    """Observes an image and a text."""
+    """Observes an image, a text, and a grid of symbols."""
 
     observation_space = spaces.Dict(
-        screen=spaces.Box(0, 255, (4, 6, 3), numpy.uint8), text=spaces.Text(9)
+        screen=spaces.Box(0, 255, (16, 24, 3), numpy.uint8),
+        grey=spaces.Box(0, 255, (20, 30), numpy.uint8),
+        grid=spaces.Box(0, 255, (2, 2, 3), numpy.uint8),
+        text=spaces.Text(9),
     )
     action_space = spaces.Discrete(1)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012  # as Gymnasium has it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        return {"screen": numpy.full((4, 6, 3), 9, numpy.uint8), "text": "begin"}, {}
+        parts = {name: numpy.full(space.shape, 9, numpy.uint8) for name, space in BOXES}
+        return {**parts, "text": "begin"}, {}
+
+    def render(self) -> Any:
+        return numpy.zeros((3, 5, 3), numpy.uint8)
 
     def step(self, action: Any) -> Any:
         return self.reset()[0], 1.0, False, False, {"action_mask": numpy.array([1], numpy.int8)}
 
 
-def test_images_in_observations_follow_as_images() -> None:
+BOXES = [(n, s) for n, s in Pictures.observation_space.items() if isinstance(s, spaces.Box)]
+GRID = [[[9] * 3] * 2] * 2
+
+
+def size(image: Image) -> tuple[int, int]:
+    width, height = struct.unpack(">II", image.data[16:24])
+    return width, height
+
+
+@pytest.fixture
+def pictures() -> Iterator[str]:
     gymnasium.register("Pictures-v0", Pictures, max_episode_steps=3)
-    play.start_game({"env": "Pictures-v0"}, 1)
-    shown, image = play.step(0)
-    assert shown["observation"] == {"screen": "[image 1, 6 x 4]", "text": "begin"}
+    yield "Pictures-v0"
+    del gymnasium.registry["Pictures-v0"]
+
+
+def test_images_in_observations_follow_as_images(pictures: str) -> None:
+    play.start_game({"env": pictures}, 1)
+    shown, *images = play.step(0)
+    assert shown["observation"] == {
+        "screen": "[image 1, 24 x 16]", "grey": "[image 2, 30 x 20]", "grid": GRID, "text": "begin",
+    }  # fmt: skip
     assert shown["info"] == {"action_mask": [1]}
-    assert isinstance(image, Image)
-    assert struct.unpack(">II", image.data[16:24]) == (6, 4)
+    assert [size(image) for image in images] == [(24, 16), (30, 20)]
 
 
-def test_games_are_drawn_as_images_or_text() -> None:
+def test_a_vector_observes_an_image_for_each_environment(pictures: str) -> None:
+    play.start_game({"env": pictures, "num_envs": 2}, 1)
+    shown, *images = play.step([0, 0])
+    assert shown["observation"] == {
+        "screen": ["[image 1, 24 x 16]", "[image 2, 24 x 16]"],
+        "grey": ["[image 3, 30 x 20]", "[image 4, 30 x 20]"],
+        "grid": [GRID, GRID],
+        "text": ["begin", "begin"],
+    }
+    assert [size(image) for image in images] == [(24, 16)] * 2 + [(30, 20)] * 2
+
+
+def test_stacked_frames_are_images() -> None:
+    images: list[Any] = []
+    assert plain(numpy.zeros((2, 16, 20, 3), numpy.uint8), images) == [
+        "[image 1, 20 x 16]", "[image 2, 20 x 16]",
+    ]  # fmt: skip
+    assert [image.shape for image in images] == [(16, 20, 3)] * 2
+
+
+def test_games_are_drawn_as_images_or_text(pictures: str) -> None:
     play.start_game({"env": "FrozenLake-v1"}, 1)
     assert play.render().data.startswith(b"\x89PNG")
     play.start_game({"env": "FrozenLake-v1", "render_mode": "ansi"}, 1)
     assert "FFF" in play.render()
+    play.start_game({"env": "FrozenLake-v1", "num_envs": 2, "render_mode": "ansi"}, 1)
+    assert all("FFF" in drawn for drawn in play.render())
+    play.start_game({"env": pictures}, 1)
+    assert size(play.render()) == (5, 3), "what is drawn is an image, however small"
+    play.start_game({"env": pictures, "num_envs": 2, "render_mode": "rgb_array"}, 1)
+    assert [size(drawn) for drawn in play.render()] == [(5, 3)] * 2
+    play.start_game({"env": "CartPole-v1", "num_envs": 2}, 1)
+    with pytest.raises(RuntimeError, match="cannot be drawn here"):
+        play.render()
 
 
 def test_the_import_starts_no_thread() -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import bench
+import chat_module
 from bench import Case, Mode
 from tau2.agent.base_agent import HalfDuplexAgent
 from tau2.data_model.message import AssistantMessage, MultiToolMessage, ToolCall, UserMessage
@@ -120,7 +121,10 @@ class Episode:
         except ValueError:  # the user of this domain has none
             tools = None
         return UserSimulator(
-            llm="host", instructions=scenario, tools=tools, llm_args={"temperature": 0.0}
+            llm=chat_module.USER_MODEL,
+            instructions=scenario,
+            tools=tools,
+            llm_args={"temperature": 0.0},
         )
 
     # --- acting ---------------------------------------------------------------------------------
@@ -233,7 +237,8 @@ class Episode:
 
         Raises:
             Fault: The model that judges assertions cannot be asked.
-            RuntimeError: The episode failed for a reason that is not the agent's.
+            RuntimeError: The episode cannot continue: tau2-bench raised, or could not use the
+                answers of the chat model.
         """
         with self._lock:
             self._check_sound()

@@ -17,7 +17,9 @@ from aenv_ray.config import Settings
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.door import CHAT_METHOD
 from aenv_ray.errors import (
+    AenvError,
     CapacityExceeded,
+    ConfigError,
     EndpointUnavailable,
     InsideCause,
     InternalError,
@@ -44,14 +46,15 @@ async def start(
     monkeypatch.setattr(model_relay, "_PAUSE_S", 0.0)
     hosts: list[Host] = []
 
-    async def make(*, wants: bool, policy: Policy) -> Started:
+    async def make(*, wants: bool, policy: Policy, key_env: str = "") -> Started:
         root = tmp_path / "probe"
-        (root / "src").mkdir(parents=True)
+        (root / "src").mkdir(parents=True, exist_ok=True)
         deploy = {"network": "none", "chatModel": wants}
         (root / "config.json").write_text(json.dumps({"name": "probe", "deployConfig": deploy}))
         (root / "src" / "tools.py").write_text(TOOLS)
         source = project.resolve(root)
-        given = Settings(chat_model_url="http://model.example/v1", chat_model="m")
+        named = {"chat_model_key_env": key_env} if key_env else {}
+        given = Settings(chat_model_url="http://model.example/v1", chat_model="m", **named)
         down = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
         host = Host(
             HOST, node_id="n", density=ActorDensity.SHARED, make_engine=lambda _: engine,
@@ -65,7 +68,9 @@ async def start(
             instance_id=new_instance_id("probe"), reference=source.reference,
             digest=source.digest, ttl_s=60.0, engine="fake", job_id="j1",
         )  # fmt: skip
-        await host.start([spec])
+        (outcome,) = await host.start([spec])
+        if isinstance(outcome, AenvError):
+            raise outcome
         return host, spec, host._sandboxes[spec.instance_id]
 
     yield make
@@ -93,6 +98,34 @@ async def test_an_instance_may_ask_if_its_project_requests_it_and_the_operator_a
     assert (CHAT_METHOD in sandbox.services) is may
     if may:
         assert await sandbox.services[CHAT_METHOD]({}) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("wants", "policy"),
+    [(True, Policy()), (False, Policy()), (True, STRICT.model_copy(update={"engines": ("fake",)}))],
+)
+async def test_a_key_that_is_missing_is_told_before_a_sandbox_starts(
+    start: Start, engine: SpyEngine, monkeypatch: pytest.MonkeyPatch, wants: bool, policy: Policy
+) -> None:
+    """Only to projects that may ask the model."""
+    monkeypatch.delenv("MODEL_KEY", raising=False)
+    if wants and policy.allows_chat_model("probe"):
+        with pytest.raises(ConfigError, match="names MODEL_KEY, which is not set") as raised:
+            await start(wants=wants, policy=policy, key_env="MODEL_KEY")
+        assert "unset AENV_CHAT_MODEL_KEY_ENV" in str(raised.value.hint)
+        assert await engine.running() == []
+    else:
+        await start(wants=wants, policy=policy, key_env="MODEL_KEY")
+
+
+async def test_a_key_that_is_set_or_not_named_is_no_error(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint on the node often needs none."""
+    monkeypatch.setenv("MODEL_KEY", "sk")
+    monkeypatch.delenv("AENV_CHAT_MODEL_KEY", raising=False)
+    for key_env in ("MODEL_KEY", ""):
+        await start(wants=True, policy=Policy(), key_env=key_env)
 
 
 async def test_an_instance_whose_model_fails_is_lost(start: Start, engine: SpyEngine) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aenv_ray import sampling
-from aenv_ray.cli.sampling.eval import _Evaluation, show_results
+from aenv_ray.cli.sampling.eval import _Evaluation, _prepare, show_results
 from aenv_ray.cli.terminal.output import Format
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.suites import Benchmark, BenchmarkResult
@@ -80,3 +80,13 @@ def test_a_benchmark_that_cannot_begin_is_a_result_beside_the_others(
     code, tau2 = json.loads((tmp_path / "results.json").read_text())
     assert (code["error"], tau2["episodes"], tau2["is_complete"]) == (None, 0, False)
     assert tau2["error"] == "config_error: no variable is named 'A=B' (rename it)"
+
+
+def test_two_benchmarks_with_one_output_file_are_refused(tmp_path: Path) -> None:
+    """Names that differ only in characters that a file name cannot have."""
+    benchmarks = [Benchmark(environment="code", name=name) for name in ("code/a", "b", "code-a")]
+    for force in (False, True):
+        with pytest.raises(ConfigError) as raised:
+            _prepare(tmp_path, benchmarks, force=force)
+        assert "'code/a' and 'code-a' would both write code-a.jsonl" in raised.value.message
+    _prepare(tmp_path, benchmarks[:2], force=False)

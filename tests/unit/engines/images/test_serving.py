@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from aenv_ray.engines.images.serving import (
 )
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.project.config import DeployConfig
+from aenv_ray.project.project import builtins
 
 
 def content(**fields: Any) -> ImageContent:
@@ -32,6 +34,7 @@ def deploy(**fields: Any) -> DeployConfig:
     return DeployConfig.model_validate(fields)
 
 
+PUBLISHED = "docker.io/swebench/sweb.eval.x86_64"
 SERVER = {"ports": frozenset({"8081/tcp"})}
 OLD: dict[str, Any] = {"python": (3, 9), "has_fitting_python": False}
 NONE: dict[str, Any] = {"python": None, "has_fitting_python": False}
@@ -114,6 +117,27 @@ def test_the_sidecar_image_is_the_prefix_and_the_datasource(
     prefix: str | None, datasource: str, image: str
 ) -> None:
     assert sidecar_image("x@1", deploy(imagePrefix=prefix), datasource) == image
+
+
+@pytest.mark.parametrize(
+    ("datasource", "image"),
+    [
+        ("astropy__astropy-12907", f"{PUBLISHED}.astropy_1776_astropy-12907:latest"),
+        ("chartjs__Chart.js-10301", f"{PUBLISHED}.chartjs_1776_chart.js-10301:latest"),
+        ("docker.io/own/a__b-1:2", "docker.io/own/a__b-1:2"),
+        ("own__image:1", "own__image:1"),
+        ("debian", "debian"),
+    ],
+)
+def test_a_datasource_of_swebench_may_be_an_instance_id(datasource: str, image: str) -> None:
+    config = json.loads((builtins()["swebench"] / "config.json").read_text())
+    assert sidecar_image("x@1", deploy(**config["deployConfig"]), datasource) == image
+    assert sidecar_image("x@1", deploy(imagePrefix=""), datasource) == datasource
+
+
+def test_the_image_of_instance_ids_names_them() -> None:
+    with pytest.raises(ConfigError, match=r"instanceIdImage 'a/b': it does not contain {id}"):
+        deploy(instanceIdImage="a/b")
 
 
 def test_a_sidecar_image_needs_a_datasource() -> None:

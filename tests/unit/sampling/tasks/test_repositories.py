@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.engines.images.serving import sidecar_image
 from aenv_ray.errors import ConfigError
+from aenv_ray.project import project
 from aenv_ray.sampling import Task, load_predictions, load_tasks, with_predictions
 
 PATCH = "diff --git a/code.py b/code.py\n--- a/code.py\n+++ b/code.py\n@@ -1 +1 @@\n-a\n+b\n"
@@ -40,6 +42,8 @@ def test_a_row_becomes_a_task_that_hides_tests_and_solution_from_the_agent() -> 
     assert task.datasource == (
         "docker.io/swebench/sweb.eval.x86_64.astropy_1776_astropy-12907:latest"
     )
+    deploy = project.resolve("swebench").config.deploy
+    assert sidecar_image("swebench", deploy, task.id) == task.datasource
     instance = arguments(task)["instance"]
     assert instance["FAIL_TO_PASS"] == ["tests/test_code.py::test_a"]
     assert instance["PASS_TO_PASS"] == ["tests/test_code.py::test_b"]
@@ -68,18 +72,18 @@ def test_a_row_becomes_a_task_that_hides_tests_and_solution_from_the_agent() -> 
             {"image_name": "smith/x", "test_patch": None, "base_commit": None, "version": None},
             "smith/x", ["pytest -rA --color=no"], "",
         ),
-        ({"repo": "own/repo", "test_cmd": ["make", "make check"], "log_parser": "parse_log_tap"},
-         None, ["make", "make check"], "parse_log_tap"),
+        ({"repo": "own/repo", "image": "own/x", "test_cmd": ["make", "make check"],
+          "log_parser": "parse_log_tap"}, "own/x", ["make", "make check"], "parse_log_tap"),
     ],
     ids=["swebench-5", "swe-rebench", "swe-smith", "own"],
 )  # fmt: skip
 def test_forms_of_other_data_sets(
-    more: dict[str, Any], image: str | None, commands: list[str], parser: str
+    more: dict[str, Any], image: str, commands: list[str], parser: str
 ) -> None:
     (task,) = load_tasks([ROW | more])
     instance = arguments(task)["instance"]
     assert (instance["test_cmd"], instance["log_parser"]) == (commands, parser)
-    assert image is None or task.datasource == image
+    assert (task.datasource, task.unsupported) == (image, None)
     assert task.setup is not None
     assert task.setup.arguments["specs"]["repo"] == "", "the official specs are not used"
 
@@ -156,6 +160,31 @@ def test_a_row_that_cannot_be_played_is_refused_alone(
     smith = {**ROW, "test_patch": "", "image_name": "smith/x", "PASS_TO_PASS": []}
     row, other = load_tasks([{**smith, **change}, {**smith, "instance_id": "other"}])
     assert (row.unsupported, other.unsupported) == (why, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, "the row has no image, and SWE-bench publishes none for getmoto/moto"),
+        (
+            {"test_cmd": "pytest -rA"},
+            "the row has no image, and SWE-bench publishes none for getmoto/moto",
+        ),
+        (
+            {"image": "moto:1"},
+            "the row has no test_cmd, and swebench has no specs for getmoto/moto",
+        ),
+        ({"image": "moto:1", "test_cmd": "pytest -rA"}, None),
+        ({"repo": "pallets/flask"}, None),
+    ],
+)
+def test_a_row_of_a_repository_that_swebench_does_not_know_needs_image_and_command(
+    change: dict[str, Any], why: str | None
+) -> None:
+    """SWE-Gym publishes rows without both: they are refused before a container starts."""
+    gym = {**ROW, "instance_id": "getmoto__moto-1", "repo": "getmoto/moto", "version": "4.1"}
+    (task,) = load_tasks([{**gym, **change}])
+    assert task.unsupported == why
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,14 @@ def test_tasks_are_filtered_then_shuffled_then_limited() -> None:
     assert select_tasks(tasks, shuffle=1, limit=5) == shuffled[:5]
 
 
+def test_an_id_with_brackets_is_no_pattern() -> None:
+    """tau2-bench has such ids; as a pattern, the first one matches the second one alone."""
+    tasks = [Task(id="fix:[data]off"), Task(id="fix:doff"), Task(id="other")]
+    assert ids(select_tasks(tasks, ids=["fix:[data]off"])) == ["fix:[data]off"]
+    assert ids(select_tasks(tasks, ids=["fix:[data]off", "o*"])) == ["fix:[data]off", "other"]
+    assert ids(select_tasks(tasks[1:], ids=["fix:[data]off"])) == ["fix:doff"]
+
+
 def test_an_id_that_no_task_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="'cuont-1'") as raised:
         select_tasks([Task(id="count-1")], ids=["cuont-1"])
