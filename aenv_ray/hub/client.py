@@ -160,6 +160,7 @@ class HubClient(Hub):
     artifacts_before = _forwarded(Hub.artifacts_before)
     forget_artifact = _forwarded(Hub.forget_artifact)
     artifact_deleted = _forwarded(Hub.artifact_deleted)
+    artifact_stays = _forwarded(Hub.artifact_stays)
     admit = _forwarded(Hub.admit)
     lease = _forwarded(Hub.lease)
     lease_of_capability = _forwarded(Hub.lease_of_capability)

@@ -163,7 +163,7 @@ return {0}
 """Arguments: the entry's indexes as JSON, what a deleted version counts for. Returns the number of
 users, and the names of some."""
 
-VERSIONS_OF_ARCHIVE: Final = """
+ARCHIVES: Final = """
 local entries, archives = KEYS[1]..'env:entries', KEYS[1]..'env:archives'
 if redis.call('ZCARD', archives) ~= redis.call('HLEN', entries) then
     redis.call('DEL', archives)
@@ -174,9 +174,14 @@ if redis.call('ZCARD', archives) ~= redis.call('HLEN', entries) then
         redis.call('ZADD', archives, 0, archive..' '..reference)
     end
 end
-local low, high = '['..ARGV[1]..' ', '('..ARGV[1]..'!'
-return redis.call('ZRANGEBYLEX', archives, low, high, 'LIMIT', 0, ARGV[2])
+local function versions_of(digest, most)
+    local low, high = '['..digest..' ', '('..digest..'!'
+    return redis.call('ZRANGEBYLEX', archives, low, high, 'LIMIT', 0, most)
+end
+local function is_published(digest) return #versions_of(digest, 1) > 0 end
 """
+
+VERSIONS_OF_ARCHIVE: Final = ARCHIVES + "return versions_of(ARGV[1], ARGV[2])"
 """Arguments: digest, how many at most. Returns members of the index of archives."""
 
 

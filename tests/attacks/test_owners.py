@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from aenv_ray.clock import Clock, FakeClock
-from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
+from aenv_ray.errors import ArtifactStoreDenied, FabricUnavailable, Forbidden, PolicyRefused
 from aenv_ray.hub import catalog, core, environments, services
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
 from aenv_ray.hub.core import HubCore
@@ -24,7 +24,9 @@ from aenv_ray.hub.records import (
     EVERYBODY,
     AuditRecord,
     EnvironmentQuery,
+    EnvironmentVersion,
     NameRecord,
+    Page,
     Right,
     Role,
 )
@@ -400,13 +402,25 @@ async def test_an_owner_has_no_room_for_any_number_of_artifacts(
     assert (await cast.bob.put(again, content=b"0")).status_code == 200
 
 
+def with_secret(tmp_path: Path) -> bytes:
+    """Return the archive of a project that is refused: it has a file with the name of a key."""
+    directory = tmp_path / "keyed"
+    (directory / "src").mkdir(parents=True)
+    config = {"name": "keyed", "version": "1.0.0", "deployConfig": {"network": "none"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "src" / "id_rsa").write_text("not a key")
+    return project.load(directory).archive()
+
+
 async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: a version has up to 1 MiB, and a token sends 500 requests per second."""
+    environments = cast.bench.hub.environments
 
-    async def read(query: EnvironmentQuery) -> None:
-        raise AssertionError(f"the catalog is read: {query}")
+    async def read(query: EnvironmentQuery) -> Page[EnvironmentVersion]:
+        assert query.name is not None, f"the catalog is read: {query}"
+        return await environments(query)
 
     monkeypatch.setattr(cast.bench.hub, "environments", read)
     unknown = ("0" * 64, "nothing", "%FF", "a b")
@@ -415,6 +429,9 @@ async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
         assert (await cast.bob.post("/publish", json={"archive": digest})).status_code in (400, 404)
     await cast.alice.put("/names/helper/grants/una", json={"right": "use"})
     assert (await cast.user.get(f"/artifacts/{cast.archive}")).status_code == 200
+    refused = with_secret(tmp_path)
+    assert (await push(cast.bob, refused)).status_code == 400
+    assert not await cast.bench.gateway.deps.artifacts.exists(hashlib.sha256(refused).hexdigest())
 
 
 async def test_unreferenced_artifacts_are_collected_and_others_are_not(
@@ -504,16 +521,38 @@ async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
     assert not await deps.artifacts.exists(waste)
 
 
+async def test_an_artifact_that_cannot_be_deleted_is_in_nobodys_way(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store lets it be written, and not deleted."""
+    monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
+    deps, hub = cast.bench.gateway.deps, cast.bench.hub
+    digests = {}
+    for content in (b"waste", b"more waste"):
+        digest = hashlib.sha256(content).hexdigest()
+        await cast.bob.put(f"/artifacts/{digest}", content=content)
+        digests[digest] = content
+    stays, goes = sorted(digests)
+
+    async def act(digest: str) -> None:
+        if digest == stays:
+            raise ArtifactStoreDenied("its owner is another user")
+
+    store = _Meanwhile(tmp_path, deps.clock, act)
+    for _ in range(2):
+        with pytest.raises(ArtifactStoreDenied):
+            await ArtifactCollector(hub, store, deps.clock, "test").once()
+        assert not await store.exists(goes)
+        again = await cast.bob.put(f"/artifacts/{stays}", content=digests[stays])
+        assert again.status_code == 200
+    store.close()
+
+
 async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
     cast: Cast, tmp_path: Path
 ) -> None:
     """Or an owner could fill the store with archives that count as nobody's."""
-    directory = tmp_path / "keyed"
-    (directory / "src").mkdir(parents=True)
-    config = {"name": "keyed", "version": "1.0.0", "deployConfig": {"network": "none"}}
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "src" / "id_rsa").write_text("not a key")
-    data = project.load(directory).archive()
+    data = with_secret(tmp_path)
     digest = hashlib.sha256(data).hexdigest()
     await cast.bob.put(f"/artifacts/{digest}", content=data)
     allowed = {"archive": digest, "allow_secrets": ["src/id_rsa"]}

@@ -138,8 +138,8 @@ class TestHubCore(HubContract):
         await hub.remember("k", "v", 60)
         await hub.put_document("service", "s", {})
         await hub.grant("weather", EVERYBODY, Right.USE)
-        await hub.keep_artifact("somebody", "a" * 64, 1)
-        assert await hub.forget_artifact("a" * 64, before=0.0, owner="somebody")
+        await hub.keep_artifact("somebody", "b" * 64, 1)
+        assert await hub.forget_artifact("b" * 64, before=0.0, owner="somebody")
         for role in ("", Role.PUBLISHER, Role.USER):
             await hub.record(AuditRecord(actor="somebody", role=role, action="publish"))
         await hub.record(AuditRecord(actor="somebody", action="publish", outcome="forbidden"))
