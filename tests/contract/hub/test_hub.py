@@ -12,10 +12,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from aenv_ray.clock import FakeClock, SystemClock
-from aenv_ray.errors import ArtifactQuotaExceeded, QuotaExceeded
-from aenv_ray.hub import catalog, keys
+from aenv_ray.errors import ArtifactQuotaExceeded, FabricUnavailable, QuotaExceeded
+from aenv_ray.hub import catalog, hub_actor, keys
 from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
@@ -294,3 +295,36 @@ async def test_every_connection_of_concurrent_first_calls_is_closed(
             group.create_task(host.call("ping"))
     await host.end()
     assert {id(core) for core in opened} == {id(core) for core in closed}
+
+
+async def test_a_hub_sweeps_on_whatever_goes_wrong(
+    beside: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or overdue leases and expired tokens would stay until it is restarted."""
+    await emptied(beside)
+    monkeypatch.setattr(hub_actor, "SWEEP_S", 0.01)
+    monkeypatch.setattr(hub_actor, "COMPARE_TURNS", 1)
+    swept, compared = asyncio.Event(), 0
+
+    async def sweep(core: HubCore) -> int:
+        if compared < 3:
+            raise ResponseError("Script killed by user")
+        swept.set()
+        return 0
+
+    async def compare(host: HubActor) -> None:
+        nonlocal compared
+        compared += 1
+        raise AttributeError("a controller of an earlier version")
+
+    monkeypatch.setattr(HubCore, "sweep", sweep)
+    monkeypatch.setattr(HubActor, "compare", compare)
+    root = beside.directory.parents[1]
+    host = HubActor(HubSettings(data_dir=root / "data", runtime_dir=root / "run"))
+    try:
+        async with asyncio.timeout(20):
+            await swept.wait()
+    finally:
+        await host.end()
+    assert "a controller of an earlier version" in caplog.text
+    assert "Script killed by user" in caplog.text
