@@ -21,6 +21,9 @@ time after its end, unless noted.
     hash: name -> the owner of the name. Kept forever.
 ``P:env:grants``
     hash: ``name owner`` -> the granted right; the owner ``*`` is everybody. Lives until revoked.
+``P:env:granted``
+    sorted set: ``name owner`` of all grants, to find those of a name. Made anew if an earlier
+    version has granted or revoked some.
 ``P:env:archives``
     sorted set: ``digest name@version`` of all versions, to find those of an archive. Made anew if
     an earlier version has published or deleted some.

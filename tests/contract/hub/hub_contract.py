@@ -488,7 +488,7 @@ class HubContract(EnvironmentsContract):
     async def test_an_owner_gives_so_many_grants(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Every request that needs the owner of a name reads all grants."""
+        """Invariant 7: they are in the memory of Redis."""
         monkeypatch.setattr(environments, "MAX_GRANTS", 2)
         for name, owner in (("weather", "ann"), ("desk", "ann"), ("other", "bob")):
             await hub.push(entry(name, owner=owner))

@@ -128,6 +128,62 @@ class TestHubCore(HubContract):
         assert not calls.keys() & {"cmdstat_hgetall", "cmdstat_hvals", "cmdstat_hkeys"}
         assert sum(calls.values()) < 30
 
+    async def test_a_name_costs_the_same_however_many_grants_there_are(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """Nearly every request asks for one, and the hub works for nobody else meanwhile."""
+        await hub.push(entry())
+        await hub.push(entry("desk"))
+        for number in range(300):
+            await hub.grant("weather", f"owner-{number}", Right.USE)
+        await hub.grant("desk", "bob", Right.USE)
+        await redis.config_resetstat()
+        assert (await hub.name("desk")).grants == {"bob": Right.USE}
+        assert (await hub.environments(EnvironmentQuery(visible_to="bob"))).total == 1
+        calls = {name: facts["calls"] for name, facts in (await redis.info("commandstats")).items()}
+        assert not calls.keys() & {"cmdstat_hgetall", "cmdstat_hvals", "cmdstat_hkeys"}
+        assert sum(calls.values()) < 30
+
+    async def test_grants_of_earlier_versions_are_found(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """They kept no index, also after a downgrade."""
+        await hub.push(entry())
+        await redis.hset("{aenv}:env:grants", "weather ca rl", "publish")
+        await redis.hset("{aenv}:env:grants", "weather-2 bob", "use")
+        assert (await hub.name("weather")).grants == {"ca rl": Right.PUBLISH}
+        await redis.hdel("{aenv}:env:grants", "weather ca rl")
+        assert (await hub.name("weather")).grants == {}
+
+    async def test_a_grant_whose_answer_is_lost_takes_no_name_away(
+        self, hub: HubCore, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Everybody may use names from before names had owners, whenever Redis dies."""
+        wanted = {EVERYBODY: Right.USE, "bob": Right.PUBLISH}
+        await hub.push(entry())
+        ask = hub._answer
+        for lost in itertools.count(1):
+            await redis.delete("{aenv}:env:owners", "{aenv}:env:grants")
+            numbers = itertools.count(1)
+
+            async def answer(
+                command: Any, lost: int = lost, numbers: Iterator[int] = numbers
+            ) -> Any:
+                found = await ask(command)
+                if next(numbers) == lost:
+                    raise FabricUnavailable("the connection broke")
+                return found
+
+            monkeypatch.setattr(hub, "_answer", answer)
+            try:
+                await hub.grant("weather", "bob", Right.PUBLISH)
+            except FabricUnavailable:
+                await hub.grant("weather", "bob", Right.PUBLISH)
+                assert (await hub.name("weather")).grants == wanted
+            else:
+                break
+        assert lost > 1
+
     async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
         await hub.check_layout()
         await hub.push(entry())
