@@ -376,7 +376,6 @@ class Hub(ABC):
 
     # --- audit log --------------------------------------------------------------------------
 
-    @abstractmethod
     async def record(self, entry: AuditRecord) -> None:
         """Append to the audit log.
 
@@ -384,6 +383,12 @@ class Hub(ABC):
         what publishers did, 10,000 of what every owner may do, and 10,000 of attempts that were
         refused or failed: none of these displaces another.
         """
+        # Generated here: a retry after a lost answer appends nothing.
+        await self.keep_record(entry, secrets.token_hex(8))
+
+    @abstractmethod
+    async def keep_record(self, entry: AuditRecord, nonce: str) -> None:
+        """Append to the audit log, but only once with the same nonce within minutes."""
 
     @abstractmethod
     async def audit_log(self, limit: int, before: str | None = None) -> tuple[AuditRecord, ...]:

@@ -178,7 +178,7 @@ class HubClient(Hub):
     check_hash = _forwarded(Hub.check_hash)
     tokens = _forwarded(Hub.tokens)
     revoke_token = _forwarded(Hub.revoke_token)
-    record = _forwarded(Hub.record)
+    keep_record = _forwarded(Hub.keep_record)
     audit_log = _forwarded(Hub.audit_log)
     put_document = _forwarded(Hub.put_document)
     replace_document = _forwarded(Hub.replace_document)

@@ -33,6 +33,8 @@ MAX_AGENT_TOKENS: Final = 100
 """Number of tokens of one instance."""
 LEAVING_S: Final = 600.0
 """An artifact whose deletion was interrupted can be kept again after this long."""
+NONCE_S: Final = 150.0
+"""An audit record is recognized for this long; `HubClient` repeats one for `AWAY_S`."""
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
@@ -195,8 +197,10 @@ return 1
 
 RECORD: Final = """
 local root, name, kept, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local mark, kept_ms = root..'once:audit:'..ARGV[4], ARGV[5]
+if redis.call('EXISTS', mark) == 1 then return 0 end
 local function is_taken(id)
-    for i = 4, #ARGV do
+    for i = 6, #ARGV do
         local stream = root..ARGV[i]
         if ARGV[i] ~= name and #redis.call('XRANGE', stream, id, id) > 0 then return true end
     end
@@ -206,10 +210,11 @@ repeat
     if id then redis.call('XDEL', root..name, id) end
     id = redis.call('XADD', root..name, 'MAXLEN', '~', kept, '*', 'record', record)
 until not is_taken(id)
-return id
+redis.call('SET', mark, '1', 'PX', kept_ms)
+return 1
 """
-"""Arguments: the stream, number of records to keep, the record, all streams. Its id is new in all
-streams."""
+"""Arguments: the stream, number of records to keep, the record, its nonce, how long that is known,
+all streams. Its id is new in all streams. Returns whether it was new."""
 
 NOTE_LAYOUT: Final = """
 local key = KEYS[1]..'layout'
@@ -368,10 +373,11 @@ class HubCore(Environments, Leases):
     async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:  # noqa: D102
         await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), *keys)
 
-    async def record(self, entry: AuditRecord) -> None:  # noqa: D102
+    async def keep_record(self, entry: AuditRecord, nonce: str) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})
         stream = _stream_of(entry)
-        await self._run(RECORD, stream, str(AUDIT_KEPT[stream]), text, *AUDIT_STREAMS)
+        kept, nonce_ms = str(AUDIT_KEPT[stream]), str(int(NONCE_S * 1000))
+        await self._run(RECORD, stream, kept, text, nonce, nonce_ms, *AUDIT_STREAMS)
 
     async def audit_log(  # noqa: D102
         self, limit: int, before: str | None = None

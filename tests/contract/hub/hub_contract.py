@@ -404,6 +404,19 @@ class HubContract(EnvironmentsContract):
         assert len({one.id for one in seen}) == 40
         assert {one.subject for one in seen} == {str(number) for number in range(40)}
 
+    async def test_a_record_is_kept_once_however_often_it_is_sent(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
+        """A client whose connection broke cannot know whether it arrived."""
+        record = AuditRecord(actor="ann", action="publish")
+        for nonce in ("a", "a", "b", "a"):
+            await hub.keep_record(record, nonce)
+            clock.advance(1)
+        assert [one.at for one in await hub.audit_log(9)] == [START_S + 2, START_S]
+        for _ in range(2):
+            await hub.record(record)
+        assert len(await hub.audit_log(9)) == 4
+
     async def test_the_audit_log_is_read_from_its_end(self, hub: Hub, clock: FakeClock) -> None:
         for number in range(3):
             await hub.record(AuditRecord(actor="ann", action="publish", subject=str(number)))
