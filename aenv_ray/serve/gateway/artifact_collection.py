@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 GRACE_S: Final = 3600.0
 """An artifact is kept this long after its upload, so that it can be published."""
 EVERY_S: Final = 600.0
+GIVE_UP_AFTER: Final = 3
+"""A round ends when the hub or the store did not answer for so many artifacts in succession. Each
+can be uploaded again only after `LEAVING_S`."""
 UPLOADS: Final = "upload"
 """Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
 UPLOAD_KEPT_S: Final = 24 * 3600.0
@@ -59,19 +62,22 @@ class ArtifactCollector:
             AenvError: At least one of them was not deleted; the last reason.
         """
         await self._forget_uploads()
-        began = self._clock.now()
-        before = began - GRACE_S
-        gone, failure = [], None
+        before = self._clock.now() - GRACE_S
+        gone: list[str] = []
+        failure: AenvError | None = None
+        unanswered = 0
         for digest in sorted(await self._hub.artifacts_before(before)):
             try:
                 # One that is being published was kept anew, so it stays.
                 if await self._hub.forget_artifact(digest, before=before):
                     await self._delete(digest)
                     gone.append(digest)
+                unanswered = 0
             except AenvError as exc:
                 logger.warning("artifact %s was not deleted: %s", digest[:12], exc.message)
                 failure = exc
-                if self._clock.now() - began > EVERY_S:  # nothing answers
+                unanswered += isinstance(exc, FabricUnavailable)
+                if unanswered == GIVE_UP_AFTER:
                     break
         if gone:
             logger.info("deleted %d unreferenced artifacts", len(gone))
