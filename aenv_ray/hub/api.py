@@ -167,7 +167,10 @@ class Hub(ABC):
 
     @abstractmethod
     async def artifacts_before(self, moment: float) -> frozenset[str]:
-        """Return the digests that were kept before a moment, in seconds since the epoch."""
+        """Return the digests that were kept before a moment and that no version refers to.
+
+        The moment is in seconds since the epoch.
+        """
 
     @abstractmethod
     async def forget_artifact(
@@ -175,14 +178,21 @@ class Hub(ABC):
     ) -> bool:
         """Forget an artifact for one owner, or for all if all kept it before a moment.
 
+        One that a version of the owner refers to stays accounted for, or nothing would collect it.
+
         Returns:
-            Whether nobody else has it. It stays accounted for then, and nobody can keep it for a
-            while: delete it, and call `artifact_deleted`.
+            Whether nobody else has it and no version refers to it. It stays accounted for then, and
+            nobody can keep it for a while: delete it, and call `artifact_deleted`, or if that is
+            impossible `artifact_stays`.
         """
 
     @abstractmethod
     async def artifact_deleted(self, digest: str) -> None:
         """Account no more for an artifact that `forget_artifact` allowed to delete."""
+
+    @abstractmethod
+    async def artifact_stays(self, digest: str) -> None:
+        """Note that an artifact that `forget_artifact` allowed to delete was not deleted."""
 
     # --- leases -----------------------------------------------------------------------------
 
@@ -366,7 +376,6 @@ class Hub(ABC):
 
     # --- audit log --------------------------------------------------------------------------
 
-    @abstractmethod
     async def record(self, entry: AuditRecord) -> None:
         """Append to the audit log.
 
@@ -374,6 +383,12 @@ class Hub(ABC):
         what publishers did, 10,000 of what every owner may do, and 10,000 of attempts that were
         refused or failed: none of these displaces another.
         """
+        # Generated here: a retry after a lost answer appends nothing.
+        await self.keep_record(entry, secrets.token_hex(8))
+
+    @abstractmethod
+    async def keep_record(self, entry: AuditRecord, nonce: str) -> None:
+        """Append to the audit log, but only once with the same nonce within minutes."""
 
     @abstractmethod
     async def audit_log(self, limit: int, before: str | None = None) -> tuple[AuditRecord, ...]:

@@ -15,6 +15,7 @@ keys, the tokens of agents, and what the gateway notes about itself while it run
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -60,7 +61,11 @@ _KINDS: Final = frozenset({"hash", "set", "zset", "stream"})
 _STREAM_ID: Final = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 _NEVER: Final = ("artifact:leaving:", "lease:", "once:", "quota:waiting:", "token:of:")
 """Beginnings of names that no backup has, see `_NAMES`."""
+_MERGED: Final = ("token:", "artifact:")
+"""Beginnings of names of hashes, but for those in `_MERGED_KINDS`, which `LOAD` does not delete."""
+_MERGED_KINDS: Final = {"token:expiry": "zset", "artifact:owners": "set"}
 _MARK_MS: Final = 3_600_000
+_LOOK_S: Final = 0.5
 
 _NAMES: Final = (
     "local of_gateway = {"
@@ -74,7 +79,9 @@ local function is_of_now(name)
         or begins(name, 'token:of:') or begins(name, 'artifact:leaving:')
         or name == 'layout' or of_gateway[name]
 end
-local function is_merged(name) return begins(name, 'token:') or begins(name, 'audit') end
+local function is_merged(name)
+    return begins(name, 'token:') or begins(name, 'audit') or begins(name, 'artifact:')
+end
 local names = {}
 for _, key in ipairs(redis.call('KEYS', pattern)) do
     local name = string.sub(key, #root + 1)
@@ -132,12 +139,15 @@ for i = 3, #ARGV do
         for _, item in ipairs(items) do redis.call('SADD', key, item) end
     else
         for j = 1, #items, 2 do
-            if kind == 'hash' then redis.call('HSET', key, items[j], items[j + 1])
+            -- An artifact that is kept here was used later.
+            if begins(name, 'artifact:of:') then redis.call('HSETNX', key, items[j], items[j + 1])
+            elseif kind == 'hash' then redis.call('HSET', key, items[j], items[j + 1])
             elseif kind == 'zset' then redis.call('ZADD', key, items[j + 1], items[j])
             else redis.call('XADD', key, items[j], 'record', items[j + 1]) end
         end
     end
 end
+redis.call('DEL', root..'artifact:held')  -- it is made anew
 -- Records that the backup has are refused here, because ids of a stream only grow.
 for name, rows in pairs(later) do
     for _, row in ipairs(rows) do redis.pcall('XADD', root..name, row[1], 'record', row[2][2]) end
@@ -149,7 +159,8 @@ return 1
 """
 )
 """Arguments: "1" to replace what is there, an id of this restore, the lines of hub.jsonl. Returns 0
-if the hub is not empty. Tokens and the audit log are merged with those of the hub."""
+if the hub is not empty. Tokens, the audit log and what accounts for artifacts are merged with those
+of the hub."""
 
 
 class _Frozen(BaseModel):
@@ -219,6 +230,15 @@ class StoredHub(HubCore):
                 f"the hub in Redis at {self._where} is not empty",
                 hint="restore into an empty hub, or pass --replace to delete what it has",
             )
+
+    async def deletion_over(self, digest: str) -> None:
+        """Wait until the collector has deleted an artifact, if it is about to.
+
+        If the collector died meanwhile, this takes up to `LEAVING_S`.
+        """
+        mark = f"{self._keys.root}artifact:leaving:{digest}"
+        while await self._ask("exists", mark):  # noqa: ASYNC110  # another process deletes it
+            await asyncio.sleep(_LOOK_S)
 
 
 def _pairs(content: tuple[str, list[str]] | None) -> Iterator[tuple[str, str]]:
@@ -323,11 +343,12 @@ async def restore(
     """Check a whole backup, then store its archives, then write its keys at once.
 
     Args:
-        hub: Must be empty but for tokens, leases, the audit log and documents of `RUNNING_KINDS`,
-            unless `replace`.
-        store: Where the archives go; those that it has remain.
+        hub: Must be empty but for tokens, leases, the audit log, documents of `RUNNING_KINDS` and
+            what accounts for artifacts, unless `replace`.
+        store: Where the archives go; a gateway deletes those that it has and no version refers to.
         file: Seekable.
-        replace: Delete what the hub has and the backup lacks, except for tokens and leases.
+        replace: Delete what the hub has and the backup lacks, except for tokens, leases and what
+            accounts for artifacts.
 
     Raises:
         BackupInvalid: The file is not a backup, is damaged or truncated, or was written by a newer
@@ -338,17 +359,28 @@ async def restore(
     lines, summary = check(file)
     if not replace:
         await hub.load([], replace=False)
+    for digest, content in _artifacts(file):
+        await store.put(content.read(), digest=digest)
+    await hub.load(lines, replace=replace)
+    # Until now, the collector of a gateway that runs went by the old versions.
+    for digest, content in _artifacts(file):
+        await hub.deletion_over(digest)
+        if await hub.versions_of_archive(digest) and not await store.exists(digest):
+            await store.put(content.read(), digest=digest)
+    detail = {"versions": str(summary.versions), "replace": str(replace).lower()}
+    await hub.record(AuditRecord(actor="operator", action="hub.restore", detail=detail))
+    return summary
+
+
+def _artifacts(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the digest and the content of each archive of a backup."""
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for info in tar:
             if info.name.startswith(_ARTIFACTS):
                 content = tar.extractfile(info)
                 assert content is not None
-                await store.put(content.read(), digest=info.name.removeprefix(_ARTIFACTS))
-    await hub.load(lines, replace=replace)
-    detail = {"versions": str(summary.versions), "replace": str(replace).lower()}
-    await hub.record(AuditRecord(actor="operator", action="hub.restore", detail=detail))
-    return summary
+                yield info.name.removeprefix(_ARTIFACTS), content
 
 
 def check(file: IO[bytes]) -> tuple[list[str], BackupSummary]:
@@ -405,7 +437,10 @@ def _check_keys(lines: list[str]) -> None:
                 names.add(name)
             case _:
                 raise ValueError("not a key with its content")
-        if name.startswith(_NEVER) or name == "layout" or not _is_content(kind, items):
+        is_possible = name != "layout" and not name.startswith(_NEVER)
+        if name.startswith(_MERGED):
+            is_possible &= kind == _MERGED_KINDS.get(name, "hash")
+        if not is_possible or not _is_content(kind, items):
             raise ValueError(f"not a key of a backup: {name[:100]!r}")
 
 

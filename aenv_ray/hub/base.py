@@ -13,13 +13,15 @@ import base64
 import binascii
 import json
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
+
+from redis.exceptions import ResponseError
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.connection import RedisClient, redis_errors
+from aenv_ray.hub.connection import RedisClient, leave_replica, redis_errors
 from aenv_ray.hub.keys import DEFAULT_PREFIX, Keys
 
 LIST: Final = """
@@ -95,13 +97,19 @@ class HubBase(Hub, ABC):
     async def _run(self, script: str, *arguments: str | float) -> Any:
         """Run a script and return its result; Redis caches compiled scripts."""
         texts = [a if isinstance(a, str) else _number(a) for a in arguments]
-        with redis_errors(self._where):
-            return await self._redis.eval(script, 1, self._keys.root, *texts)
+        return await self._answer(self._redis.eval(script, 1, self._keys.root, *texts))
 
     async def _ask(self, command: str, *arguments: str) -> Any:
         """Run a command on one key and return its result."""
+        return await self._answer(getattr(self._redis, command)(*arguments))
+
+    async def _answer(self, command: Awaitable[Any]) -> Any:
         with redis_errors(self._where):
-            return await getattr(self._redis, command)(*arguments)
+            try:
+                return await command
+            except ResponseError as exc:
+                await leave_replica(self._redis, exc)
+                raise
 
 
 def _number(value: float) -> str:

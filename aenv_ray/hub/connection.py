@@ -170,6 +170,19 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+async def leave_replica(client: RedisClient, error: exceptions.ResponseError) -> None:
+    """Close the idle connections of a client if Redis refused a write because it is a replica.
+
+    Behind an address that leads to the master, such as that of a managed Redis or a Service of
+    Kubernetes, connections to a demoted master stay open: only new ones reach its successor.
+    """
+    # Before Redis 7, the error inside a script is reported as an error of the script.
+    if isinstance(error, exceptions.ReadOnlyError) or "-READONLY " in str(error):
+        pool = getattr(client, "connection_pool", None)  # a client of a cluster has none
+        if pool is not None:
+            await pool.disconnect(inuse_connections=False)
+
+
 @contextlib.contextmanager
 def redis_errors(where: str) -> Iterator[None]:
     """Translate Redis's exceptions that leave the block into ours.

@@ -12,7 +12,7 @@ from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.connection import redis_errors
-from aenv_ray.hub.environments import Environments
+from aenv_ray.hub.environments import ARCHIVES, Environments
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases
 from aenv_ray.hub.records import (
@@ -33,6 +33,8 @@ MAX_AGENT_TOKENS: Final = 100
 """Number of tokens of one instance."""
 LEAVING_S: Final = 600.0
 """An artifact whose deletion was interrupted can be kept again after this long."""
+NONCE_S: Final = 150.0
+"""An audit record is recognized for this long; `HubClient` repeats one for `AWAY_S`."""
 _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
@@ -129,22 +131,27 @@ return {'kept'}
 ARTIFACTS_HELD: Final = _HELD + "return {held_by(ARGV[1])}"
 """Argument: owner. Returns the bytes and the number of the owner's artifacts."""
 
-ARTIFACTS_BEFORE: Final = """
+ARTIFACTS_BEFORE: Final = (
+    ARCHIVES
+    + """
 local found = {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1]..'artifact:owners')) do
     local kept = redis.call('HGETALL', KEYS[1]..'artifact:of:'..owner)
     for i = 1, #kept, 2 do
-        if tonumber(string.match(kept[i + 1], '%S+$')) < tonumber(ARGV[1]) then
+        local is_old = tonumber(string.match(kept[i + 1], '%S+$')) < tonumber(ARGV[1])
+        if is_old and not is_published(kept[i]) then
             found[#found + 1] = kept[i]
         end
     end
 end
 return found
 """
-"""Argument: a moment. Returns the digests that an owner kept before it."""
+)
+"""Argument: a moment. Returns the digests that an owner kept before it and no version refers to."""
 
 FORGET_ARTIFACT: Final = (
     _HELD
+    + ARCHIVES
     + """
 local digest, before, only, leaving_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local others = 0
@@ -156,11 +163,17 @@ for _, owner in ipairs(redis.call('SMEMBERS', root..'artifact:owners')) do
         if not is_meant then others = others + 1 end
     end
 end
-if others == 0 then
+local versions = versions_of(digest, 100)
+if others == 0 and #versions == 0 then
     redis.call('SET', root..'artifact:leaving:'..digest, '1', 'PX', leaving_ms)
     return 1
 end
-if only ~= '' then remove(only, digest) end
+for _, member in ipairs(versions) do
+    local name = string.match(member, ' (.-)@')
+    if redis.call('HGET', root..'env:owners', name) == only then return 0 end
+end
+-- The archive of a version stays accounted for, or nothing would collect it.
+if only ~= '' and others > 0 then remove(only, digest) end
 return 0
 """
 )
@@ -169,9 +182,11 @@ be deleted."""
 
 ARTIFACT_DELETED: Final = (
     _HELD
+    + ARCHIVES
     + """
 local digest = ARGV[1]
 if redis.call('DEL', root..'artifact:leaving:'..digest) == 0 then return 0 end
+if is_published(digest) then return 0 end  -- again: it was restored from a backup
 for _, owner in ipairs(redis.call('SMEMBERS', root..'artifact:owners')) do
     remove(owner, digest)
 end
@@ -182,8 +197,10 @@ return 1
 
 RECORD: Final = """
 local root, name, kept, record = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local mark, kept_ms = root..'once:audit:'..ARGV[4], ARGV[5]
+if redis.call('EXISTS', mark) == 1 then return 0 end
 local function is_taken(id)
-    for i = 4, #ARGV do
+    for i = 6, #ARGV do
         local stream = root..ARGV[i]
         if ARGV[i] ~= name and #redis.call('XRANGE', stream, id, id) > 0 then return true end
     end
@@ -193,10 +210,11 @@ repeat
     if id then redis.call('XDEL', root..name, id) end
     id = redis.call('XADD', root..name, 'MAXLEN', '~', kept, '*', 'record', record)
 until not is_taken(id)
-return id
+redis.call('SET', mark, '1', 'PX', kept_ms)
+return 1
 """
-"""Arguments: the stream, number of records to keep, the record, all streams. Its id is new in all
-streams."""
+"""Arguments: the stream, number of records to keep, the record, its nonce, how long that is known,
+all streams. Its id is new in all streams. Returns whether it was new."""
 
 NOTE_LAYOUT: Final = """
 local key = KEYS[1]..'layout'
@@ -337,6 +355,9 @@ class HubCore(Environments, Leases):
     async def artifact_deleted(self, digest: str) -> None:  # noqa: D102
         await self._run(ARTIFACT_DELETED, digest)
 
+    async def artifact_stays(self, digest: str) -> None:  # noqa: D102
+        await self._ask("delete", f"{self._keys.root}artifact:leaving:{digest}")
+
     async def remember_all(  # noqa: D102
         self, values: Mapping[str, str], ttl_s: float
     ) -> dict[str, str]:
@@ -352,10 +373,11 @@ class HubCore(Environments, Leases):
     async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:  # noqa: D102
         await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), *keys)
 
-    async def record(self, entry: AuditRecord) -> None:  # noqa: D102
+    async def keep_record(self, entry: AuditRecord, nonce: str) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})
         stream = _stream_of(entry)
-        await self._run(RECORD, stream, str(AUDIT_KEPT[stream]), text, *AUDIT_STREAMS)
+        kept, nonce_ms = str(AUDIT_KEPT[stream]), str(int(NONCE_S * 1000))
+        await self._run(RECORD, stream, kept, text, nonce, nonce_ms, *AUDIT_STREAMS)
 
     async def audit_log(  # noqa: D102
         self, limit: int, before: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Iterable
 from typing import Any, Final
 
 from aenv_ray import ids
@@ -69,11 +70,74 @@ local function indexes(entry)
 end
 """
 
+_GRANTS: Final = """
+local grants, granted = KEYS[1]..'env:grants', KEYS[1]..'env:granted'
+if redis.call('ZCARD', granted) ~= redis.call('HLEN', grants) then
+    redis.call('DEL', granted)
+    for _, field in ipairs(redis.call('HKEYS', grants)) do redis.call('ZADD', granted, 0, field) end
+end
+local function grant(field, right)
+    redis.call('HSET', grants, field, right)
+    redis.call('ZADD', granted, 0, field)
+end
+local function revoke(field)
+    redis.call('HDEL', grants, field)
+    redis.call('ZREM', granted, field)
+end
+"""
+
+NAME: Final = (
+    _GRANTS
+    + """
+local found = {redis.call('HGET', KEYS[1]..'env:owners', ARGV[1]) or ''}
+local low, high = '['..ARGV[1]..' ', '('..ARGV[1]..'!'
+for _, field in ipairs(redis.call('ZRANGEBYLEX', granted, low, high)) do
+    local right = redis.call('HGET', grants, field)
+    if right then
+        found[#found + 1] = string.sub(field, #ARGV[1] + 2)
+        found[#found + 1] = right
+    end
+end
+return found
+"""
+)
+"""Argument: name. Returns its recorded owner or "", and then owner and right of each grant."""
+
+GRANT: Final = (
+    _GRANTS
+    + """
+local name, owner, of_all, subject, right, most = unpack(ARGV)
+local owners = KEYS[1]..'env:owners'
+local recorded = redis.call('HGET', owners, name)
+if recorded and recorded ~= owner then return {'moved'} end
+local field = name..' '..subject
+if right ~= '' and redis.call('HEXISTS', grants, field) == 0 then
+    local given, is_mine = 0, {[name] = true}
+    for _, other in ipairs(redis.call('HKEYS', grants)) do
+        local of = string.match(other, '^%S+')
+        if is_mine[of] == nil then is_mine[of] = redis.call('HGET', owners, of) == owner end
+        if is_mine[of] then given = given + 1 end
+    end
+    if given >= tonumber(most) then return {'full', given} end
+end
+if not recorded then
+    redis.call('HSET', owners, name, owner)
+    if of_all ~= '' then grant(name..' *', of_all) end
+end
+if right == '' then revoke(field) else grant(field, right) end
+return {'kept'}
+"""
+)
+"""Arguments: name, its owner, what everybody is granted with a new record, or "", to whom what is
+granted, or "" to revoke it, how many grants an owner may give. Returns an outcome; ``moved``: the
+name has got another owner; ``full``: and the number of grants that the owner has given."""
+
 PUSH: Final = (
     _LATEST
+    + _GRANTS
     + """
 local entry = cjson.decode(ARGV[1])
-local text, state, owner, expected, grant, most, deleted = unpack(ARGV, 2)
+local text, state, owner, expected, of_all, most, deleted = unpack(ARGV, 2)
 if (redis.call('HGET', root..'env:owners', entry.name) or '') ~= expected then return {'moved'} end
 local kept = redis.call('HGET', root..'env:contents', entry.reference)
 local old = redis.call('HGET', root..'env:entries', entry.reference)
@@ -86,7 +150,7 @@ if not old and entry.owner ~= '' then
 end
 if expected == '' and owner ~= '' then
     redis.call('HSET', root..'env:owners', entry.name, owner)
-    if grant ~= '' then redis.call('HSETNX', root..'env:grants', entry.name..' *', grant) end
+    if of_all ~= '' then grant(entry.name..' *', of_all) end
 end
 if old then return {'kept', old, redis.call('HGET', root..'env:states', entry.reference)} end
 redis.call('HSET', root..'env:contents', entry.reference, entry.content)
@@ -163,7 +227,7 @@ return {0}
 """Arguments: the entry's indexes as JSON, what a deleted version counts for. Returns the number of
 users, and the names of some."""
 
-VERSIONS_OF_ARCHIVE: Final = """
+ARCHIVES: Final = """
 local entries, archives = KEYS[1]..'env:entries', KEYS[1]..'env:archives'
 if redis.call('ZCARD', archives) ~= redis.call('HLEN', entries) then
     redis.call('DEL', archives)
@@ -174,9 +238,14 @@ if redis.call('ZCARD', archives) ~= redis.call('HLEN', entries) then
         redis.call('ZADD', archives, 0, archive..' '..reference)
     end
 end
-local low, high = '['..ARGV[1]..' ', '('..ARGV[1]..'!'
-return redis.call('ZRANGEBYLEX', archives, low, high, 'LIMIT', 0, ARGV[2])
+local function versions_of(digest, most)
+    local low, high = '['..digest..' ', '('..digest..'!'
+    return redis.call('ZRANGEBYLEX', archives, low, high, 'LIMIT', 0, most)
+end
+local function is_published(digest) return #versions_of(digest, 1) > 0 end
 """
+
+VERSIONS_OF_ARCHIVE: Final = ARCHIVES + "return versions_of(ARGV[1], ARGV[2])"
 """Arguments: digest, how many at most. Returns members of the index of archives."""
 
 
@@ -224,13 +293,11 @@ class Environments(HubBase, ABC):
         return _entry(*kept)
 
     async def name(self, name: str) -> NameRecord:  # noqa: D102
-        owner = await self._ask("hget", self._keys.owners, ids.check_environment_name(name))
-        if owner is None:
+        owner, *rest = await self._run(NAME, ids.check_environment_name(name))
+        if not owner:
             return await self._unrecorded(name)
-        grants = await self._ask("hgetall", self._keys.grants)
-        mine = {key.partition(" ")[2]: Right(right) for key, right in grants.items()
-                if key.startswith(f"{name} ")}  # fmt: skip
-        return NameRecord(name=name, owner=owner, grants=mine)
+        grants = zip(rest[::2], map(Right, rest[1::2]), strict=True)
+        return NameRecord(name=name, owner=owner, grants=dict(grants))
 
     async def _unrecorded(self, name: str) -> NameRecord:
         """Return the record of a name that was published before names had owners, or never."""
@@ -241,39 +308,26 @@ class Environments(HubBase, ABC):
         return NameRecord(name=name, owner=first.owner, grants={EVERYBODY: Right.USE})
 
     async def grant(self, name: str, owner: str, right: Right | None) -> None:  # noqa: D102
-        record = await self.name(name)
-        if record.owner is None:
-            raise await self._not_found(name, None)
-        if await self._ask("hsetnx", self._keys.owners, name, record.owner):
-            for subject, kept in record.grants.items():
-                await self._ask("hsetnx", self._keys.grants, f"{name} {subject}", kept.value)
-        field = f"{name} {owner}"
-        if right is None:
-            await self._ask("hdel", self._keys.grants, field)
-            return
-        if owner not in record.grants:
-            await self._check_room_for_grant(record.owner, owner)
-        await self._ask("hset", self._keys.grants, field, right.value)
-
-    async def _check_room_for_grant(self, owner: str, granted: str) -> None:
-        """Refuse a grant that is too long, or one more than an owner may give.
-
-        Every listing reads all grants. Concurrent requests may exceed the limit by their number.
-        """
-        if len(granted) > MAX_OWNER_CHARACTERS:
+        if right is not None and len(owner) > MAX_OWNER_CHARACTERS:
             raise ConfigError(
-                f"the owner {granted[:80]!r} has {len(granted):,} characters, more than the limit "
-                f"of {MAX_OWNER_CHARACTERS}",
+                f"the owner {owner[:80]!r} has {len(owner):,} characters, more than the limit of "
+                f"{MAX_OWNER_CHARACTERS}",
                 hint="grant to the owner of a token, or to * for everybody",
             )
-        owners = await self._ask("hgetall", self._keys.owners)
-        grants = await self._ask("hkeys", self._keys.grants)
-        given = sum(owners.get(field.partition(" ")[0]) == owner for field in grants)
-        if given >= MAX_GRANTS:
-            raise CatalogConflict(
-                f"{owner} has given {given:,} grants, and may give {MAX_GRANTS:,}",
-                hint="revoke some, or grant to * for everybody",
-            )
+        outcome = "moved"
+        while outcome == "moved":
+            record = await self.name(name)
+            if record.owner is None:
+                raise await self._not_found(name, None)
+            outcome, *given = await self._run(
+                GRANT, name, record.owner, record.grants.get(EVERYBODY, ""), owner, right or "",
+                str(MAX_GRANTS),
+            )  # fmt: skip
+            if outcome == "full":
+                raise CatalogConflict(
+                    f"{record.owner} has given {given[0]:,} grants, and may give {MAX_GRANTS:,}",
+                    hint="revoke some, or grant to * for everybody",
+                )
 
     async def environment(  # noqa: D102
         self, name: str, version: str | None = None
@@ -369,21 +423,28 @@ class Environments(HubBase, ABC):
         self, keys: list[str], words: list[str], prefix: str, owner: str
     ) -> list[str]:
         """Return the members of a listing whose names an owner may use, in order."""
-        owners = await self._ask("hgetall", self._keys.owners)
-        grants = await self._ask("hgetall", self._keys.grants)
         found: list[str] = []
         after = ""
         while True:
             argument = listing(keys, after=after, limit=_SCANNED, words=words, prefix=prefix)
             _, *members = await self._run(LIST, argument)
-            for member in members[:_SCANNED]:
-                name = member.partition(" ")[0]
-                shared = f"{name} {owner}" in grants or f"{name} {EVERYBODY}" in grants
-                if owners.get(name, owner) == owner or shared:
-                    found.append(member)
+            some = {member: member.partition(" ")[0] for member in members[:_SCANNED]}
+            usable = await self._usable(dict.fromkeys(some.values()), owner)
+            found += [member for member, name in some.items() if name in usable]
             if len(members) <= _SCANNED:
                 return found
             after = members[_SCANNED - 1]
+
+    async def _usable(self, names: Iterable[str], owner: str) -> set[str]:
+        """Return those of some names whose environments an owner may use."""
+        asked = list(names)
+        if not asked:
+            return set()
+        owners = await self._ask("hmget", self._keys.owners, *asked)
+        fields = [f"{name} {to}" for name in asked for to in (owner, EVERYBODY)]
+        rights = await self._ask("hmget", self._keys.grants, *fields)
+        rows = zip(asked, owners, rights[::2], rights[1::2], strict=True)
+        return {name for name, of, *given in rows if of in (None, owner) or any(given)}
 
     async def _not_found(self, name: str, version: str | None) -> EnvironmentNotFound:
         """Return the error, with a hint that names existing versions."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,14 +184,23 @@ class HubActor:
     async def _sweep_for_ever(self) -> None:
         """Sweep and compare until the actor ends."""
         for turn in itertools.count():
-            try:
-                while await self.call("sweep") >= SWEEP_AT_ONCE:
-                    pass
-                if turn % COMPARE_TURNS == 0:
-                    await self.compare()
-            except (AenvError, TimeoutError) as exc:
-                logger.warning("sweeping the leases failed: %r", exc)
+            await self._attempt("sweeping the leases", self._sweep)
+            if turn % COMPARE_TURNS == 0:
+                await self._attempt("comparing the leases with the instances", self.compare)
             await asyncio.sleep(SWEEP_S)
+
+    async def _sweep(self) -> None:
+        while await self.call("sweep") >= SWEEP_AT_ONCE:
+            pass
+
+    @staticmethod
+    async def _attempt(what: str, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await act()
+        except (AenvError, TimeoutError) as exc:
+            logger.warning("%s failed, will retry: %r", what, exc)
+        except Exception:
+            logger.exception("%s failed, will retry", what)
 
 
 @functools.cache

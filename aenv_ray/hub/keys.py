@@ -21,6 +21,9 @@ time after its end, unless noted.
     hash: name -> the owner of the name. Kept forever.
 ``P:env:grants``
     hash: ``name owner`` -> the granted right; the owner ``*`` is everybody. Lives until revoked.
+``P:env:granted``
+    sorted set: ``name owner`` of all grants, to find those of a name. Made anew if an earlier
+    version has granted or revoked some.
 ``P:env:archives``
     sorted set: ``digest name@version`` of all versions, to find those of an archive. Made anew if
     an earlier version has published or deleted some.
@@ -95,7 +98,8 @@ time after its end, unless noted.
 ``P:audit:refused``
     stream: audit records of attempts that were refused or failed. No id is in two streams.
 ``P:once:<key>``
-    string: the first value stored under an idempotency key. Lives for the caller's TTL.
+    string: the first value stored under an idempotency key. Lives for the caller's TTL. Under
+    ``audit:<nonce>``, for minutes: this record is in the audit log.
 ``P:doc:<kind>``
     hash: name -> JSON document, such as a service. Lives until deleted. Those of
     `RUNNING_KINDS` describe the gateway that runs, and are not part of backups.

@@ -3,14 +3,15 @@
 Started as ``python -m aenv_ray.hub.redis_keeper`` with a `KeeperSpec` as JSON on standard input. It
 is not a child of a Ray worker, so it survives the hub and its process group. Each hub holds a
 shared lock on ``users.lock``, which the kernel releases when the hub dies. Once nobody has held the
-lock for `linger_s`, the keeper shuts Redis down and exits. If either of the two dies, so does the
-other, and a hub that still needs Redis starts both again.
+lock for `linger_s`, or at once if the last user asks for it, the keeper shuts Redis down and exits.
+If either of the two dies, so does the other, and a hub that still needs Redis starts both again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,9 @@ from aenv_ray.files import FileLock
 
 POLL_S: Final = 0.25
 LOCK_PATIENCE_S: Final = 1.0
+HURRY_S: Final = 2.0
+"""A user that leaves asks to stop at once. This long later the request is void: it had not been the
+last user, and a hub that is restarted must find Redis."""
 STOP_S: Final = 10.0
 """Redis is killed if its shutdown takes longer; acknowledged writes are on disk by then."""
 KEEPER_LOCK: Final = "keeper.lock"
@@ -72,14 +76,40 @@ def redis_config(spec: KeeperSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
+class Use:
+    """Decides how long Redis runs on without users; times are of a monotonic clock.
+
+    Args:
+        linger_s: As in `KeeperSpec`.
+    """
+
+    def __init__(self, linger_s: float) -> None:
+        self._linger_s = linger_s
+        self._unused_since: float | None = None
+        self._hurried_at = -math.inf
+
+    def hurry(self, now: float) -> None:
+        """Note that a user asked to stop at once, if it was the last one."""
+        self._hurried_at = now
+
+    def is_over(self, now: float, *, is_used: bool) -> bool:
+        """Return whether it is time to stop."""
+        if is_used:
+            self._unused_since = None
+            return False
+        if self._unused_since is None:
+            self._unused_since = now
+        is_hurried = now - self._hurried_at < HURRY_S
+        return is_hurried or now - self._unused_since >= self._linger_s
+
+
 class Keeper:
     """Runs one Redis while its data directory has users."""
 
     def __init__(self, spec: KeeperSpec) -> None:
         self._spec = spec
         self._users = Path(spec["directory"], USERS_LOCK)
-        self._unused_since: float | None = None
-        self._is_hurried = False
+        self._use = Use(spec["linger_s"])
 
     def run(self) -> None:
         """Run Redis until it exits or nobody uses it."""
@@ -89,22 +119,15 @@ class Keeper:
         redis = self._start(signals)
         while redis.poll() is None:
             unused = FileLock.try_acquire(self._users)
-            if unused is not None and self._is_time_to_stop():
+            if self._use.is_over(time.monotonic(), is_used=unused is None):
                 # The lock is held until this process exits: a hub that comes now starts another.
                 self._stop(redis)
                 return
-            if unused is None:
-                self._unused_since = None
-            else:
+            if unused is not None:
                 unused.close()
             received = signal.sigtimedwait(signals, POLL_S)
-            self._is_hurried |= received is not None and received.si_signo != signal.SIGCHLD
-
-    def _is_time_to_stop(self) -> bool:
-        now = time.monotonic()
-        if self._unused_since is None:
-            self._unused_since = now
-        return self._is_hurried or now - self._unused_since >= self._spec["linger_s"]
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                self._use.hurry(time.monotonic())
 
     def _start(self, blocked: set[signal.Signals]) -> subprocess.Popen[bytes]:
         keeper = os.getpid()

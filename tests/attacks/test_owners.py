@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from aenv_ray.clock import Clock, FakeClock
-from aenv_ray.errors import FabricUnavailable, Forbidden, PolicyRefused
+from aenv_ray.errors import ArtifactStoreDenied, FabricUnavailable, Forbidden, PolicyRefused
 from aenv_ray.hub import catalog, core, environments, services
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
 from aenv_ray.hub.core import HubCore
@@ -24,7 +24,9 @@ from aenv_ray.hub.records import (
     EVERYBODY,
     AuditRecord,
     EnvironmentQuery,
+    EnvironmentVersion,
     NameRecord,
+    Page,
     Right,
     Role,
 )
@@ -32,7 +34,11 @@ from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway import artifact_collection, idempotency
-from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
+from aenv_ray.serve.gateway.artifact_collection import (
+    GIVE_UP_AFTER,
+    GRACE_S,
+    ArtifactCollector,
+)
 from aenv_ray.serve.gateway.auth import RequestRate
 from aenv_ray.serve.gateway.routes import artifacts
 from aenv_ray.serve.gateway.routes.admin import POOLS
@@ -400,13 +406,25 @@ async def test_an_owner_has_no_room_for_any_number_of_artifacts(
     assert (await cast.bob.put(again, content=b"0")).status_code == 200
 
 
+def with_secret(tmp_path: Path) -> bytes:
+    """Return the archive of a project that is refused: it has a file with the name of a key."""
+    directory = tmp_path / "keyed"
+    (directory / "src").mkdir(parents=True)
+    config = {"name": "keyed", "version": "1.0.0", "deployConfig": {"network": "none"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "src" / "id_rsa").write_text("not a key")
+    return project.load(directory).archive()
+
+
 async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: a version has up to 1 MiB, and a token sends 500 requests per second."""
+    environments = cast.bench.hub.environments
 
-    async def read(query: EnvironmentQuery) -> None:
-        raise AssertionError(f"the catalog is read: {query}")
+    async def read(query: EnvironmentQuery) -> Page[EnvironmentVersion]:
+        assert query.name is not None, f"the catalog is read: {query}"
+        return await environments(query)
 
     monkeypatch.setattr(cast.bench.hub, "environments", read)
     unknown = ("0" * 64, "nothing", "%FF", "a b")
@@ -415,6 +433,9 @@ async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
         assert (await cast.bob.post("/publish", json={"archive": digest})).status_code in (400, 404)
     await cast.alice.put("/names/helper/grants/una", json={"right": "use"})
     assert (await cast.user.get(f"/artifacts/{cast.archive}")).status_code == 200
+    refused = with_secret(tmp_path)
+    assert (await push(cast.bob, refused)).status_code == 400
+    assert not await cast.bench.gateway.deps.artifacts.exists(hashlib.sha256(refused).hexdigest())
 
 
 async def test_unreferenced_artifacts_are_collected_and_others_are_not(
@@ -488,32 +509,60 @@ async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
     """Or an owner could fill the store with archives that count as nobody's."""
     monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
     deps, hub = cast.bench.gateway.deps, cast.bench.hub
-    waste = hashlib.sha256(b"waste").hexdigest()
-    await cast.bob.put(f"/artifacts/{waste}", content=b"waste")
+    waste = []
+    for number in range(GIVE_UP_AFTER + 1):
+        content = b"waste %d" % number
+        waste.append(hashlib.sha256(content).hexdigest())
+        await cast.bob.put(f"/artifacts/{waste[-1]}", content=content)
+    tried = []
 
     async def act(digest: str) -> None:
+        tried.append(digest)
         raise FabricUnavailable("the store is down")
 
     down = _Meanwhile(tmp_path, deps.clock, act)
     with pytest.raises(FabricUnavailable):
         await ArtifactCollector(hub, down, deps.clock, "test").once()
     down.close()
-    assert await hub.has_artifact("bob", waste)
+    assert tried == sorted(waste)[:GIVE_UP_AFTER]  # they cannot be uploaded for a while
+    assert (await hub.artifacts_held("bob")).number == len(waste)
     collector = ArtifactCollector(hub, deps.artifacts, deps.clock, "test")
-    assert await collector.once() == [waste]
-    assert not await deps.artifacts.exists(waste)
+    assert await collector.once() == sorted(waste)
+    assert not any([await deps.artifacts.exists(digest) for digest in waste])
+
+
+async def test_an_artifact_that_cannot_be_deleted_is_in_nobodys_way(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store lets it be written, and not deleted."""
+    monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
+    deps, hub = cast.bench.gateway.deps, cast.bench.hub
+    digests = {}
+    for content in (b"waste", b"more waste"):
+        digest = hashlib.sha256(content).hexdigest()
+        await cast.bob.put(f"/artifacts/{digest}", content=content)
+        digests[digest] = content
+    stays, goes = sorted(digests)
+
+    async def act(digest: str) -> None:
+        if digest == stays:
+            raise ArtifactStoreDenied("its owner is another user")
+
+    store = _Meanwhile(tmp_path, deps.clock, act)
+    for _ in range(2):
+        with pytest.raises(ArtifactStoreDenied):
+            await ArtifactCollector(hub, store, deps.clock, "test").once()
+        assert not await store.exists(goes)
+        again = await cast.bob.put(f"/artifacts/{stays}", content=digests[stays])
+        assert again.status_code == 200
+    store.close()
 
 
 async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
     cast: Cast, tmp_path: Path
 ) -> None:
     """Or an owner could fill the store with archives that count as nobody's."""
-    directory = tmp_path / "keyed"
-    (directory / "src").mkdir(parents=True)
-    config = {"name": "keyed", "version": "1.0.0", "deployConfig": {"network": "none"}}
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "src" / "id_rsa").write_text("not a key")
-    data = project.load(directory).archive()
+    data = with_secret(tmp_path)
     digest = hashlib.sha256(data).hexdigest()
     await cast.bob.put(f"/artifacts/{digest}", content=data)
     allowed = {"archive": digest, "allow_secrets": ["src/id_rsa"]}

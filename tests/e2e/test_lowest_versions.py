@@ -15,8 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900
 IN_CI = "fresh-clone" in os.environ.get("AENV_REQUIRE", "") or os.environ.get("CI") == "true"
-NOT_NEEDED = ("ruff", "mypy", "import-linter", "vulture", "pytest>", "kubernetes>")
-"""Of the development tools: linters, and what has a lowest version of its own."""
+NOT_NEEDED = (
+    "ruff", "mypy", "import-linter", "vulture", "pytest>", "kubernetes>", "s3fs", "moto", "flask",
+)  # fmt: skip
+"""Of the development tools: linters, what has a lowest version of its own, and what no unit test
+uses."""
 
 pytestmark = [
     pytest.mark.e2e,

@@ -7,16 +7,18 @@ import logging
 from typing import Final
 
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
-from aenv_ray.hub.records import EnvironmentQuery
 
 logger = logging.getLogger(__name__)
 
 GRACE_S: Final = 3600.0
 """An artifact is kept this long after its upload, so that it can be published."""
 EVERY_S: Final = 600.0
+GIVE_UP_AFTER: Final = 3
+"""A round ends when the hub or the store did not answer for so many artifacts in succession. Each
+can be uploaded again only after `LEAVING_S`."""
 UPLOADS: Final = "upload"
 """Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""
 UPLOAD_KEPT_S: Final = 24 * 3600.0
@@ -57,24 +59,42 @@ class ArtifactCollector:
         """Delete unreferenced artifacts older than `GRACE_S`; return their digests.
 
         Raises:
-            FabricUnavailable: The hub or the store does not answer.
+            AenvError: At least one of them was not deleted; the last reason.
         """
         await self._forget_uploads()
         before = self._clock.now() - GRACE_S
-        candidates = await self._hub.artifacts_before(before)
-        if not candidates:
-            return []
-        candidates -= {e.archive async for e in self._hub.all_environments(EnvironmentQuery())}
-        gone = []
-        for digest in sorted(candidates):
-            # Publishing keeps an artifact anew first, so one that is being published stays.
-            if await self._hub.forget_artifact(digest, before=before):
-                await self._store.delete(digest)
-                await self._hub.artifact_deleted(digest)
-                gone.append(digest)
+        gone: list[str] = []
+        failure: AenvError | None = None
+        unanswered = 0
+        for digest in sorted(await self._hub.artifacts_before(before)):
+            try:
+                # One that is being published was kept anew, so it stays.
+                if await self._hub.forget_artifact(digest, before=before):
+                    await self._delete(digest)
+                    gone.append(digest)
+                unanswered = 0
+            except AenvError as exc:
+                logger.warning("artifact %s was not deleted: %s", digest[:12], exc.message)
+                failure = exc
+                unanswered += isinstance(exc, FabricUnavailable)
+                if unanswered == GIVE_UP_AFTER:
+                    break
         if gone:
             logger.info("deleted %d unreferenced artifacts", len(gone))
+        if failure is not None:
+            raise failure
         return gone
+
+    async def _delete(self, digest: str) -> None:
+        """Delete an artifact that the hub allowed to delete."""
+        try:
+            await self._store.delete(digest)
+        except FabricUnavailable:
+            raise  # it may be deleted yet: until then nobody may keep it
+        except AenvError:
+            await self._hub.artifact_stays(digest)
+            raise
+        await self._hub.artifact_deleted(digest)
 
     async def _forget_uploads(self) -> None:
         now = self._clock.now()
@@ -85,15 +105,6 @@ class ArtifactCollector:
                 await self._hub.delete_document(UPLOADS, name)
 
     async def drop(self, digest: str, owner: str) -> None:
-        """Delete an owner's artifact, unless another owner has it or a version refers to it.
-
-        One that a version of the owner refers to stays accounted for, or nothing would collect it.
-        """
-        published = self._hub.all_environments(EnvironmentQuery())
-        publishers = {entry.owner async for entry in published if entry.archive == digest}
-        if owner in publishers:
-            return
+        """Delete an owner's artifact, unless another owner has it or a version refers to it."""
         if await self._hub.forget_artifact(digest, before=0.0, owner=owner):
-            if not publishers:
-                await self._store.delete(digest)
-            await self._hub.artifact_deleted(digest)
+            await self._delete(digest)

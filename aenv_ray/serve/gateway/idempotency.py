@@ -44,6 +44,7 @@ _UNSET: Final = "open"
 _UNSET_S: Final = 0.05
 """… for this long, because the hub offers no plain read."""
 _SET_ATTEMPTS: Final = 100
+_ENDED: Final = (InstanceStatus.FAILED, InstanceStatus.TERMINATED)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class IdempotencyKeys:
 
         Args:
             claim: The earlier create's.
-            wait_s: The leases are returned as they are after this time, Running or not.
+            wait_s: The leases are returned as they are after this time, also if some are Pending.
 
         Raises:
             InstanceReleased: The instances have ended.
@@ -172,14 +173,15 @@ class IdempotencyKeys:
         until = self._clock.now() + min(wait_s, _MAX_WAIT_S)
         while True:
             leases = await self._leases(claim.ids)
-            if not leases:
+            if not leases or any(lease.status in _ENDED for lease in leases):
+                # Leases of a create that failed after its first answer are kept for a while.
                 if await self._get(f"void:{claim.ids[0]}") == _YES:
                     return None
-                leases = await self._admitted_leases(claim)
+                leases = leases or await self._admitted_leases(claim)
             is_late = self._clock.now() >= until
             if leases:
-                is_running = all(lease.status is InstanceStatus.RUNNING for lease in leases)
-                if is_late or is_running:
+                is_starting = any(lease.status is InstanceStatus.PENDING for lease in leases)
+                if is_late or not is_starting:
                     return leases
             elif await self._is_abandoned(claim):
                 # If its replica is alive after all, this stops it: `mark_admitted` returns False.

@@ -12,6 +12,7 @@ import pytest
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
 from aenv_ray.ids import instance_ids
+from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.idempotency import FAILED_TTL_S, Claim
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
@@ -77,6 +78,36 @@ async def test_a_slow_create_that_fails_says_why(root: Path) -> None:
             bench.fabric.gate.set()
             failed = (await http.get(f"/env-instance/{made['id']}?wait_s=20")).json()["data"]
     assert (failed["status"], failed["reason"]) == ("Failed", "its code does not load")
+
+
+async def test_the_key_of_a_slow_create_that_failed_is_free(root: Path) -> None:
+    """Its leases are kept for a while, so that its reason can be read."""
+    async with a_gateway(root, GatewaySettings(create_wait_s=0)) as bench:
+        bench.fabric.gate.clear()
+        async with bench.owner("ann") as http:
+            http.headers["Idempotency-Key"] = "k1"
+            made = await created(http)
+            bench.fabric.failure = SandboxStartFailed("its code does not load")
+            bench.fabric.gate.set()
+            path = f"/env-instance/{made['id']}"
+            assert (await http.get(f"{path}?wait_s=20")).json()["data"]["status"] == "Failed"
+            bench.fabric.failure = None
+            again = await created(http)
+            assert again["id"] != made["id"]
+            running = (await http.get(f"/env-instance/{again['id']}?wait_s=20")).json()["data"]
+            assert running["status"] == "Running"
+            assert (await created(http))["id"] == again["id"]
+
+
+async def test_a_create_whose_instance_died_is_answered_at_once(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    key = {"Idempotency-Key": "k1"}
+    made = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"][0]
+    await bench.hub.update_lease(made["id"], status=InstanceStatus.FAILED, reason="it died")
+    async with asyncio.timeout(20):
+        again = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"][0]
+    assert (again["id"], again["status"]) == (made["id"], "Failed")
 
 
 async def test_the_same_key_gives_the_same_instance(

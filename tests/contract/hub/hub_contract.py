@@ -331,6 +331,36 @@ class HubContract(EnvironmentsContract):
         await hub.artifact_deleted("a" * 64)  # once more, after a lost answer
         assert await hub.artifacts_held("ann") == (60, 1)
 
+    async def test_the_archive_of_a_version_stays_accounted_for(self, hub: Hub) -> None:
+        """Invariant 6: it is not deleted, and it is when its versions are."""
+        archive = "a" * 64
+        for owner in ("ann", "bob", "cy"):
+            await hub.keep_artifact(owner, archive, 60)
+        await hub.push(entry(owner="ann", archive=archive))
+        assert await hub.artifacts_before(START_S + 1) == frozenset()
+        assert not await hub.forget_artifact(archive, before=START_S + 1)
+        for owner in ("ann", "bob", "cy"):
+            assert not await hub.forget_artifact(archive, before=0.0, owner=owner)
+        held = [(await hub.artifacts_held(owner)).number for owner in ("ann", "bob", "cy")]
+        assert held == [1, 0, 0]
+        await hub.grant("weather", "bob", Right.PUBLISH)
+        await hub.push(entry(version="2.0.0", owner="bob", archive="b" * 64))
+        await hub.keep_artifact("bob", "b" * 64, 60)
+        assert not await hub.forget_artifact("b" * 64, before=0.0, owner="bob")
+        assert await hub.artifacts_held("bob") == (60, 1)
+        await hub.delete_environment("weather", "1.0.0")
+        assert await hub.artifacts_before(START_S + 1) == {archive}
+        assert await hub.forget_artifact(archive, before=START_S + 1)
+
+    async def test_an_artifact_that_cannot_be_deleted_can_be_used_again(self, hub: Hub) -> None:
+        digest = "a" * 64
+        await hub.keep_artifact("ann", digest, 60)
+        assert await hub.forget_artifact(digest, before=0.0, owner="ann")
+        for _ in range(2):
+            await hub.artifact_stays(digest)
+        await hub.keep_artifact("ann", digest, 60)
+        assert await hub.artifacts_held("ann") == (60, 1)
+
     async def test_the_number_of_an_owners_artifacts_has_a_limit(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -373,6 +403,19 @@ class HubContract(EnvironmentsContract):
             seen += page
         assert len({one.id for one in seen}) == 40
         assert {one.subject for one in seen} == {str(number) for number in range(40)}
+
+    async def test_a_record_is_kept_once_however_often_it_is_sent(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
+        """A client whose connection broke cannot know whether it arrived."""
+        record = AuditRecord(actor="ann", action="publish")
+        for nonce in ("a", "a", "b", "a"):
+            await hub.keep_record(record, nonce)
+            clock.advance(1)
+        assert [one.at for one in await hub.audit_log(9)] == [START_S + 2, START_S]
+        for _ in range(2):
+            await hub.record(record)
+        assert len(await hub.audit_log(9)) == 4
 
     async def test_the_audit_log_is_read_from_its_end(self, hub: Hub, clock: FakeClock) -> None:
         for number in range(3):
@@ -458,7 +501,7 @@ class HubContract(EnvironmentsContract):
     async def test_an_owner_gives_so_many_grants(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Every request that needs the owner of a name reads all grants."""
+        """Invariant 7: they are in the memory of Redis."""
         monkeypatch.setattr(environments, "MAX_GRANTS", 2)
         for name, owner in (("weather", "ann"), ("desk", "ann"), ("other", "bob")):
             await hub.push(entry(name, owner=owner))

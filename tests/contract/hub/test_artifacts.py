@@ -34,6 +34,7 @@ from aenv_ray.hub.artifacts import (
     UrlFiles,
     open_artifact_store,
 )
+from tests.contract.hub import s3_server
 
 LARGE = os.urandom(2 * PIECE_BYTES + 17)
 
@@ -45,9 +46,8 @@ def digest_of(data: bytes) -> str:
 class Place:
     """Where a store is, and a way past it to its files."""
 
-    def __init__(self, url: str, directory: Path | None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self._directory = directory
 
     def open(self) -> ArtifactStore:
         settings = read_settings().model_copy(update={"artifacts_url": self.url})
@@ -56,24 +56,43 @@ class Place:
     def damage(self, digest: str) -> None:
         import fsspec
 
-        with fsspec.open(f"{self.url}/{digest[:2]}/{digest}", "r+b") as file:
-            file.seek(0)
-            file.write(b"\0damage")
+        fs, path = fsspec.core.url_to_fs(f"{self.url}/{digest[:2]}/{digest}")
+        fs.pipe_file(path, b"\0damage" + fs.cat_file(path)[7:])
 
     def unfinished(self) -> list[str]:
         import fsspec
 
         fs, root = fsspec.core.url_to_fs(f"{self.url}/unfinished")
+        fs.invalidate_cache()
         return [str(found) for found in fs.find(root)] if fs.exists(root) else []
 
 
-@pytest.fixture(params=["directory", "file", "memory", "local"])
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the URL of a bucket of an object store, which ``AWS_ENDPOINT_URL`` names."""
+    import s3fs
+
+    log = tmp_path_factory.mktemp("s3") / "log"
+    with s3_server.running(log) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        s3fs.S3FileSystem().mkdir("environments")
+        yield "s3://environments"
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(params=["directory", "file", "memory", "local", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """``local`` is a directory again, through fsspec's eyes: as any URL."""
+    if request.param == "s3":
+        return Place(f"{request.getfixturevalue('bucket')}/{uuid.uuid4().hex}")
     if request.param == "memory":
-        return Place(f"memory://{uuid.uuid4().hex}", None)
+        return Place(f"memory://{uuid.uuid4().hex}")
     prefix = {"directory": "", "file": "file://", "local": "dir::file://"}[request.param]
-    return Place(f"{prefix}{tmp_path / 'store'}", tmp_path / "store")
+    return Place(f"{prefix}{tmp_path / 'store'}")
 
 
 @pytest.fixture
@@ -323,13 +342,13 @@ async def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) 
     assert not left.exists()
 
 
-@pytest.mark.parametrize("url", ["nothing://bucket", "s3://key:pa55@bucket/x", "memory"])
+@pytest.mark.parametrize("url", ["nothing://bucket", "gs://key:pa55@bucket/x", "memory"])
 def test_a_url_that_leads_nowhere_is_said_when_it_is_opened(url: str, tmp_path: Path) -> None:
     if url == "memory":  # a relative path is a directory
-        assert Place(url, None).open().name == "memory"
+        assert Place(url).open().name == "memory"
         return
     with pytest.raises(ConfigError) as raised:
-        Place(url, None).open()
+        Place(url).open()
     assert "AENV_ARTIFACTS_URL" in raised.value.message
     assert "pa55" not in str(raised.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ from aenv_ray.hub.backup import StoredHub, backup, check, restore
 from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
 from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from tests.contract.hub.hub_contract import START_S, entry, lease
 from tests.contract.hub.redis_servers import emptied, running
 
@@ -141,6 +143,80 @@ async def test_only_an_empty_hub_is_restored_into(
     actions = [r.action for r in await other.audit_log(10)]
     both = ["hub.restore", "token.create", "grant.set", *["grant.set"] * 3, "publish", "publish"]
     assert actions == both
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+async def test_a_restore_beside_a_running_gateway_loses_no_archive(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Invariant 6: until the keys are written, the collector goes by the old versions."""
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+    (digest,) = {e.archive async for e in hub.all_environments(EnvironmentQuery())}
+    for version in ("1.0.0", "2.0.0"):
+        await hub.end_leases(["weather-aaaa"])
+        await hub.delete_environment("weather", version)
+    clock.advance(2 * GRACE_S)
+    monkeypatch.setattr(backups, "_LOOK_S", 0.01)
+    load, ask, looked = hub.load, hub._ask, asyncio.Event()
+    deletions = asyncio.TaskGroup()
+
+    async def asked(command: str, *arguments: str) -> object:
+        found = await ask(command, *arguments)
+        if command == "exists":
+            looked.set()
+        return found
+
+    async def delete() -> None:
+        if when == "during":
+            await looked.wait()
+        await store.delete(digest)
+        await hub.artifact_deleted(digest)
+
+    async def collected(lines: list[str], *, replace: bool) -> None:
+        if when != "after":
+            assert await hub.forget_artifact(digest, before=clock.now() - GRACE_S)
+        if when == "before":
+            await delete()
+        await load(lines, replace=replace)
+        if when == "during":
+            deletions.create_task(delete())
+        if when == "after":
+            assert not await hub.forget_artifact(digest, before=clock.now() - GRACE_S)
+
+    monkeypatch.setattr(hub, "load", collected)
+    monkeypatch.setattr(hub, "_ask", asked)
+    async with deletions:
+        await restore(hub, store, file, replace=True)
+    assert await store.read((await hub.environment("weather")).archive) == CODE
+    assert await hub.artifacts_held("somebody") == (len(CODE), 1)
+    await ArtifactCollector(hub, store, clock, "test").once()
+    assert await store.exists(digest)
+
+
+async def test_archives_that_the_backup_lacks_are_collected(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path
+) -> None:
+    """Or the store would keep what nothing accounts for."""
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await hub.keep_artifact("ann", "f" * 64, 1)
+    await backup(hub, store, file, clock)
+    clock.advance(1)
+    await hub.keep_artifact("ann", "f" * 64, 1)  # it is about to be published
+    later = await store.put(b"later")
+    await hub.keep_artifact("ann", later, 5)
+    await hub.push(entry("later", archive=later, owner="ann"))
+    digest = (await hub.environment("weather")).archive
+    await hub.keep_artifact("somebody", digest, len(CODE))
+    await restore(hub, store, file, replace=True)
+    assert await hub.artifacts_held("ann") == (6, 2)
+    assert await hub.artifacts_before(clock.now()) == {"0" * 64}  # Eve's, whose deletion ended
+    clock.advance(2 * GRACE_S)
+    assert later in await ArtifactCollector(hub, store, clock, "test").once()
+    assert not await store.exists(later)
+    assert await store.read(digest) == CODE
 
 
 async def test_the_notes_of_a_running_gateway_are_not_moved(
@@ -343,6 +419,9 @@ def hostile(keys: list[object] | bytes, sparse: str = "") -> io.BytesIO:
         [["audit", "stream", ["2-0", "{}", "1-0", "{}"]]],
         [["audit", "stream", ["*", "{}"]]],
         [["a", "set", []], ["a", "hash", []]],
+        [["token:records", "set", ["x"]]],
+        [["artifact:of:ann", "zset", ["a", "1"]]],
+        [["artifact:owners", "hash", ["a", "1"]]],
         [[1, 2, 3]],
         b"[" * 100_000 + b"\n",
         b"\xff\xfe\n",

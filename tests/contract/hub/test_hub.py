@@ -12,10 +12,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from aenv_ray.clock import FakeClock, SystemClock
-from aenv_ray.errors import ArtifactQuotaExceeded, QuotaExceeded
-from aenv_ray.hub import catalog, keys
+from aenv_ray.errors import ArtifactQuotaExceeded, FabricUnavailable, QuotaExceeded
+from aenv_ray.hub import catalog, hub_actor, keys
 from aenv_ray.hub.client import HubClient
 from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
@@ -127,6 +128,62 @@ class TestHubCore(HubContract):
         assert not calls.keys() & {"cmdstat_hgetall", "cmdstat_hvals", "cmdstat_hkeys"}
         assert sum(calls.values()) < 30
 
+    async def test_a_name_costs_the_same_however_many_grants_there_are(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """Nearly every request asks for one, and the hub works for nobody else meanwhile."""
+        await hub.push(entry())
+        await hub.push(entry("desk"))
+        for number in range(300):
+            await hub.grant("weather", f"owner-{number}", Right.USE)
+        await hub.grant("desk", "bob", Right.USE)
+        await redis.config_resetstat()
+        assert (await hub.name("desk")).grants == {"bob": Right.USE}
+        assert (await hub.environments(EnvironmentQuery(visible_to="bob"))).total == 1
+        calls = {name: facts["calls"] for name, facts in (await redis.info("commandstats")).items()}
+        assert not calls.keys() & {"cmdstat_hgetall", "cmdstat_hvals", "cmdstat_hkeys"}
+        assert sum(calls.values()) < 30
+
+    async def test_grants_of_earlier_versions_are_found(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """They kept no index, also after a downgrade."""
+        await hub.push(entry())
+        await redis.hset("{aenv}:env:grants", "weather ca rl", "publish")
+        await redis.hset("{aenv}:env:grants", "weather-2 bob", "use")
+        assert (await hub.name("weather")).grants == {"ca rl": Right.PUBLISH}
+        await redis.hdel("{aenv}:env:grants", "weather ca rl")
+        assert (await hub.name("weather")).grants == {}
+
+    async def test_a_grant_whose_answer_is_lost_takes_no_name_away(
+        self, hub: HubCore, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Everybody may use names from before names had owners, whenever Redis dies."""
+        wanted = {EVERYBODY: Right.USE, "bob": Right.PUBLISH}
+        await hub.push(entry())
+        ask = hub._answer
+        for lost in itertools.count(1):
+            await redis.delete("{aenv}:env:owners", "{aenv}:env:grants")
+            numbers = itertools.count(1)
+
+            async def answer(
+                command: Any, lost: int = lost, numbers: Iterator[int] = numbers
+            ) -> Any:
+                found = await ask(command)
+                if next(numbers) == lost:
+                    raise FabricUnavailable("the connection broke")
+                return found
+
+            monkeypatch.setattr(hub, "_answer", answer)
+            try:
+                await hub.grant("weather", "bob", Right.PUBLISH)
+            except FabricUnavailable:
+                await hub.grant("weather", "bob", Right.PUBLISH)
+                assert (await hub.name("weather")).grants == wanted
+            else:
+                break
+        assert lost > 1
+
     async def test_every_key_is_in_the_list_of_keys(self, hub: HubCore, redis: RedisClient) -> None:
         await hub.check_layout()
         await hub.push(entry())
@@ -138,8 +195,8 @@ class TestHubCore(HubContract):
         await hub.remember("k", "v", 60)
         await hub.put_document("service", "s", {})
         await hub.grant("weather", EVERYBODY, Right.USE)
-        await hub.keep_artifact("somebody", "a" * 64, 1)
-        assert await hub.forget_artifact("a" * 64, before=0.0, owner="somebody")
+        await hub.keep_artifact("somebody", "b" * 64, 1)
+        assert await hub.forget_artifact("b" * 64, before=0.0, owner="somebody")
         for role in ("", Role.PUBLISHER, Role.USER):
             await hub.record(AuditRecord(actor="somebody", role=role, action="publish"))
         await hub.record(AuditRecord(actor="somebody", action="publish", outcome="forbidden"))
@@ -294,3 +351,36 @@ async def test_every_connection_of_concurrent_first_calls_is_closed(
             group.create_task(host.call("ping"))
     await host.end()
     assert {id(core) for core in opened} == {id(core) for core in closed}
+
+
+async def test_a_hub_sweeps_on_whatever_goes_wrong(
+    beside: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or overdue leases and expired tokens would stay until it is restarted."""
+    await emptied(beside)
+    monkeypatch.setattr(hub_actor, "SWEEP_S", 0.01)
+    monkeypatch.setattr(hub_actor, "COMPARE_TURNS", 1)
+    swept, compared = asyncio.Event(), 0
+
+    async def sweep(core: HubCore) -> int:
+        if compared < 3:
+            raise ResponseError("Script killed by user")
+        swept.set()
+        return 0
+
+    async def compare(host: HubActor) -> None:
+        nonlocal compared
+        compared += 1
+        raise AttributeError("a controller of an earlier version")
+
+    monkeypatch.setattr(HubCore, "sweep", sweep)
+    monkeypatch.setattr(HubActor, "compare", compare)
+    root = beside.directory.parents[1]
+    host = HubActor(HubSettings(data_dir=root / "data", runtime_dir=root / "run"))
+    try:
+        async with asyncio.timeout(20):
+            await swept.wait()
+    finally:
+        await host.end()
+    assert "a controller of an earlier version" in caplog.text
+    assert "Script killed by user" in caplog.text

