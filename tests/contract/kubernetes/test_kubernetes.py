@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,33 @@ async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None
         with pytest.raises(ConnectionRefusedError, match="the process at this address does"):
             await open_authenticated(address, port, bytes(32), {"kind": "door"})
         await pretending
+
+
+async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench) -> None:
+    """It contains solutions and graders."""
+    dual = {"hideSource": True, "podTemplate": "DualContainer"}
+    for deploy in ({"hideSource": True}, dual):
+        sandbox = await bench.start(bench.contract_project(deploy), datasource=SHELL_IMAGE)
+        assert await value_of(sandbox, "echo", text="loaded") == "loaded"
+        assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
+    shown = await bench.start()
+    assert "contract_tools.py" in (await execute(shown, "find /project")).text()
+
+
+async def test_what_unpacks_a_pods_files_has_ended(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 14: it may write what the others load, and is gone before an agent acts."""
+    sandbox = await bench.start()
+
+    def state() -> dict[str, Any]:
+        (pod,) = node.sandboxes()
+        rows = {row["name"]: row["state"] for row in pod["status"]["containerStatuses"]}
+        assert "running" in rows[names.MAIN_CONTAINER]
+        state: dict[str, Any] = rows[names.UNPACKER_CONTAINER]
+        return state
+
+    await eventually(lambda: "terminated" in state(), "it has ended", WITHIN_S)
+    assert state()["terminated"]["exitCode"] == 0
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
 
 
 async def test_pods_go_with_the_pod_of_their_host(own_node: KubernetesNode, tmp_path: Path) -> None:
@@ -504,5 +532,8 @@ async def test_a_sidecar_shares_files_and_is_reached_through_the_host(
     sandbox = await bench.start(bench.project({"tools.py": source}, config), datasource=SHELL_IMAGE)
     await value_of(sandbox, "share", text="between us")
     assert await value_of(sandbox, "beside", command="cat /shared/note") == "between us"
+    for path in ("runtime/forged.py", "lib/forged.py", "forged.py"):  # invariant 14
+        command = f"echo forged > /.aenv/{path} || echo refused"
+        assert await value_of(sandbox, "beside", command=command) == "refused\n"
     with pytest.raises(SandboxLost, match="sidecar"):
         await value_of(sandbox, "beside", command="kill -9 -1")

@@ -250,7 +250,7 @@ class _RunningPod:
             self._tell("Failed")
         elif len(over) == len(names):
             self._tell("Failed" if self.marks else "Succeeded")
-        elif all("running" in self._states.get(name, {}) for name in names):
+        elif all(name in self._states for name in names):
             self._tell("Running")
         else:
             self._tell("Pending")
@@ -325,15 +325,26 @@ class _RunningPod:
             "directory": container.get("workingDir", "/"),
             "environment": variables,
             "mounts": [
-                {"name": mount["name"], "path": mount["mountPath"]}
+                {
+                    "name": mount["name"],
+                    "path": mount["mountPath"],
+                    "read_only": mount.get("readOnly", False),
+                }
                 for mount in container["volumeMounts"]
             ],
             "shown": _shown(container["image"]),
+            "drops_capabilities": _drops_capabilities(container["securityContext"]),
             "uid": container["securityContext"]["runAsUser"],
             "gid": container["securityContext"]["runAsGroup"],
             "message_path": str(message),
             "log_path": str(self._directory / f"{pod_name}-{container['name']}.log"),
         }
+
+
+def _drops_capabilities(security: Mapping[str, Any]) -> bool:
+    """Return whether a container has no capability; one that adds some here has all."""
+    capabilities = security.get("capabilities") or {}
+    return "ALL" in capabilities.get("drop", ()) and not capabilities.get("add")
 
 
 def _path(image: str) -> str:
