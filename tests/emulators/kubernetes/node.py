@@ -317,6 +317,8 @@ class _RunningPod:
             "HOSTNAME": pod_name,
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         }
+        if container["image"] == RAY_IMAGE:
+            variables["PYTHONPATH"] = _package()
         for entry in container.get("env", ()):
             variables[entry["name"]] = entry.get("value", self._address)
         return {
@@ -355,12 +357,16 @@ def _path(image: str) -> str:
     }[image]
 
 
+def _package() -> str:
+    """Return where this package is, which the image has like any other installed one."""
+    return str(Path(aenv_ray.__file__).parent.parent)
+
+
 def _shown(image: str) -> list[str]:
     """Return the directories of this machine that an image has in addition to the system's."""
-    package = str(Path(aenv_ray.__file__).parent.parent)
     return {
         PYTHON_IMAGE: [sys.base_prefix],
         SHELL_IMAGE: [],
         # Parent directories first.
-        RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, package], key=len),
+        RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, _package()], key=len),
     }[image]
