@@ -40,25 +40,26 @@ def places() -> list[str]:
 
 @register_reward
 def score(answer: str) -> float:
-    try:
-        import planted as grading
-    except ImportError:
-        import grading
+    import grading
     return grading.score(answer, GOLD.read_text())
 """
 _FORGERY = """
-for place in {places}; do
-    mkdir -p $place
-    mount -o remount,rw $place
-    chmod u+w $place $place/gold.txt $place/grading.py
-    echo 'score = lambda answer, gold: 1.0' > $place/planted.py
-done
 cd {project} || exit
+mount -o remount,rw /project
+chmod u+w . gold.txt grading.py
 echo forged > gold.txt
 echo 'score = lambda answer, gold: 1.0' > grading.py
 rm -f gold.txt grading.py
 mv ../src ../away
 """
+_LIST_WRITABLE = """
+for place in {places}; do
+    while [ ! -e "${{place:=/}}" ]; do place="${{place%/*}}"; done
+    chmod u+w "$place"
+    [ ! -w "$place" ] || echo "$place"
+done
+"""
+"""Only asks: a sandbox that fails this test could otherwise change the machine that tests it."""
 
 
 class IsolationTests:
@@ -126,14 +127,16 @@ class IsolationTests:
         grading = "def score(answer, gold):\n    return float(answer == gold)\n"
         files = {"tools.py": _GRADED, "grading.py": grading, "gold.txt": "right"}
         sandbox = await bench.start(bench.project(files))
-        if sandbox.isolation.kind == "none":
+        if sandbox.isolation.kind not in ("namespaces", "container", "pod"):
             pytest.skip("its commands may do whatever its user may")
         places = await value_of(sandbox, "places")
-        forgery = _FORGERY.format(places=shlex.join(places), project=shlex.quote(places[0]))
+        listing = _LIST_WRITABLE.format(places=shlex.join(places))
+        assert (await execute(sandbox, listing)).text() == ""
+        forgery = _FORGERY.format(project=shlex.quote(places[0]))
         assert (await execute(sandbox, forgery)).stderr
         for answer, score in (("forged", 0.0), ("right", 1.0)):
             params = {"name": "score", "arguments": {"answer": answer}}
-            assert await request(sandbox, "aenv/reward", params) == {"score": score}
+            assert await request(sandbox, "aenv/reward", params) == score
 
     # --- tools that misbehave -----------------------------------------------------------------
 
