@@ -46,7 +46,8 @@ _BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
 _UNPACKER: Final = Path(__file__).with_name("unpacker.py")
 _UNPACKER_LIMITS: Final = {"memory": 128 << 20, "ephemeral-storage": 16 << 20}
 _UNPACKER_REQUESTS: Final = {"cpu": "1m", "memory": str(32 << 20)}
-"""Kubernetes reserves them as long as the pod runs, and the unpacker has ended long before."""
+"""Kubernetes reserves them as long as the pod runs, and the unpacker has ended long before. As for
+other containers, cpu is requested only if it is limited."""
 _SAFE_PATH: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
 """Keeps Python from importing from the working directory. The option -P does not exist before
 Python 3.11, and an older Python must live long enough to report its version."""
@@ -199,8 +200,9 @@ def _unpacker(spec: SandboxSpec, plan: PodPlan) -> dict[str, Any]:
     ]
     if plan.needs_carried_python:
         mounts.append(_mount("carried", _CARRIED, read_only=True))
-    limits = {name: str(size) for name, size in _UNPACKER_LIMITS.items()}
-    cpu = _resources(deploy, plan.settings)["limits"].get("cpu")
+    sizes = {name: str(size) for name, size in _UNPACKER_LIMITS.items()}
+    limits = {**_resources(deploy, plan.settings)["limits"], **sizes}
+    requests = {name: size for name, size in _UNPACKER_REQUESTS.items() if name in limits}
     security = _security(deploy)
     return {
         "name": names.UNPACKER_CONTAINER,
@@ -212,9 +214,7 @@ def _unpacker(spec: SandboxSpec, plan: PodPlan) -> dict[str, Any]:
         ],
         "env": [_ADDRESS],
         "workingDir": "/",
-        "resources": {
-            "requests": _UNPACKER_REQUESTS, "limits": limits | ({"cpu": cpu} if cpu else {}),
-        },
+        "resources": {"requests": requests, "limits": limits},
         "securityContext": security | {
             "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
         },

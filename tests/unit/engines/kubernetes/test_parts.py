@@ -186,12 +186,12 @@ def test_what_an_agent_may_write_to_is_no_code_and_no_file_of_the_project(user: 
 
 def test_the_unpacker_reserves_little() -> None:
     """The node keeps its requests for as long as the pod runs."""
-    for deploy in ({}, {"cpu": 2, "memory": "64Gi", "ephemeralStorage": "100Gi"}):
-        resources = pod_manifest(spec_of(**deploy), plan_of(), NOW)["spec"]["containers"][-1][
-            "resources"
-        ]
-        assert resources["requests"] == {"cpu": "1m", "memory": str(32 << 20)}
-        assert resources["limits"].get("cpu") == ("2000m" if deploy else None)
+    large = {"cpu": 2, "memory": "64Gi", "ephemeralStorage": "100Gi"}
+    for deploy, limit, requested in (({}, {}, {}), (large, {"cpu": "2000m"}, {"cpu": "1m"})):
+        container = pod_manifest(spec_of(**deploy), plan_of(), NOW)["spec"]["containers"][-1]
+        sizes = {"memory": str(128 << 20), "ephemeral-storage": str(16 << 20)}
+        assert container["resources"]["limits"] == {**sizes, **limit}
+        assert container["resources"]["requests"] == {"memory": str(32 << 20), **requested}
 
 
 @pytest.mark.parametrize("read_only", [False, True])
