@@ -16,16 +16,16 @@ import sys
 import tarfile
 
 
-class Content:
+class Content(io.RawIOBase):
     """The next `size` bytes of a stream, as a file."""
 
     def __init__(self, stream: io.BufferedRWPair, size: int) -> None:
         self._stream = stream
         self._left = size
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         """Return the next bytes; fewer than `size` only at the end."""
-        data = self._stream.read(min(size, self._left))
+        data = self._stream.read(self._left if size < 0 else min(size, self._left))
         self._left -= len(data)
         return data
 

@@ -125,6 +125,18 @@ async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench)
     assert "contract_tools.py" in (await execute(shown, "find /project")).text()
 
 
+async def test_project_and_runtime_are_read_only_for_root(bench: Bench) -> None:
+    """Invariant 14: it owns them, and has no capability to mount them otherwise."""
+    sandbox = await bench.start(bench.contract_project({"container": {"user": "root"}}))
+    assert (await execute(sandbox, "id -u")).text() == "0\n"
+    for place in ("/project", "/.aenv", "/.aenv/runtime"):
+        command = f"mount -o remount,rw,bind {place}; chmod 777 {place}; touch {place}/x"
+        told = (await execute(sandbox, command)).stderr
+        assert b"touch: cannot touch" in told
+        assert told.count(b"Read-only") == 2, told
+    assert any("the image's Python" in words for words in sandbox.isolation.missing)
+
+
 async def test_what_unpacks_a_pods_files_has_ended(bench: Bench, node: KubernetesNode) -> None:
     """Invariant 14: it may write what the others load, and is gone before an agent acts."""
     sandbox = await bench.start()
