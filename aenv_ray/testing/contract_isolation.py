@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from aenv_ray.testing.contract_bench import (
     evaluate,
     eventually,
     execute,
+    request,
     runs,
     sleeper,
     unique,
@@ -22,6 +24,42 @@ from aenv_ray.testing.contract_bench import (
 
 _FILL_BYTES = 256 * 1024 * 1024
 """More than the contract's environment is allowed to store."""
+
+_GRADED = """
+import sys
+from pathlib import Path
+from aenv_ray.runtime import register_reward, register_tool
+
+GOLD = Path(__file__).with_name("gold.txt")
+
+
+@register_tool
+def places() -> list[str]:
+    return [str(GOLD.parent), *filter(None, sys.path)]
+
+
+@register_reward
+def score(answer: str) -> float:
+    import grading
+    return grading.score(answer, GOLD.read_text())
+"""
+_FORGERY = """
+cd {project} || exit
+mount -o remount,rw /project
+chmod u+w . gold.txt grading.py
+echo forged > gold.txt
+echo 'score = lambda answer, gold: 1.0' > grading.py
+rm -f gold.txt grading.py
+mv ../src ../away
+"""
+_LIST_WRITABLE = """
+for place in {places}; do
+    while [ ! -e "${{place:=/}}" ]; do place="${{place%/*}}"; done
+    chmod u+w "$place"
+    [ ! -w "$place" ] || echo "$place"
+done
+"""
+"""Only asks: a sandbox that fails this test could otherwise change the machine that tests it."""
 
 
 class IsolationTests:
@@ -81,6 +119,24 @@ class IsolationTests:
             sandbox = await bench.start(project, environment_variables=variables)
             assert await value_of(sandbox, "seen") == word
         assert await value_of(await bench.start(project), "seen") == "nothing"
+
+    async def test_no_command_changes_the_code_and_files_that_a_reward_uses(
+        self, bench: Bench
+    ) -> None:
+        """Invariant 14: also those that the reward itself is the first to load."""
+        grading = "def score(answer, gold):\n    return float(answer == gold)\n"
+        files = {"tools.py": _GRADED, "grading.py": grading, "gold.txt": "right"}
+        sandbox = await bench.start(bench.project(files))
+        if sandbox.isolation.kind not in ("namespaces", "container", "pod"):
+            pytest.skip("its commands may do whatever its user may")
+        places = await value_of(sandbox, "places")
+        listing = _LIST_WRITABLE.format(places=shlex.join(places))
+        assert (await execute(sandbox, listing)).text() == ""
+        forgery = _FORGERY.format(project=shlex.quote(places[0]))
+        assert (await execute(sandbox, forgery)).stderr
+        for answer, score in (("forged", 0.0), ("right", 1.0)):
+            params = {"name": "score", "arguments": {"answer": answer}}
+            assert await request(sandbox, "aenv/reward", params) == score
 
     # --- tools that misbehave -----------------------------------------------------------------
 

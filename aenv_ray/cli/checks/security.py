@@ -40,7 +40,8 @@ _KNOWN_GAPS: Final[Mapping[str, str]] = {
     "channels between sandboxes of a node",
     "kubernetes": "a vulnerability in the node's kernel, unless the RuntimeClass has its own; side "
     "channels between pods of a node; processes per pod beyond the kubelet's limit; nodes that run "
-    "short of memory or disk, if pods request less than their limits (AENV_KUBERNETES_REQUESTS)",
+    "short of inodes, without deployConfig.container.readOnlyRoot, or of memory or disk, if pods "
+    "request less than their limits (AENV_KUBERNETES_REQUESTS)",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
-from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving
+from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving, changeable_python
 from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
@@ -16,7 +16,7 @@ from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import MAX_FILES
-from aenv_ray.runtime.fork.jail_spec import unlimited_storage
+from aenv_ray.runtime.fork.jail_spec import NOBODY, unlimited_storage
 
 
 def root_bytes(deploy: DeployConfig) -> int | None:
@@ -24,6 +24,11 @@ def root_bytes(deploy: DeployConfig) -> int | None:
     if deploy.container.read_only_root or not deploy.ephemeral_storage:
         return None
     return work_bytes(deploy)
+
+
+def user_of(deploy: DeployConfig, image_user: str) -> str:
+    """Return the user of a container: the project's choice, else the image's, else nobody."""
+    return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
 
 
 def isolation(spec: SandboxSpec, plan: ContainerPlan) -> Isolation:
@@ -89,10 +94,7 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
             "storage: writes to the image's own directories are checked every few seconds, and can "
             "exceed the limit until then"
         )
-    if not plan.daemon.user_namespaces:
-        yield "user: its users are those of the node, without any capability"
-    if plan.sidecar is not None and not is_not_root(plan.sidecar.user):
-        yield f"user: its sidecar runs as {plan.sidecar.user}, as its image says: it may be root"
+    yield from _users(deploy, plan)
     if not plan.daemon.seccomp:
         yield "seccomp: the daemon has no profile"
     if not memory_bytes(deploy, plan):
@@ -108,6 +110,16 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         yield f"capabilities: its sidecar has {', '.join(deploy.container.sidecar_cap_add)}"
     if spec.storage is not None:
         yield unlimited_storage(spec.storage.mount_path, shown_size(spec.storage.size_bytes))
+
+
+def _users(deploy: DeployConfig, plan: ContainerPlan) -> Iterator[str]:
+    if not plan.daemon.user_namespaces:
+        yield "user: its users are those of the node, without any capability"
+    user = user_of(deploy, plan.image.user)
+    if changes := changeable_python(deploy, plan.program.serving, user):
+        yield changes
+    if plan.sidecar is not None and not is_not_root(plan.sidecar.user):
+        yield f"user: its sidecar runs as {plan.sidecar.user}, as its image says: it may be root"
 
 
 def _allowed_by_address(deploy: DeployConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.errors import ConfigError, SandboxStartFailed
+from aenv_ray.policy import is_not_root
 from aenv_ray.project.config import DeployConfig, NetworkMode
 
 PUBLIC_PORT: Final = "8081/tcp"
@@ -140,6 +141,22 @@ def network_mode(reference: str, deploy: DeployConfig, serving: Serving) -> Netw
             hint='set deployConfig.network to "internet" or "none"',
         )
     return deploy.network or NetworkMode.INTERNET
+
+
+def changeable_python(deploy: DeployConfig, serving: Serving, user: str) -> str | None:
+    """Return, for `Isolation.missing`, that commands can change what rewards run on; None if not.
+
+    Args:
+        deploy: The ``deployConfig`` of the project.
+        serving: What answers the calls of the instance.
+        user: The user of its main container.
+    """
+    if serving is not Serving.RUNTIME or deploy.container.read_only_root or is_not_root(user):
+        return None
+    return (
+        f"user: it runs as {user}, so its commands may change the image's Python, on which its "
+        "rewards run; set deployConfig.container.readOnlyRoot or another user"
+    )
 
 
 def sidecar_image(reference: str, deploy: DeployConfig, datasource: str) -> str:

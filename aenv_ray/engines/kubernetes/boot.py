@@ -2,7 +2,7 @@
 
 A pod contains nothing but its image. Over the first connection, its container reports its Python,
 and the host sends the runtime with libraries for that Python, the project, and an order with all
-variables.
+variables. The container passes the files on to the pod's unpacker.
 """
 
 from __future__ import annotations
@@ -216,12 +216,12 @@ def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -
     is_public = plan.serving is Serving.PUBLIC
     told = {
         **_common_order(spec, key, ends_in_s, plan.settings, variables),
+        "unpack": manifest.unpack_order(names.MAIN_CONTAINER, hides=deploy.hide_source),
         "arguments": list(spec.arguments),
         "serving": plan.serving.value,
         "absence": plan.no_tools_reason,
         "directory": "/" if is_public else "",
         "server": [*PUBLIC_SERVER, *spec.arguments] if is_public else [],
-        "hide_source": deploy.hide_source,
     }
     return told, [(spec.project_dir, PROJECT)]
 
@@ -231,12 +231,12 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
     told = {
         **_common_order(spec, key, ends_in_s, plan.settings, variables),
+        "unpack": manifest.unpack_order(names.SIDECAR_CONTAINER, hides=False),
         "arguments": [],
         "serving": Serving.COMMANDS.value,
         "absence": "",
         "directory": "/",
         "server": [],
-        "hide_source": False,
     }
     return told, []
 
@@ -255,7 +255,6 @@ def _common_order(
         # Kubernetes counts volumes and layers, but no file that the kubelet mounts into a pod.
         "file_bytes": largest + _PAGE,
         "home": HOME,
-        "project": PROJECT,
         "key": key.hex(),
         "boot_s": BOOT_DEADLINE_S,
         "ends_in_s": ends_in_s,

@@ -3,20 +3,24 @@
 Its source is in the pod's command. It runs on the image's Python, of any version 3, needs only the
 standard library, and accepts nothing from a peer without the secret.
 
+What the host sends is unpacked by another container of the pod
+(`aenv_ray.engines.kubernetes.unpacker`), because this one has the files on read-only mounts.
+
 Until the host connects, a second Python imports what the instance's process needs of the standard
 library; `aenv_ray.runtime.container.pod` then tells it what to run. It starts without any secret.
 """
 
 import hashlib
-import io
 import json
 import os
 import platform
 import signal
 import socket
 import sys
-import tarfile
+import time
 import types
+
+UNPACKER_S = 60  # for its container to start
 
 
 def take(sock: socket.socket, size: int) -> bytes:
@@ -96,7 +100,36 @@ def prepare_instance() -> "dict[str, object]":
     return found
 
 
-def bootstrap(digest: str, port: int) -> None:
+def unpack(order: "dict[str, str]", content: bytes, address: "tuple[str, int]") -> socket.socket:
+    """Have the unpacker write an archive to the volumes; return the connection to it.
+
+    Raises:
+        OSError: It did not.
+    """
+    head = json.dumps(order).encode()
+    ends = time.monotonic() + UNPACKER_S
+    while True:
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        sock.bind((address[0], 0))  # it hears this pod only
+        try:
+            sock.connect(address)
+            break
+        except ConnectionRefusedError:  # its container starts after this one
+            sock.close()
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.01)
+    for piece in (len(head).to_bytes(8, "big"), head, len(content).to_bytes(8, "big"), content):
+        sock.sendall(piece)
+    with sock.makefile("rb") as lines:
+        answer = json.loads(lines.readline() or b"{}")
+    if "ok" not in answer:
+        sock.close()
+        raise OSError(answer.get("failed", "the container that unpacks them has ended"))
+    return sock
+
+
+def bootstrap(digest: str, port: int, unpacker_port: int) -> None:
     """Wait for the host, receive the runtime from it, and run that."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     address = os.environ["AENV_POD_IP"]
@@ -124,10 +157,12 @@ def bootstrap(digest: str, port: int) -> None:
         break
     listener.settimeout(None)
     sock.settimeout(None)
-    with tarfile.open(fileobj=io.BytesIO(content), ignore_zeros=True) as archive:
-        if hasattr(tarfile, "fully_trusted_filter"):
-            archive.extraction_filter = tarfile.fully_trusted_filter
-        archive.extractall("/")
+    try:
+        instance["unpacker"] = unpack(order["unpack"], content, (address, unpacker_port))
+    except OSError as exc:
+        report = {"failed": f"its files cannot be unpacked: {exc}"}
+        sock.sendall(json.dumps(report).encode() + b"\n")
+        raise
     del content
     for name in ("aenv_ray", "aenv_ray.runtime"):  # bare: their own imports are missing here
         package = types.ModuleType(name)
@@ -139,4 +174,4 @@ def bootstrap(digest: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    bootstrap(sys.argv[1], int(sys.argv[2]))
+    bootstrap(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

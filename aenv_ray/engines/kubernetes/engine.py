@@ -264,7 +264,7 @@ class KubernetesEngine(Engine):
             instance = PodInstance.new(
                 instance_id, pod["metadata"]["name"], annotations[names.NONCE]
             )
-            instance.has_sidecar = len(pod["spec"]["containers"]) > 1
+            instance.has_sidecar = names.SIDECAR_CONTAINER in pod_status.lasting(pod)
             instance.has_storage = any(
                 "persistentVolumeClaim" in volume for volume in pod["spec"]["volumes"]
             )

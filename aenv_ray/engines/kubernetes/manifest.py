@@ -15,7 +15,7 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.images import node_python
-from aenv_ray.engines.images.serving import SHARED, Serving
+from aenv_ray.engines.images.serving import SHARED, Serving, changeable_python
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.engines.kubernetes.settings import END_S, PodSettings
@@ -30,7 +30,11 @@ from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, NOBODY, WORK
 PORT: Final = 8070
 """The port of process 1 in the instance's container."""
 SIDECAR_PORT: Final = 8072
+_UNPACKER_PORT: Final = 8071
+"""Only the pod's own containers can use it, and only until they have what the host sent."""
 _CARRIED: Final = f"{HOME}-carried"
+_UNPACKED: Final = "/unpacked"
+"""Where the unpacker writes the files of each container, in a directory of its name."""
 _HOME_BYTES: Final = 512 * 1024**2
 _VOLUMES_BYTES: Final = 2 * _HOME_BYTES
 """Of volumes on the node's disk that count as a container's: its home, and the project."""
@@ -39,9 +43,17 @@ _AWAY_S: Final = 30
 """How long a pod stays on a node that does not answer. Kubernetes' default is five minutes."""
 _PREFERRED_NODES: Final = 8
 _BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
+_UNPACKER: Final = Path(__file__).with_name("unpacker.py")
+_UNPACKER_LIMITS: Final = {"memory": 128 << 20, "ephemeral-storage": 16 << 20}
+_UNPACKER_REQUESTS: Final = {"cpu": "1m", "memory": str(32 << 20)}
+"""Kubernetes reserves them as long as the pod runs, and the unpacker has ended long before. As for
+other containers, cpu is requested only if it is limited."""
 _SAFE_PATH: Final = "import sys\nsys.path = [path for path in sys.path if path]\n"
 """Keeps Python from importing from the working directory. The option -P does not exist before
 Python 3.11, and an older Python must live long enough to report its version."""
+_ADDRESS: Final = {
+    "name": "AENV_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+}  # fmt: skip
 _USER: Final = re.compile(r"^(\d+|root)(?::(\d+|root))?$")
 
 
@@ -56,6 +68,7 @@ def pod_manifest(spec: SandboxSpec, plan: PodPlan, now: float) -> dict[str, Any]
     containers = [_container(spec, plan, names.MAIN_CONTAINER)]
     if plan.sidecar_image:
         containers.append(_container(spec, plan, names.SIDECAR_CONTAINER))
+    containers.append(_unpacker(spec, plan))
     life_s = max(settings.longest_life_s, spec.deadline - now) + settings.grace_s
     pod: dict[str, Any] = {
         "activeDeadlineSeconds": int(life_s),
@@ -121,33 +134,93 @@ def _container(spec: SandboxSpec, plan: PodPlan, name: str) -> dict[str, Any]:
     deploy = spec.config.deploy
     is_sidecar = name == names.SIDECAR_CONTAINER
     carried = is_sidecar or plan.needs_carried_python
-    python = node_python.command(f"{_CARRIED}/python") if carried else ["python3"]
     port = SIDECAR_PORT if is_sidecar else PORT
-    mounts = [_mount("sidecar-home" if is_sidecar else "home", HOME), _mount("memory", "/dev/shm")]
+    mounts = [_mount(*volume, read_only=True) for volume in _unpacked(name)]
+    mounts.append(_mount("memory", "/dev/shm"))
     if not is_sidecar:
-        mounts += [_mount("project", PROJECT), _mount("work", WORK)]
+        mounts.append(_mount("work", WORK))
         if spec.storage is not None:
             mounts.append(_mount("storage", spec.storage.mount_path))
     if carried:
-        mounts.append({**_mount("carried", _CARRIED), "readOnly": True})
+        mounts.append(_mount("carried", _CARRIED, read_only=True))
     if plan.sidecar_image:
         mounts.append(_mount("shared", SHARED))
     if deploy.container.read_only_root:
         mounts.append(_mount("sidecar-tmp" if is_sidecar else "tmp", "/tmp"))
-    address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return {
         "name": name,
         "image": plan.sidecar_image if is_sidecar else plan.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [*python, "-c", bootstrap_code(), plan.secret_digest, str(port)],
-        "env": [{"name": "AENV_POD_IP", **address}],
+        "command": [
+            *_python(carried), "-c", code_of(_BOOTSTRAP), plan.secret_digest, str(port),
+            str(_UNPACKER_PORT),
+        ],
+        "env": [_ADDRESS],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"}],
         "workingDir": "/",
         "resources": _resources(deploy, plan.settings),
         "securityContext": _security(deploy, is_sidecar=is_sidecar),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "File",
-    }
+    }  # fmt: skip
+
+
+def _python(carried: bool) -> list[str]:
+    return node_python.command(f"{_CARRIED}/python") if carried else ["python3"]
+
+
+def _unpacked(name: str) -> list[tuple[str, str]]:
+    """Return the volumes whose files the unpacker writes for a container, and their paths there.
+
+    The container has them read-only: its user is that of all commands of the agent, and would
+    otherwise own the code that answers for rewards.
+    """
+    if name == names.SIDECAR_CONTAINER:
+        return [("sidecar-home", HOME)]
+    return [("home", HOME), ("project", PROJECT)]
+
+
+def unpack_order(name: str, *, hides: bool) -> dict[str, str]:
+    """Return what a container tells the unpacker: where its files go, and what to hide later."""
+    target = f"{_UNPACKED}/{name}"
+    return {"target": target, "hidden": f"{target}{PROJECT}" if hides else ""}
+
+
+def _unpacker(spec: SandboxSpec, plan: PodPlan) -> dict[str, Any]:
+    """Return the container that writes what the others may only read.
+
+    It is no init container: the node would start the others a second after its end.
+    """
+    deploy = spec.config.deploy
+    served = [names.MAIN_CONTAINER, *([names.SIDECAR_CONTAINER] if plan.sidecar_image else [])]
+    mounts = [
+        _mount(volume, f"{_UNPACKED}/{name}{path}")
+        for name in served
+        for volume, path in _unpacked(name)
+    ]
+    if plan.needs_carried_python:
+        mounts.append(_mount("carried", _CARRIED, read_only=True))
+    sizes = {name: str(size) for name, size in _UNPACKER_LIMITS.items()}
+    limits = {**_resources(deploy, plan.settings)["limits"], **sizes}
+    requests = {name: size for name, size in _UNPACKER_REQUESTS.items() if name in limits}
+    security = _security(deploy)
+    return {
+        "name": names.UNPACKER_CONTAINER,
+        "image": plan.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [
+            *_python(plan.needs_carried_python), "-c", code_of(_UNPACKER), str(_UNPACKER_PORT),
+            str(len(served)),
+        ],
+        "env": [_ADDRESS],
+        "workingDir": "/",
+        "resources": {"requests": requests, "limits": limits},
+        "securityContext": security | {
+            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }  # fmt: skip
 
 
 def _carrier(plan: PodPlan, deploy: DeployConfig) -> dict[str, Any]:
@@ -271,8 +344,8 @@ def _empty(name: str, size: str | int, *, in_memory: bool = False) -> dict[str, 
     return {"name": name, "emptyDir": {**medium, "sizeLimit": str(size)}}
 
 
-def _mount(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "mountPath": path}
+def _mount(name: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
 
 
 def _affinity(nodes: Sequence[str]) -> dict[str, Any]:
@@ -285,9 +358,9 @@ def _affinity(nodes: Sequence[str]) -> dict[str, Any]:
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
-def bootstrap_code() -> str:
-    """Return the code of process 1, without its docstring."""
-    text = _BOOTSTRAP.read_text(encoding="utf-8")
+def code_of(script: Path) -> str:
+    """Return the code of a program that a container's command contains, without its docstring."""
+    text = script.read_text(encoding="utf-8")
     return _SAFE_PATH + text[text.index("import ") :]
 
 
@@ -335,6 +408,15 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
             f"memory, storage: its node reserves {plan.settings.requests_share:.0%} of the limits, "
             "and may evict it, which voids its episode, if it uses more than that"
         )
+    if root:
+        missing.append(
+            "inodes: the number of files in the image's directories is not limited, and a node "
+            "whose inodes run out may evict it, which voids its episode; "
+            "deployConfig.container.readOnlyRoot prevents that"
+        )
+    user = ":".join(map(str, user_of(deploy)))
+    if changes := changeable_python(deploy, plan.serving, user):
+        missing.append(changes)
     if plan.serving is Serving.PUBLIC:
         missing.append("public door: processes inside can use port 8081, rewards included")
     if deploy.container.cap_add:

@@ -14,6 +14,7 @@ from aenv_ray.project.config import NetworkMode
 MAIN_CONTAINER: Final = "instance"
 SIDECAR_CONTAINER: Final = "sidecar"
 CARRIER_CONTAINER: Final = "carrier"
+UNPACKER_CONTAINER: Final = "unpacker"
 
 PART_OF: Final = "app.kubernetes.io/part-of"
 COMPONENT: Final = "app.kubernetes.io/component"

@@ -49,6 +49,8 @@ _OWN_LIMITS: Final = (
     "usage of emptydir volume",
 )
 """How a kubelet says that a pod is evicted for its own limits, and not for a lack of its node."""
+_OF_IMAGE: Final = (names.MAIN_CONTAINER, names.UNPACKER_CONTAINER)
+"""The containers that run the Python of the instance's image."""
 _DISRUPTIONS: Final = {
     "DeletionByTaintManager": "its node no longer answers, or no longer accepts it",
     "DeletionByPodGC": "its node is gone",
@@ -80,7 +82,7 @@ def created_at(pod: Pod) -> float:
 def address(pod: Pod) -> str | None:
     """Return the address of a pod; None before all its containers run."""
     statuses = list(_statuses(pod))
-    if len(statuses) < len(pod["spec"]["containers"]):
+    if len(statuses) < len(lasting(pod)):
         return None
     if not all("running" in status.get("state", {}) for status in statuses):
         return None
@@ -107,7 +109,8 @@ def no_room(instance_id: str, why: str, waited_s: float) -> CapacityExceeded:
 
 def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | None:
     """Return the error that prevents a pod from starting; None while it may still start."""
-    for status in (*(pod["status"].get("initContainerStatuses") or ()), *_statuses(pod)):
+    rows = ("initContainerStatuses", "containerStatuses")
+    for status in (status for row in rows for status in pod["status"].get(row) or ()):
         state = status.get("state", {})
         image, name = status.get("image", ""), status["name"]
         waiting = state.get("waiting") or {}
@@ -122,12 +125,15 @@ def start_failure(pod: Pod, instance_id: str) -> AenvError | UnsuitableImage | N
             )  # fmt: skip
         ended = state.get("terminated") or {}
         broken = ended if ended.get("reason") in ("StartError", "ContainerCannotRun") else waiting
-        if name == names.MAIN_CONTAINER and _lacks_python(broken.get("message", "")):
+        if name in _OF_IMAGE and _lacks_python(broken.get("message", "")):
             return UnsuitableImage(f"image {image} has no python3 that runs")
         if reason in _BROKEN or broken is ended:
             message = broken.get("message", "")
             why = f"container {name}: {broken.get('reason')}: {message}"
             return start_failed(instance_id, why, _way_out(message))
+        if name == names.UNPACKER_CONTAINER and ended.get("exitCode"):
+            why = f"exit code {ended['exitCode']} {ended.get('message', '')}"
+            return start_failed(instance_id, f"its files cannot be unpacked: {why}")
         if name == names.CARRIER_CONTAINER and ended.get("exitCode"):
             why = f"exit code {ended['exitCode']} {ended.get('message', '')}"
             return start_failed(
@@ -215,8 +221,17 @@ def of_sidecar(cause: EndCause) -> EndCause:
     return cause if is_shared else replace(cause, text=f"{SIDECAR}{cause}")
 
 
+def lasting(pod: Pod) -> list[str]:
+    """Return the names of the containers that run as long as a pod: all but the unpacker."""
+    found = [container["name"] for container in pod["spec"]["containers"]]
+    return [name for name in found if name != names.UNPACKER_CONTAINER]
+
+
 def _statuses(pod: Pod) -> Iterator[Mapping[str, Any]]:
-    yield from pod["status"].get("containerStatuses") or ()
+    """Yield the statuses of the containers that run as long as a pod."""
+    for status in pod["status"].get("containerStatuses") or ():
+        if status["name"] != names.UNPACKER_CONTAINER:
+            yield status
 
 
 # --- refusals of the API --------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 The pod starts with a small program that listens on the pod's address. It receives this runtime, the
 project and a boot order from the peer that knows the secret (`aenv_ray.engines.kubernetes.boot`),
-and then calls `main` in the same process. Meanwhile that program has started the instance's process
-and let it import what needs no order. `main` tells it what to run
-(`aenv_ray.runtime.container.process_one`) and supervises it. The instance's process has no access
-to the key, the log and the deadlines, which are in this process. A host connects for one of three
-purposes:
+has another container unpack them to mounts that are read-only here, and then calls `main` in the
+same process. Meanwhile that program has started the instance's process and let it import what needs
+no order. `main` tells it what to run (`aenv_ray.runtime.container.process_one`) and supervises it.
+The instance's process has no access to the key, the log and the deadlines, which are in this
+process. A host connects for one of three purposes:
 
 - ``door``: the connection is handed over to the instance's process, which serves the fast door.
 - ``control``: JSON lines. ``{"ends_in_s": 60}`` moves the deadline and is answered with
@@ -25,7 +25,6 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import threading
@@ -76,12 +75,14 @@ def main(
         listener: The listening socket, on the pod's address.
         boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
             or ``{"failed": text}``, and is closed.
-        order: ``file_bytes`` (limit of a file; 0 for none), ``home, project`` (directories),
-            ``key`` (hex), ``variables, arguments, serving, absence, directory, server,
-            hide_source, boot_s, ends_in_s, grace_s``.
+        order: ``file_bytes`` (limit of a file; 0 for none), ``home`` (a directory), ``key`` (hex),
+            ``unpack`` (for the unpacker: ``hidden`` is the directory to hide, or ""),
+            ``variables, arguments, serving, absence, directory, server, boot_s, ends_in_s,
+            grace_s``.
         instance: The process of the instance, which waits: ``pid``, ``link`` (a socket to it),
             ``link_fd`` (the other end, in it), ``out`` (the pipe of its output), ``command`` (what
-            starts Python here).
+            starts Python here); and ``unpacker``, the connection to the container that unpacked the
+            project.
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the key is in this process
     linux.set_process_name("aenv-pod")
@@ -95,14 +96,23 @@ def main(
     supervisor.start(order, instance)
     threading.Thread(target=_end_on_sigterm, args=(termination_log,), daemon=True).start()
     report = supervisor.await_boot(order["boot_s"])
-    if "ready" in report and order["hide_source"]:
-        for path in Path(order["project"]).iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    if "ready" in report and order["unpack"]["hidden"]:
+        report = _hide_source(instance["unpacker"]) or report
+    instance["unpacker"].close()
     if "ready" in report:
         supervisor.accept_hosts()
     with contextlib.suppress(OSError), boot:  # without a host everything ends
         boot.sendall(json.dumps(report).encode() + b"\n")
     os._exit(supervisor.wait())
+
+
+def _hide_source(unpacker: socket.socket) -> dict[str, str] | None:
+    """Have the sources of the project removed; return the report of a failure."""
+    with contextlib.suppress(OSError, ValueError), unpacker.makefile("rb") as answers:
+        unpacker.sendall(b"hide\n")
+        if "ok" in json.loads(answers.readline()):
+            return None
+    return {"failed": "its sources were not removed, as hideSource asks: its unpacker has ended"}
 
 
 class Supervisor:

@@ -114,6 +114,45 @@ async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None
         await pretending
 
 
+async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench) -> None:
+    """It contains solutions and graders."""
+    dual = {"hideSource": True, "podTemplate": "DualContainer"}
+    for deploy in ({"hideSource": True}, dual):
+        sandbox = await bench.start(bench.contract_project(deploy), datasource=SHELL_IMAGE)
+        assert await value_of(sandbox, "echo", text="loaded") == "loaded"
+        assert (await execute(sandbox, "find /project -mindepth 1")).text() == ""
+    shown = await bench.start()
+    assert "contract_tools.py" in (await execute(shown, "find /project")).text()
+
+
+async def test_project_and_runtime_are_read_only_for_root(bench: Bench) -> None:
+    """Invariant 14: it owns them, and has no capability to mount them otherwise."""
+    sandbox = await bench.start(bench.contract_project({"container": {"user": "root"}}))
+    assert (await execute(sandbox, "id -u")).text() == "0\n"
+    for place in ("/project", "/.aenv", "/.aenv/runtime"):
+        command = f"mount -o remount,rw,bind {place}; chmod 777 {place}; touch {place}/x"
+        told = (await execute(sandbox, command)).stderr
+        assert b"touch: cannot touch" in told
+        assert told.count(b"Read-only") == 2, told
+    assert any("the image's Python" in words for words in sandbox.isolation.missing)
+
+
+async def test_what_unpacks_a_pods_files_has_ended(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 14: it may write what the others load, and is gone before an agent acts."""
+    sandbox = await bench.start()
+
+    def state() -> dict[str, Any]:
+        (pod,) = node.sandboxes()
+        rows = {row["name"]: row["state"] for row in pod["status"]["containerStatuses"]}
+        assert "running" in rows[names.MAIN_CONTAINER]
+        state: dict[str, Any] = rows[names.UNPACKER_CONTAINER]
+        return state
+
+    await eventually(lambda: "terminated" in state(), "it has ended", WITHIN_S)
+    assert state()["terminated"]["exitCode"] == 0
+    assert await value_of(sandbox, "echo", text="alive") == "alive"
+
+
 async def test_pods_go_with_the_pod_of_their_host(own_node: KubernetesNode, tmp_path: Path) -> None:
     """Invariant 3: also when the host can do nothing any more."""
     engine = own_node.engine(HostId("host"))
@@ -561,5 +600,8 @@ async def test_a_sidecar_shares_files_and_is_reached_through_the_host(
     sandbox = await bench.start(bench.project({"tools.py": source}, config), datasource=SHELL_IMAGE)
     await value_of(sandbox, "share", text="between us")
     assert await value_of(sandbox, "beside", command="cat /shared/note") == "between us"
+    for path in ("runtime/forged.py", "lib/forged.py", "forged.py"):  # invariant 14
+        command = f"echo forged > /.aenv/{path} || echo refused"
+        assert await value_of(sandbox, "beside", command=command) == "refused\n"
     with pytest.raises(SandboxLost, match="sidecar"):
         await value_of(sandbox, "beside", command="kill -9 -1")

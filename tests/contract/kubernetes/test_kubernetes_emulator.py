@@ -110,7 +110,7 @@ async def test_names_labels_and_limits_are_those_that_the_api_server_takes(
 ) -> None:
     pod = body(owner, "Upper")
     pod["metadata"]["labels"]["aenv-ray.io/x"] = "not a value"
-    (container,) = pod["spec"]["containers"]
+    container = pod["spec"]["containers"][0]
     container["ports"][0]["name"] = "longer-than-fifteen"
     container["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "500m"}}
     with pytest.raises(ApiRefused) as raised:

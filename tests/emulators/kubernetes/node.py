@@ -250,7 +250,7 @@ class _RunningPod:
             self._tell("Failed")
         elif len(over) == len(names):
             self._tell("Failed" if self.marks else "Succeeded")
-        elif all("running" in self._states.get(name, {}) for name in names):
+        elif all(name in self._states for name in names):
             self._tell("Running")
         else:
             self._tell("Pending")
@@ -317,6 +317,8 @@ class _RunningPod:
             "HOSTNAME": pod_name,
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         }
+        if container["image"] == RAY_IMAGE:
+            variables["PYTHONPATH"] = _package()
         for entry in container.get("env", ()):
             variables[entry["name"]] = entry.get("value", self._address)
         return {
@@ -325,15 +327,26 @@ class _RunningPod:
             "directory": container.get("workingDir", "/"),
             "environment": variables,
             "mounts": [
-                {"name": mount["name"], "path": mount["mountPath"]}
+                {
+                    "name": mount["name"],
+                    "path": mount["mountPath"],
+                    "read_only": mount.get("readOnly", False),
+                }
                 for mount in container["volumeMounts"]
             ],
             "shown": _shown(container["image"]),
+            "drops_capabilities": _drops_capabilities(container["securityContext"]),
             "uid": container["securityContext"]["runAsUser"],
             "gid": container["securityContext"]["runAsGroup"],
             "message_path": str(message),
             "log_path": str(self._directory / f"{pod_name}-{container['name']}.log"),
         }
+
+
+def _drops_capabilities(security: Mapping[str, Any]) -> bool:
+    """Return whether a container has no capability; one that adds some here has all."""
+    capabilities = security.get("capabilities") or {}
+    return "ALL" in capabilities.get("drop", ()) and not capabilities.get("add")
 
 
 def _path(image: str) -> str:
@@ -344,12 +357,16 @@ def _path(image: str) -> str:
     }[image]
 
 
+def _package() -> str:
+    """Return where this package is, which the image has like any other installed one."""
+    return str(Path(aenv_ray.__file__).parent.parent)
+
+
 def _shown(image: str) -> list[str]:
     """Return the directories of this machine that an image has in addition to the system's."""
-    package = str(Path(aenv_ray.__file__).parent.parent)
     return {
         PYTHON_IMAGE: [sys.base_prefix],
         SHELL_IMAGE: [],
         # Parent directories first.
-        RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, package], key=len),
+        RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, _package()], key=len),
     }[image]

@@ -157,7 +157,9 @@ def _become(root: Path, order: dict[str, Any], container: dict[str, Any], begun:
         os.setresuid(container["uid"], container["uid"], container["uid"])
     linux.die_with_parent()  # a change of user forgets it
     _end_without_reader(begun)
-    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if container["drops_capabilities"]:
+        linux.drop_capabilities()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)  # so that root does not get them back
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     words = container["command"]
@@ -212,6 +214,8 @@ def _build_root(root: Path, container: dict[str, Any]) -> str:
         target = path / mount["path"].strip("/")
         target.mkdir(parents=True, exist_ok=True)
         linux.mount(str(root / "volumes" / mount["name"]), str(target), None, linux.MS_BIND)
+        if mount["read_only"]:
+            linux.make_read_only(str(target))
     return str(path)
 
 

@@ -48,6 +48,13 @@ def spec_of(**deploy: Any) -> SandboxSpec:
     )  # fmt: skip
 
 
+def lasting_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the containers that run as long as a pod does."""
+    found = [c for c in pod["spec"]["containers"] if c["name"] != names.UNPACKER_CONTAINER]
+    assert len(found) == len(pod["spec"]["containers"]) - 1
+    return found
+
+
 def plan_of(settings: PodSettings | None = None, **fields: Any) -> PodPlan:
     facts: dict[str, Any] = {
         "name": "aenv-1", "host_id": "host-1", "owner": OwnerPod("ray-1", "uid-1", "ray:2"),
@@ -141,10 +148,50 @@ def test_a_pod_may_live_as_long_as_renewals_can_move_its_deadline(
 
 def test_process_1_begins_on_any_python_3() -> None:
     """An option that an old one does not know would end it before it told its version."""
-    (container,) = pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]
-    assert container["command"][:2] == ["python3", "-c"]
-    script = ast.parse(container["command"][2], feature_version=(3, 7))
-    assert isinstance(script.body[1], ast.Assign)  # of sys.path, before anything else is imported
+    for container in pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]:
+        assert container["command"][:2] == ["python3", "-c"]
+        script = ast.parse(container["command"][2], feature_version=(3, 7))
+        assert isinstance(script.body[1], ast.Assign)  # of sys.path, before any other import
+
+
+def mounts_of(container: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """Return path and writability of a container's mounts, by volume."""
+    return {
+        mount["name"]: (mount["mountPath"], not mount.get("readOnly"))
+        for mount in container["volumeMounts"]
+    }
+
+
+@pytest.mark.parametrize("user", ["root", "1000"])
+def test_what_an_agent_may_write_to_is_no_code_and_no_file_of_the_project(user: str) -> None:
+    """Invariant 14: of all that is mounted into the containers in which its commands run."""
+    spec = spec_of(container={"user": user, "readOnlyRoot": True, "capAdd": ["CHOWN"]})
+    plan = plan_of(sidecar_image="debian:12", carrier_image="ray:2", serving=Serving.COMMANDS)
+    pod = pod_manifest(spec, plan, NOW)
+    main, sidecar = map(mounts_of, lasting_of(pod))
+    assert (main["home"], main["project"]) == (("/.aenv", False), ("/project", False))
+    assert sidecar["sidecar-home"] == ("/.aenv", False)
+    writable = {name for mounts in (main, sidecar) for name in mounts if mounts[name][1]}
+    assert writable == {"work", "memory", "shared", "tmp", "sidecar-tmp"}
+    unpacker = pod["spec"]["containers"][-1]
+    assert mounts_of(unpacker) == {
+        "home": ("/unpacked/instance/.aenv", True),
+        "project": ("/unpacked/instance/project", True),
+        "sidecar-home": ("/unpacked/sidecar/.aenv", True),
+        "carried": ("/.aenv-carried", False),
+    }
+    assert unpacker["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert unpacker["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_unpacker_reserves_little() -> None:
+    """The node keeps its requests for as long as the pod runs."""
+    large = {"cpu": 2, "memory": "64Gi", "ephemeralStorage": "100Gi"}
+    for deploy, limit, requested in (({}, {}, {}), (large, {"cpu": "2000m"}, {"cpu": "1m"})):
+        container = pod_manifest(spec_of(**deploy), plan_of(), NOW)["spec"]["containers"][-1]
+        sizes = {"memory": str(128 << 20), "ephemeral-storage": str(16 << 20)}
+        assert container["resources"]["limits"] == {**sizes, **limit}
+        assert container["resources"]["requests"] == {"memory": str(32 << 20), **requested}
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -157,7 +204,7 @@ def test_every_container_of_a_pod_has_limits_of_memory_and_disk(read_only: bool)
         spec = spec_of(**deploy)
         pod = pod_manifest(spec, plan, NOW)
         check_pod(pod)
-        containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+        containers = [*lasting_of(pod), *pod["spec"]["initContainers"]]
         assert len(containers) == 3
         volumes = 1 << 30
         for container in containers:
@@ -169,13 +216,14 @@ def test_every_container_of_a_pod_has_limits_of_memory_and_disk(read_only: bool)
         assert facts.limits["memory"] == f"{memory << 10} MiB per container (cgroup)"
         assert ("image's directories" in facts.limits) != read_only
         assert not any("memory" in words or "storage" in words for words in facts.missing)
+        assert any("inodes" in words for words in facts.missing) != read_only
 
 
 @pytest.mark.parametrize(("storage", "gib"), [("10Gi", 11), ("1Gi", 2), ("64M", 2)])
 def test_the_default_limit_of_memory_has_room_for_the_storage_in_it(storage: str, gib: int) -> None:
     """Otherwise a task that writes less than it may is killed, which counts as its failure."""
     spec, plan = spec_of(ephemeralStorage=storage), plan_of(sidecar_image="debian:12")
-    for container in pod_manifest(spec, plan, NOW)["spec"]["containers"]:
+    for container in lasting_of(pod_manifest(spec, plan, NOW)):
         assert int(container["resources"]["limits"]["memory"]) == gib << 30
     limits = manifest.isolation(spec, plan).limits
     assert limits["memory"] == f"{gib << 10} MiB per container (cgroup)"
@@ -185,7 +233,7 @@ def test_the_default_limit_of_memory_has_room_for_the_storage_in_it(storage: str
 
 def test_a_container_that_names_no_limit_dies_inside_when_it_uses_up_memory() -> None:
     """Invariant 14: the agent could otherwise end an episode that it is losing as void."""
-    (container,) = pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]
+    (container,) = lasting_of(pod_manifest(spec_of(), plan_of(), NOW))
     pod = pod_with({"terminated": {"reason": "OOMKilled", "exitCode": 137}})
     pod["spec"]["containers"] = [container]
     assert pod_status.end_cause(pod).inside is InsideCause.MEMORY
@@ -221,6 +269,19 @@ def test_a_root_user_is_said_and_a_named_one_refused() -> None:
     assert security["securityContext"]["runAsNonRoot"] is False
     with pytest.raises(ConfigError, match="accepts only numbers"):
         pod_manifest(spec_of(container={"user": "postgres"}), plan_of(), NOW)
+
+
+def test_facts_say_that_root_can_change_what_its_rewards_run_on() -> None:
+    """Invariant 14: in an image that it may write to, and whose Python answers for rewards."""
+    commands = plan_of(serving=Serving.COMMANDS)
+    for container, plan, may in (
+        ({"user": "0:0"}, plan_of(), True),
+        ({"user": "1000"}, plan_of(), False),
+        ({"user": "0:0", "readOnlyRoot": True}, plan_of(), False),
+        ({"user": "0:0"}, commands, False),
+    ):
+        missing = manifest.isolation(spec_of(container=container), plan).missing
+        assert any("the image's Python" in words for words in missing) is may
 
 
 def test_facts_say_that_nothing_keeps_a_pods_network() -> None:
@@ -276,6 +337,42 @@ LEFT = json.dumps(
 def test_an_end_has_a_cause_in_words(pod: dict[str, Any], words: str) -> None:
     """Invariant 2."""
     assert words in str(pod_status.end_cause(pod))
+
+
+def with_unpacker(pod: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    pod["spec"]["containers"].append({"name": "unpacker"})
+    row = {"name": "unpacker", "image": "i:1", "state": state}
+    pod["status"]["containerStatuses"].append(row)
+    pod["status"].update(phase="Running", podIP="10.0.0.7")
+    return pod
+
+
+DONE = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+
+
+def test_the_end_of_the_unpacker_is_not_that_of_its_pod() -> None:
+    pod = with_unpacker(pod_with({"running": {}}), DONE)
+    assert not pod_status.is_over(pod)
+    assert pod_status.address(pod) == "10.0.0.7"
+    assert pod_status.start_failure(pod, "made-1") is None
+    ended = with_unpacker(pod_with({"terminated": {"exitCode": 3, "message": LEFT}}), DONE)
+    assert pod_status.is_over(ended)
+    assert "code 3; the end of its log" in str(pod_status.end_cause(ended))
+
+
+def test_a_pod_whose_files_cannot_be_unpacked_does_not_start() -> None:
+    state = {"terminated": {"exitCode": 1, "message": "No space left on device"}}
+    failure = pod_status.start_failure(with_unpacker(pod_with({"running": {}}), state), "made-1")
+    assert isinstance(failure, SandboxStartFailed)
+    assert "cannot be unpacked: exit code 1 No space left" in failure.message
+
+
+def test_an_image_without_python_lacks_it_in_the_unpacker_too() -> None:
+    """The node may try that one first."""
+    message = 'exec: "python3": executable file not found in $PATH'
+    state = {"terminated": {"reason": "StartError", "exitCode": 128, "message": message}}
+    pod = with_unpacker(pod_with({"waiting": {"reason": "ContainerCreating"}}), state)
+    assert isinstance(pod_status.start_failure(pod, "made-1"), pod_status.UnsuitableImage)
 
 
 @pytest.mark.parametrize(
