@@ -13,9 +13,14 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
+from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, ConcurrencyLimit
 from aenv_ray.sampling.runners.instance_source import GroupStart
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
 from aenv_ray.sampling.runners.runner_queue import Play, RunnerQueue
+
+
+def _fixed(concurrency: int) -> ConcurrencyLimit:
+    return ConcurrencyLimit(ConcurrencyBounds(concurrency, concurrency))
 
 
 def _episode(one: Assignment) -> Episode:
@@ -34,6 +39,7 @@ class _FakeRunner:
     """A runner whose episodes are played by a function, until it is lost."""
 
     is_remote = False
+    queued = 0
 
     def __init__(self, name: str, play: Play) -> None:
         self.name = name
@@ -119,7 +125,7 @@ async def _played(
         _tasks(count),
         episodes.append,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=most_attempts,
     )
     await pool.play()
@@ -204,7 +210,7 @@ async def test_no_more_episodes_than_the_concurrency_are_played(
         _taken_from(_groups(40, size)),
         episodes.append,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=3,
         group_size=size,
     )
@@ -241,7 +247,7 @@ async def test_runners_that_join_and_leave_do_not_exceed_the_concurrency(
         _taken_from(_groups(600 // size, size, extra)),
         report,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=3,
         group_size=size + extra,
     )
@@ -270,7 +276,7 @@ async def test_a_group_begins_once_all_of_it_fits_beside_a_runner_that_leaves(
     runners = _FakeRunners(counting.runner("leaving"))
     pool = RunnerPool(
         runners, _taken_from(_groups(8, 4)), report, _always,
-        concurrency=8, most_attempts=3, group_size=4,
+        concurrency=_fixed(8), most_attempts=3, group_size=4,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
@@ -333,7 +339,7 @@ async def test_tasks_that_are_handed_out_again_do_not_wait_for_further_tasks(
     first = _FakeRunner("first", hold)
     first.is_remote = True
     runners = _FakeRunners(first, _FakeRunner("other", play))
-    pool = RunnerPool(runners, take, report, _always, concurrency=2, most_attempts=3)
+    pool = RunnerPool(runners, take, report, _always, concurrency=_fixed(2), most_attempts=3)
     async with asyncio.timeout(30.0):
         await pool.play()
     assert sorted(one.index for one in episodes) == list(range(4))
@@ -476,7 +482,7 @@ async def test_draining_finishes_what_runners_have() -> None:
 
     episodes: list[Episode] = []
     runners = _FakeRunners(_FakeRunner("a", play))
-    pool = RunnerPool(runners, take, episodes.append, _always, concurrency=4, most_attempts=1)
+    pool = RunnerPool(runners, take, episodes.append, _always, concurrency=_fixed(4), most_attempts=1)
     await pool.play()
     assert [one.index for one in episodes] == [0]
 
@@ -503,7 +509,7 @@ async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> 
 
     episodes: list[Episode] = []
     runners = _FakeRunners(Slow("a", _at_once))
-    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=8, most_attempts=1)
+    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=_fixed(8), most_attempts=1)
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await all_taken.wait()
@@ -544,7 +550,7 @@ async def test_episodes_are_not_collected_while_nobody_reads_them() -> None:
             await has_room.wait()
 
     runners = _FakeRunners(_FakeRunner("a", _at_once))
-    pool = RunnerPool(runners, _tasks(40), episodes.append, room, concurrency=4, most_attempts=1)
+    pool = RunnerPool(runners, _tasks(40), episodes.append, room, concurrency=_fixed(4), most_attempts=1)
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await is_full.wait()
@@ -584,7 +590,7 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     episodes: list[Episode] = []
     pool = RunnerPool(
         _FakeRunners(*runners.values()), _tasks(12), episodes.append, _always,
-        concurrency=4, most_attempts=3,
+        concurrency=_fixed(4), most_attempts=3,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
@@ -618,7 +624,7 @@ async def test_an_idle_runner_gets_groups_that_a_slow_one_has_not_begun(
     episodes: list[Episode] = []
     pool = RunnerPool(
         _FakeRunners(*runners), _taken_from(_groups(4, 4, extra)), episodes.append, _always,
-        concurrency=2 * (4 + extra), most_attempts=3, group_size=4 + extra,
+        concurrency=_fixed(2 * (4 + extra)), most_attempts=3, group_size=4 + extra,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
