@@ -17,7 +17,8 @@ logger = logging.getLogger("aenv_ray")
 WINDOW_S: Final = 2.0
 """Minimum time over which the rate of episodes is measured: runners report a few times a second."""
 HOLD: Final = 4
-"""Windows between a trial that did not pay and the next one."""
+"""Windows between a trial that did not pay and the next one; doubled by each further one."""
+MOST_HOLD: Final = 16
 _FIRST_FACTOR: Final = 2.0
 """Factor of the limit, until a higher one does not pay."""
 _FACTOR: Final = 1.5
@@ -77,9 +78,9 @@ class ConcurrencyLimit:
     It climbs while the rate of episodes climbs with it. What is scarce may be processors of the
     nodes, the policy, its endpoint, or whoever reads the episodes: more at once then only take
     longer. From time to time the next higher and the next lower limit are tried, since any of these
-    may change; the lower one is kept if it has nearly the same rate. While episodes wait for room in
-    the cluster, the limit does not climb; up to half of them may wait, so that an autoscaler sees
-    the demand.
+    may change; the lower one is kept if it has nearly the same rate. While episodes wait for room
+    in the cluster, the limit does not climb; up to half of them may wait, so that an autoscaler
+    sees the demand.
 
     Args:
         bounds: It stays within these.
@@ -97,6 +98,7 @@ class ConcurrencyLimit:
         """Direction of the next trial."""
         self._hold = 0
         """Windows until the next trial."""
+        self._next_hold = HOLD
         self._ending = 1
         """Episodes that end before the rate is measured: those beyond a lower limit, and the first
         one, since many began together."""
@@ -106,9 +108,7 @@ class ConcurrencyLimit:
         self._since = now
         self._finished = self._refused = self._filled = 0
 
-    def note(
-        self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int
-    ) -> None:
+    def note(self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int) -> None:
         """Note that episodes have finished; changes the limit once enough have.
 
         Args:
@@ -143,11 +143,13 @@ class ConcurrencyLimit:
         elif trial is not None and not self._pays(trial, rate):
             self._factor = _FACTOR
             self._goes_up = not self._goes_up
-            self._hold = HOLD
+            self._hold, self._next_hold = self._next_hold, min(2 * self._next_hold, MOST_HOLD)
             self._change(trial.limit, f"{rate:.3g} episodes/s, after {trial.rate:.3g}")
         elif self._hold:
             self._hold -= 1
         else:
+            if trial is not None:
+                self._next_hold = HOLD
             self._try(rate)
 
     def _pays(self, trial: _Trial, rate: float) -> bool:
@@ -166,7 +168,7 @@ class ConcurrencyLimit:
 
     def _retreat(self, why: str) -> None:
         self._factor = _FACTOR
-        self._goes_up, self._hold = True, HOLD
+        self._goes_up, self._hold, self._next_hold = True, HOLD, HOLD
         self._change(self._lower(), why)
 
     def _higher(self) -> int:

@@ -22,7 +22,8 @@ async def act(env, task):
     await env.exec("sleep 0.2")  # slower than the test, which sees each episode
 
 aenv_ray.sample(
-    PROBE, act, probe_tasks({episodes}), concurrency=2, out={out!r}, resume=True, runners={runners!r}
+    PROBE, act, probe_tasks({episodes}),
+    concurrency=2, out={out!r}, resume=True, runners={runners!r},
 ).run()
 """
 
@@ -49,9 +50,7 @@ def test_a_run_whose_driver_is_killed_again_and_again_has_every_episode_once(
     async def act(env: Any, task: Task) -> None:
         await env.call_tool("count")
 
-    rest = aenv_ray.sample(
-        PROBE, act, probe_tasks(count), out=out, resume=True, runners=runners
-    )
+    rest = aenv_ray.sample(PROBE, act, probe_tasks(count), out=out, resume=True, runners=runners)
     assert rest.kept >= kills
     summary = rest.run()
     assert summary.rollouts == count

@@ -71,9 +71,9 @@ def test_it_climbs_to_the_most_while_nothing_is_scarce() -> None:
     run = _run(4, 100)
     run.turns(6)
     assert run.limits == [4, 8, 16, 32, 64, 100]
-    run.turns(40)
+    run.turns(100)
     assert set(run.limits[6:]) == {100, 66}
-    assert run.limits[6:].count(66) < 10
+    assert run.limits[6:].count(66) < 15
 
 
 def test_it_stays_where_more_at_once_only_take_longer() -> None:
@@ -82,7 +82,7 @@ def test_it_stays_where_more_at_once_only_take_longer() -> None:
     run.turns(100)
     assert max(run.limits) == 64
     settled = run.limits[20:]
-    assert 20 <= min(settled)
+    assert min(settled) >= 20
     assert max(settled) <= 48
 
 
@@ -113,12 +113,12 @@ def test_it_falls_while_episodes_are_refused(refused: Episode) -> None:
 
 
 def test_single_failures_are_no_refusal() -> None:
-    run = _run(4, 64)
-    run.turns(6)
+    run = _run(4, 256)
+    run.turns(5)
     assert run.limit.limit == 64
     run.now += WINDOW_S
-    run.limit.note([_NO_HOST] * 3 + [_FINE] * 61, run.now, is_full=True, queued=0)
-    assert run.limit.limit >= 42
+    run.limit.note([_NO_HOST] * 6 + [_FINE] * 122, run.now, is_full=True, queued=0)
+    assert run.limit.limit == 128
 
 
 def test_it_does_not_climb_while_episodes_wait_for_room() -> None:
@@ -160,25 +160,19 @@ def test_episodes_of_various_lengths_do_not_mislead_it(seed: int) -> None:
 
     This plays the episodes one by one, each as long as chance has it.
     """
-    chance = random.Random(seed)
+    chance, places = random.Random(seed), 40
     limit = ConcurrencyLimit(ConcurrencyBounds(4, 1000))
-    now, playing, waiting = 0.0, list[float](), 0
-    played, places_s, limit_s = 0, 0.0, 0.0
-    while played < 40_000:
-        while len(playing) + waiting < limit.limit:
-            waiting += 1
-        while waiting and len(playing) < 40:
-            waiting -= 1
-            heapq.heappush(playing, now + chance.expovariate(1.0))
-        end = heapq.heappop(playing)
-        if played > 4000:
-            places_s += (end - now) * (len(playing) + 1)
-            limit_s += (end - now) * limit.limit
-        now, played = end, played + 1
+    now, ends, used_s, allowed_s = 0.0, list[float](), 0.0, 0.0
+    for _ in range(20_000):
+        while len(ends) < min(limit.limit, places):
+            heapq.heappush(ends, now + chance.expovariate(1.0))
+        end = heapq.heappop(ends)
+        used_s += (end - now) * (len(ends) + 1)
+        allowed_s += (end - now) * limit.limit
+        now = end
         limit.note([_FINE], now, is_full=True, queued=0)
-    seconds = limit_s and places_s / 40
-    assert seconds > 0
-    print(f"used {places_s / 40 / (now):.2f} mean limit {limit_s / now:.1f}")
+    assert used_s / now > 0.85 * places
+    assert allowed_s / now < 2 * places
 
 
 @pytest.mark.parametrize(

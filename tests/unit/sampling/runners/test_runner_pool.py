@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
 
@@ -482,7 +482,9 @@ async def test_draining_finishes_what_runners_have() -> None:
 
     episodes: list[Episode] = []
     runners = _FakeRunners(_FakeRunner("a", play))
-    pool = RunnerPool(runners, take, episodes.append, _always, concurrency=_fixed(4), most_attempts=1)
+    pool = RunnerPool(
+        runners, take, episodes.append, _always, concurrency=_fixed(4), most_attempts=1
+    )
     await pool.play()
     assert [one.index for one in episodes] == [0]
 
@@ -509,7 +511,9 @@ async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> 
 
     episodes: list[Episode] = []
     runners = _FakeRunners(Slow("a", _at_once))
-    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=_fixed(8), most_attempts=1)
+    pool = RunnerPool(
+        runners, one_by_one, episodes.append, _always, concurrency=_fixed(8), most_attempts=1
+    )
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await all_taken.wait()
@@ -550,7 +554,9 @@ async def test_episodes_are_not_collected_while_nobody_reads_them() -> None:
             await has_room.wait()
 
     runners = _FakeRunners(_FakeRunner("a", _at_once))
-    pool = RunnerPool(runners, _tasks(40), episodes.append, room, concurrency=_fixed(4), most_attempts=1)
+    pool = RunnerPool(
+        runners, _tasks(40), episodes.append, room, concurrency=_fixed(4), most_attempts=1
+    )
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await is_full.wait()
@@ -703,3 +709,52 @@ async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_mor
     assert sorted(index for _, index in begun) == list(range(30)), "each was played once"
     assert sum(name == "leaving" for name, _ in begun) <= 4
     assert leaving.is_closed
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
+    monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    """Runners learn of a higher limit and of a lower one with the tasks that follow."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 5 if member.link.is_remote else 0)
+    counting, limit, most = _Counting(), _fixed(2), list[int]()
+
+    def report(episode: Episode) -> None:
+        reported.append(episode)
+        if len(reported) % 100 == 0:
+            most.append(counting.most)
+            limit.limit = 8 if len(reported) == 100 else 3
+        if len(reported) % 100 == 50:
+            counting.most = 0  # those that began with the limit before have ended
+
+    reported: list[Episode] = []
+    pool = RunnerPool(
+        _FakeRunners(*(counting.runner(f"r{n}", is_remote=is_remote) for n in range(2))),
+        _tasks(400), report, _always, concurrency=limit, most_attempts=3,
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in reported) == list(range(400))
+    assert most == [2, 8, 3, 3]
+
+
+async def test_the_limit_is_told_what_waits_for_room_at_all_runners() -> None:
+    """And how many are played: with all places taken, the rate says whether they pay."""
+    noted: list[tuple[int, bool, int]] = []
+
+    class Noting(ConcurrencyLimit):
+        def note(
+            self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int
+        ) -> None:
+            noted.append((len(list(episodes)), is_full, queued))
+
+    first, second = _FakeRunner("a", _at_once), _FakeRunner("b", _at_once)
+    first.queued, second.queued = 2, 3
+    pool = RunnerPool(
+        _FakeRunners(first, second), _tasks(20), lambda _: None, _always,
+        concurrency=Noting(ConcurrencyBounds(4, 8)), most_attempts=3,
+    )  # fmt: skip
+    await pool.play()
+    assert sum(finished for finished, _, _ in noted) == 20
+    assert {queued for _, _, queued in noted} == {5}
+    assert (noted[0][1], noted[-1][1]) == (True, False)
