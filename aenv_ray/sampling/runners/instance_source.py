@@ -208,8 +208,9 @@ class InstanceSource:
 
     @property
     def queued(self) -> int:
-        """How many instances wait for room in the cluster."""
-        return self._queued_in_groups + sum(request.queued for request in self._requests)
+        """How many episodes wait for room in the cluster: not those that have not begun."""
+        queued = sum(request.queued for request in self._requests)
+        return self._queued_in_groups + min(queued, len(self._waiting))
 
     def start_ahead(self) -> None:
         """Start instances for episodes that have not begun, after their number has changed."""

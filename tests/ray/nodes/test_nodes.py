@@ -402,6 +402,38 @@ def test_nodes_are_lost_in_mid_run_and_no_episode_is_lost_or_scored_by_it(
     assert {nodes.head.node_id, second.node_id} <= {row[5] for row in rows}
 
 
+ADAPTING = """
+import asyncio
+async def policy(env, task):
+    await env.call_tool("count")
+    await asyncio.sleep(0.3)
+tasks = [{"id": str(n)} for n in range(120)]
+sampling = aenv_ray.sample(PROBE, policy, tasks, concurrency=(2, 64), runners="nodes")
+limits = [sampling.concurrency for one in sampling]
+"""
+
+
+def test_no_more_episodes_are_begun_than_may_wait_for_room(
+    passing: Callable[..., Node], console: Console
+) -> None:
+    """As many as the cluster plays, and at most as many that show an autoscaler the demand."""
+    slots = 4
+    third = passing(slots=slots)  # the nodes that declare none take no instances from now on
+
+    def takes_all() -> bool:
+        console.do(f"group = aenv_ray.create_many(PROBE, {slots})")
+        found = by_node(console, "group")
+        console.do(RELEASE.format("group"))
+        return found.keys() == {third.node_id}
+
+    eventually(takes_all, 30.0)
+    console.do(ADAPTING)
+    limits = console.value("limits")
+    assert len(limits) == 120
+    assert slots <= max(limits) <= 2 * slots
+    assert console.value("sampling.summary().reward_mean") == 0.5
+
+
 STARTED = """
 import threading
 made = []

@@ -62,7 +62,7 @@ def test_no_more_episodes_are_played_at_once_than_the_policy_is_worth(
 ) -> None:
     """It has no use for 64 sandboxes."""
     sampling = aenv_ray.sample(
-        PROBE, _Narrow, probe_tasks(200), concurrency=(2, 64), runners=runners
+        PROBE, _Narrow, probe_tasks(120), concurrency=(2, 64), runners=runners
     )
     found = _limits(sampling)
     assert max(found) <= 16

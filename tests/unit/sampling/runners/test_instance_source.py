@@ -185,6 +185,7 @@ async def test_waiting_for_room_holds_up_no_request() -> None:
     assert sum(count for count, _ in instances.requests) == 8
     assert source.queued == 8
     await _end_starts(tasks)
+    assert source.queued == 0, "what is started ahead of need holds up nobody"
     await source.close()
 
 
