@@ -494,8 +494,8 @@ def sample(  # noqa: PLR0913  # each is an option
             be slow or endless: a task is taken when an episode can start. If it raises, the running
             episodes are finished first.
         concurrency: Maximum number of concurrent episodes, each with an instance, on all nodes
-            together; at least 1. A group that is larger is played alone. ``(LEAST, MOST)``, or
-            ``"LEAST-MOST"``: begin with the least, and play as many as the cluster's room, the load
+            together; at least 1. A group that is larger is played alone. ``(MIN, MAX)``, or
+            ``"MIN-MAX"``: begin with the minimum, and play as many as the cluster's room, the load
             of its nodes and the throughput of the policy make worthwhile.
         samples_per_task: Episodes of each task. They form a group: they get their instances
             together or not at all, and their records have the same ``group`` and a ``sample``.

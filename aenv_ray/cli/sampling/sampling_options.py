@@ -38,7 +38,7 @@ Concurrency = Annotated[
     typer.Option(
         "--concurrency",
         "-c",
-        metavar="N or LEAST-MOST",
+        metavar="N|MIN-MAX",
         callback=_bounds,
         help="Concurrent instances, or bounds between which their number adapts.",
     ),
