@@ -25,6 +25,11 @@ from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import Policy, name_of, portable
 from aenv_ray.sampling.policies.named import policy_of
+from aenv_ray.sampling.runners.concurrency import (
+    ConcurrencyBounds,
+    ConcurrencyLimit,
+    concurrency_bounds,
+)
 from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.groups import GroupFeed
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules
@@ -80,7 +85,7 @@ class Sampling:
         policy: Policy | type,
         tasks: GroupFeed,
         *,
-        concurrency: int,
+        concurrency: ConcurrencyBounds,
         where: Where,
         rules: EpisodeRules,
         options: CreateOptions,
@@ -90,7 +95,7 @@ class Sampling:
         self._environment = environment
         self._policy = policy
         self._tasks = tasks
-        self._concurrency = concurrency
+        self._concurrency = ConcurrencyLimit(concurrency, tasks.group_size)
         self._where = where
         self._rules = rules
         self._options = options
@@ -134,6 +139,11 @@ class Sampling:
     def playing(self) -> int:
         """The number of episodes that are being played, or wait for an instance."""
         return self._playing
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of concurrent episodes at present; see `sample`."""
+        return self._concurrency.limit
 
     @property
     def episodes(self) -> list[Episode]:
@@ -473,7 +483,7 @@ def sample(  # noqa: PLR0913  # each is an option
     policy: Policy | type | str,
     tasks: TaskSource | None = None,
     *,
-    concurrency: int = 16,
+    concurrency: int | tuple[int, int] | str = 16,
     samples_per_task: int = 1,
     hedge: int = 0,
     runners: Literal["auto", "nodes", "driver"] | str = "auto",
@@ -500,7 +510,9 @@ def sample(  # noqa: PLR0913  # each is an option
             be slow or endless: a task is taken when an episode can start. If it raises, the running
             episodes are finished first.
         concurrency: Maximum number of concurrent episodes, each with an instance, on all nodes
-            together; at least 1. A group that is larger is played alone.
+            together; at least 1. A group that is larger is played alone. ``(MIN, MAX)``, or
+            ``"MIN-MAX"``: begin with the minimum, and play as many as the cluster's room, the load
+            of its nodes and the throughput of the policy make worthwhile.
         samples_per_task: Episodes of each task. They form a group: they get their instances
             together or not at all, and their records have the same ``group`` and a ``sample``.
         hedge: Further episodes of each task to start; the first `samples_per_task` that finish are
@@ -542,11 +554,7 @@ def sample(  # noqa: PLR0913  # each is an option
             or is a generator; or `out` has content that is neither resumed nor to be overwritten.
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
-    if concurrency < 1:
-        raise ConfigError(
-            f"concurrency must be at least 1, not {concurrency!r}",
-            hint="pass the number of episodes to run at the same time",
-        )
+    bounds = concurrency_bounds(concurrency)
     chosen = policy_of(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
@@ -574,7 +582,7 @@ def sample(  # noqa: PLR0913  # each is an option
         str(environment),
         chosen,
         feed,
-        concurrency=concurrency,
+        concurrency=bounds,
         where=_where(runners),
         rules=EpisodeRules(infra_retries, rewards, limit_s),
         options=CreateOptions(actor=actor, **options),

@@ -150,7 +150,7 @@ def test_ray_code_and_samples_join_the_fabric_that_is_up(aenv, up):
         "    for step in task.reference:\n"
         "        await env.call_tool(step.tool, step.arguments)\n"
     )
-    words = ("sample", "mini-terminal", "--policy", "pol:act", "-n", "4", "-c", "2")
+    words = ("sample", "mini-terminal", "--policy", "pol:act", "-n", "4", "-c", "2-4")
     found = aenv(*words, "-o", "json")
     assert (found["succeeded"], found["infra_failed"]) == (4, 0)
     assert len((machine.root / "h" / "episodes.jsonl").read_text().splitlines()) == 4

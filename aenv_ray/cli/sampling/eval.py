@@ -30,7 +30,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     policy: given.Policy,
     limit: given.Limit = None,
     samples_per_task: given.SamplesPerTask = 1,
-    concurrency: given.Concurrency = 16,
+    concurrency: given.Concurrency = "16",
     runners: given.Runners = "auto",
     infra_retries: given.InfraRetries = 2,
     episode_timeout: given.EpisodeTimeout = None,

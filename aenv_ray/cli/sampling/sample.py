@@ -62,7 +62,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         int | None,
         typer.Option("--rollouts", "-n", min=1, help="Number of episodes. Default: one per task."),
     ] = None,
-    concurrency: given.Concurrency = 16,
+    concurrency: given.Concurrency = "16",
     samples_per_task: given.SamplesPerTask = 1,
     hedge: Annotated[
         int,
@@ -135,6 +135,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
       aenv sample mini-terminal --policy reference
       aenv sample mini-terminal -p null --task-id 'count-*' --shuffle 1 --limit 5
       aenv sample mini-terminal -p openai:qwen3 --base-url http://host:8000/v1
+      aenv sample mini-terminal -p my_agent:act -n 5000 --concurrency 8-256
       aenv sample mini-terminal --policy my_agent:act -n 64 --out run1.jsonl
       aenv sample swebench --tasks verified.jsonl --predictions preds.jsonl
       aenv sample mini-terminal -p my_agent:act -n 64 --out run1.jsonl --resume

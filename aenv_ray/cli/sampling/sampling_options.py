@@ -20,8 +20,28 @@ Shuffle = Annotated[
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="Maximum number of tasks, after shuffling.")
 ]
+
+
+def _bounds(text: str) -> str:
+    from aenv_ray.errors import ConfigError
+    from aenv_ray.sampling.runners.concurrency import concurrency_bounds
+
+    try:
+        concurrency_bounds(text)
+    except ConfigError as exc:
+        raise typer.BadParameter(exc.message) from None
+    return text
+
+
 Concurrency = Annotated[
-    int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
+    str,
+    typer.Option(
+        "--concurrency",
+        "-c",
+        metavar="N|MIN-MAX",
+        callback=_bounds,
+        help="Concurrent instances, or bounds between which their number adapts.",
+    ),
 ]
 SamplesPerTask = Annotated[
     int, typer.Option("--samples-per-task", min=1, help="Episodes of each task, as a group.")

@@ -83,6 +83,11 @@ class LocalRunner:
     def _left(self) -> int | None:
         return self._queue.left()
 
+    @property
+    def queued(self) -> int:
+        """See `RunnerLink.queued`."""
+        return self._source.queued
+
     async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
         """See `RunnerQueue.give`."""
         self._source.resize(limit)

@@ -191,6 +191,7 @@ class InstanceSource:
         self._requests: set[_Request] = set()
         self._group_starts: set[asyncio.Task[list[Instance]]] = set()
         self._live = 0
+        self._queued_in_groups = 0
         self._ended: list[Instance] = []
         self._connected: set[str] = set()
         """Instances with a direct connection."""
@@ -204,6 +205,12 @@ class InstanceSource:
     def resize(self, concurrency: int) -> None:
         """Change the maximum number of episodes at once."""
         self._plan.resize(concurrency)
+
+    @property
+    def queued(self) -> int:
+        """How many episodes wait for room in the cluster: not those that have not begun."""
+        queued = sum(request.queued for request in self._requests)
+        return self._queued_in_groups + min(queued, len(self._waiting))
 
     def start_ahead(self) -> None:
         """Start instances for episodes that have not begun, after their number has changed."""
@@ -307,11 +314,22 @@ class InstanceSource:
     ) -> list[Instance]:
         self._live += count
         started = self._clock()
+        queued = 0
+
+        def note(is_queued: bool) -> None:
+            nonlocal queued
+            now_queued = count if is_queued else 0
+            self._queued_in_groups += now_queued - queued
+            queued = now_queued
+            on_queue(is_queued)
+
         try:
-            created = await self._instances.create_group(count, own, on_queue)
+            created = await self._instances.create_group(count, own, note)
         except BaseException:
             self._live -= count
             raise
+        finally:
+            self._queued_in_groups -= queued
         seconds = self._clock() - started
         made = [self._instance(one, seconds) for one in created]
         return [one._replace(is_for_task=own is not None) for one in made]

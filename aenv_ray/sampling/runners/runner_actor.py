@@ -124,16 +124,18 @@ class RunnerShell:
         """See `RunnerQueue.take_back`."""
         return await self._opened().take_back(most)
 
-    async def finished(self) -> tuple[bytes, dict[str, bytes]]:
-        """Return finished episodes as JSON Lines, and the contents of their attachments.
+    async def finished(self) -> tuple[bytes, dict[str, bytes], int]:
+        """Return finished episodes as JSON Lines, the contents of their attachments, and `queued`.
 
-        Empty if there were none for a while.
+        There are no episodes if none has finished for a while.
         """
-        episodes = await self._opened().finished(linger_s=_LINGER_S, wait_s=_BEAT_S)
+        runner = self._opened()
+        episodes = await runner.finished(linger_s=_LINGER_S, wait_s=_BEAT_S)
         contents: dict[str, bytes] = {}
         for episode in episodes:
             contents |= episode.contents
-        return b"\n".join(episode.model_dump_json().encode() for episode in episodes), contents
+        lines = b"\n".join(episode.model_dump_json().encode() for episode in episodes)
+        return lines, contents, runner.queued
 
     async def close(self) -> None:
         """End all episodes and release their instances."""
@@ -168,6 +170,7 @@ class RemoteRunner:
     def __init__(self, name: str, node: str, actor: Any, gate: ShutdownGate) -> None:
         self.name = name
         self.node = node
+        self.queued = 0
         self._actor = actor
         self._gate = gate
 
@@ -199,6 +202,7 @@ class RemoteRunner:
         found = await self._answer(self._actor.finished.remote, "episodes", None)
         lines: bytes = found[0]
         contents: dict[str, bytes] = found[1]
+        self.queued = found[2]
         episodes = [Episode.model_validate_json(line) for line in lines.splitlines()]
         if contents:
             for episode in episodes:

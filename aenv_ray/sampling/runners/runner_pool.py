@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.sampling.runners.assignments import Assignment, Assignments, Group
+from aenv_ray.sampling.runners.concurrency import ConcurrencyLimit
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 
 logger = logging.getLogger("aenv_ray")
@@ -40,6 +41,10 @@ class RunnerLink(Protocol):
     """Unique in a run."""
     is_remote: bool
     """Whether a task takes a while to get there."""
+
+    @property
+    def queued(self) -> int:
+        """Its episodes that wait for room in the cluster, as of the last `finished`."""
 
     async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
         """See `RunnerQueue.give`; raises RunnerLost."""
@@ -123,8 +128,8 @@ class RunnerPool:
         take: Returns up to so many groups of tasks; none if there are no more.
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
-        concurrency: Maximum number of episodes at once, divided among the runners; only a group
-            that is larger exceeds it.
+        concurrency: Decides how many episodes are played at once, which are divided among the
+            runners; only a group that is larger exceeds it.
         most_attempts: Maximum number of attempts at a task whose runners are lost.
         group_size: Maximum number of episodes of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
@@ -138,7 +143,7 @@ class RunnerPool:
         report: Callable[[Episode], None],
         room: Callable[[], Awaitable[None]],
         *,
-        concurrency: int,
+        concurrency: ConcurrencyLimit,
         most_attempts: int,
         group_size: int = 1,
         may_read_ahead: bool = True,
@@ -251,16 +256,27 @@ class RunnerPool:
                 await self._await_room()
                 episodes = await member.link.finished()
                 member.was_asked = False
-                before = self._assignments.count(member.link.name)
-                for episode in episodes:
-                    if self._assignments.finish(member.link.name, episode.index):
-                        self._report(episode)
-                member.note(before - self._assignments.count(member.link.name))
+                self._note_finished(member, episodes)
                 self._note_change()
                 if await self._leave_if_done(member):
                     return
         except RunnerLost as exc:
             await self._lose(member, exc)
+
+    def _note_finished(self, member: _Member, episodes: Sequence[Episode]) -> None:
+        name, members = member.link.name, self._members.values()
+        before = self._assignments.count(name)
+        total = sum(self._assignments.count(one.link.name) for one in members)
+        kept = [one for one in episodes if self._assignments.finish(name, one.index)]
+        for episode in kept:
+            self._report(episode)
+        member.note(before - self._assignments.count(name))
+        self._concurrency.note(
+            kept,
+            time.monotonic(),
+            is_full=total >= self._concurrency.limit,
+            queued=sum(one.link.queued for one in members),
+        )
 
     async def _leave_if_done(self, member: _Member) -> bool:
         """Close a leaving runner that has no tasks left; return whether it is closed."""
@@ -404,8 +420,8 @@ class RunnerPool:
         """
         staying = self._staying()
         runners = len(staying) + self._runners.expected
-        sharing = max(1, min(runners, self._concurrency // self._group_size))
-        each, more = divmod(self._concurrency, sharing)
+        sharing = max(1, min(runners, self._concurrency.limit // self._group_size))
+        each, more = divmod(self._concurrency.limit, sharing)
         return {
             member: each + (number < more) if number < sharing else 0
             for number, member in enumerate(staying)
@@ -423,7 +439,7 @@ class RunnerPool:
             return limits
         playing = self._counts()
         over = {one for one, count in playing.items() if count > limits.get(one, 0)}
-        left = max(0, self._concurrency - sum(playing.values()))
+        left = max(0, self._concurrency.limit - sum(playing.values()))
         shares: dict[_Member, int] = {}
         for member, limit in limits.items():
             share = min(limit, playing[member] + left)

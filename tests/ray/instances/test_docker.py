@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import ray
 
 import aenv_ray
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.config import settings
 from aenv_ray.errors import InstanceExpired, InstanceReleased, SandboxLost, SandboxStartFailed
 from aenv_ray.models import InstanceStatus
@@ -26,8 +28,10 @@ from tests.ray.faults import (
     Witness,
     actor_pid,
     eventually_empty,
+    host_of,
     kill,
     processes_of,
+    stop,
 )
 
 pytestmark = pytest.mark.docker
@@ -138,6 +142,19 @@ def test_a_call_survives_the_death_of_its_host(
     assert witness.heard() == ["began k", "ended k"]
     info = ray.get(handle.info.remote())
     assert (info.generation, info.status) == (1, InstanceStatus.RUNNING)
+
+
+async def test_calls_pass_the_host_by(make_container: Callable[..., Any], density: str) -> None:
+    """A caller on the node is connected to the container: it is answered while the host is not."""
+    instance = AsyncEnvHandle(make_container(actor=density))
+    assert await instance.connect_directly()
+    pid = actor_pid(host_of(instance.handle))
+    stop(pid)
+    try:
+        assert (await instance.call_tool("count", {}, 30.0)).data == 1
+    finally:
+        kill(pid, signal.SIGCONT)
+    await instance.close()
 
 
 def test_a_node_pulls_with_its_own_login(

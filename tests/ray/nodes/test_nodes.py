@@ -357,6 +357,83 @@ def test_a_node_drains_and_no_episode_is_lost_or_played_twice(
     eventually(lambda: is_used(console, third), 30.0)
 
 
+UNDER_LOAD = """
+import asyncio, os, threading
+played = []
+async def policy(env, task):
+    for _ in range(3):
+        await env.call_tool("count")
+        await asyncio.sleep(0.05)
+    return os.getpid()
+def sample():
+    reward = {"name": "counted", "arguments": {"expected": 3}}
+    tasks = [{"id": str(n), "reward": reward} for n in range(360)]
+    for one in aenv_ray.sample(PROBE, policy, tasks, concurrency=9):
+        row = [one.task_id, str(one.status), one.reward, one.attempts, one.output]
+        played.append([*row, one.node_id])
+sampling = threading.Thread(target=sample, daemon=True)
+sampling.start()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_nodes_are_lost_in_mid_run_and_no_episode_is_lost_or_scored_by_it(
+    passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
+) -> None:
+    """Their runners die with the episodes that they play and have ahead; others play these."""
+    lost = [passing(), passing()]
+    eventually(lambda: all(is_used(console, node) for node in lost), 30.0)
+    console.do(UNDER_LOAD)
+    for node in lost:
+
+        def plays(node: Node = node) -> bool:
+            rows = console.value("played")
+            return sum(row[-1] == node.node_id for row in rows) >= 20 and bool(node.sandboxes())
+
+        eventually(plays, 60.0, lambda: console.value("len(played)"))
+        node.kill()
+    assert console.value("len(played)") < 360
+    console.do("sampling.join(120)")
+    rows = console.value("played")
+    assert sorted(int(row[0]) for row in rows) == list(range(360))
+    assert {(status, reward) for _, status, reward, *_ in rows} == {("completed", 1.0)}
+    assert max(row[3] for row in rows) > 1
+    assert console.value("os.getpid()") not in {row[4] for row in rows}
+    assert {nodes.head.node_id, second.node_id} <= {row[5] for row in rows}
+
+
+ADAPTING = """
+import asyncio
+async def policy(env, task):
+    await env.call_tool("count")
+    await asyncio.sleep(0.3)
+tasks = [{"id": str(n)} for n in range(120)]
+sampling = aenv_ray.sample(PROBE, policy, tasks, concurrency=(2, 64), runners="nodes")
+limits = [sampling.concurrency for one in sampling]
+"""
+
+
+def test_no_more_episodes_are_begun_than_may_wait_for_room(
+    passing: Callable[..., Node], console: Console
+) -> None:
+    """As many as the cluster plays, and at most as many that show an autoscaler the demand."""
+    slots = 4
+    third = passing(slots=slots)  # the nodes that declare none take no instances from now on
+
+    def takes_all() -> bool:
+        console.do(f"group = aenv_ray.create_many(PROBE, {slots})")
+        found = by_node(console, "group")
+        console.do(RELEASE.format("group"))
+        return found.keys() == {third.node_id}
+
+    eventually(takes_all, 30.0)
+    console.do(ADAPTING)
+    limits = console.value("limits")
+    assert len(limits) == 120
+    assert slots <= max(limits) <= 2 * slots
+    assert console.value("sampling.summary().reward_mean") == 0.5
+
+
 STARTED = """
 import threading
 made = []

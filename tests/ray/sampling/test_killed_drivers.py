@@ -14,9 +14,6 @@ from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, Driver, eventually, eventually_empty
 from tests.ray.sampling.policies import probe_tasks
 
-KILLS = 20
-EPISODES = KILLS * 10
-
 PROGRAM = """
 from tests.ray.faults import PROBE
 from tests.ray.sampling.policies import probe_tasks
@@ -24,36 +21,40 @@ from tests.ray.sampling.policies import probe_tasks
 async def act(env, task):
     await env.exec("sleep 0.2")  # slower than the test, which sees each episode
 
-aenv_ray.sample(PROBE, act, probe_tasks({episodes}), concurrency=2, out={out!r}, resume=True).run()
+aenv_ray.sample(
+    PROBE, act, probe_tasks({episodes}),
+    concurrency=2, out={out!r}, resume=True, runners={runners!r},
+).run()
 """
 
 
 @pytest.mark.timeout(300)
-def test_a_run_whose_driver_is_killed_twenty_times_has_every_episode_once(
-    cluster: Cluster, driver: Callable[[str], Driver], tmp_path: Path
+@pytest.mark.parametrize(("runners", "kills"), [("driver", 20), ("nodes", 5)])
+def test_a_run_whose_driver_is_killed_again_and_again_has_every_episode_once(
+    cluster: Cluster, driver: Callable[[str], Driver], tmp_path: Path, runners: str, kills: int
 ) -> None:
     """Each driver is killed with SIGKILL while it writes; the last one runs what is missing."""
-    out = tmp_path / "episodes.jsonl"
-    program = PROGRAM.format(episodes=EPISODES, out=str(out))
+    out, count = tmp_path / "episodes.jsonl", kills * 10
+    program = PROGRAM.format(episodes=count, out=str(out), runners=runners)
 
     def finished() -> int:
         return out.read_bytes().count(b"\n") if out.exists() else 0
 
-    for _ in range(KILLS):
+    for _ in range(kills):
         before = finished()
         running = driver(program)
         eventually(lambda before=before: finished() > before, what=finished)
         running.kill()
-    assert KILLS <= finished() < EPISODES
+    assert kills <= finished() < count
 
     async def act(env: Any, task: Task) -> None:
         await env.call_tool("count")
 
-    rest = aenv_ray.sample(PROBE, act, probe_tasks(EPISODES), out=out, resume=True)
-    assert rest.kept >= KILLS
+    rest = aenv_ray.sample(PROBE, act, probe_tasks(count), out=out, resume=True, runners=runners)
+    assert rest.kept >= kills
     summary = rest.run()
-    assert summary.rollouts == EPISODES
+    assert summary.rollouts == count
     episodes = [Episode.model_validate_json(line) for line in out.read_text().splitlines()]
-    assert sorted(episode.index for episode in episodes) == list(range(EPISODES))
+    assert sorted(episode.index for episode in episodes) == list(range(count))
     assert {episode.status for episode in episodes} == {EpisodeStatus.COMPLETED}
     eventually_empty(cluster.sandboxes)

@@ -183,7 +183,9 @@ async def test_waiting_for_room_holds_up_no_request() -> None:
         instances.requests[-1][1].on_queued(1)
         await _turn()
     assert sum(count for count, _ in instances.requests) == 8
+    assert source.queued == 8
     await _end_starts(tasks)
+    assert source.queued == 0, "what is started ahead of need holds up nobody"
     await source.close()
 
 
@@ -427,6 +429,7 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
     first = await _group(source, 8)
     second, third = (source.begin_group(8) for _ in range(2))
     await _turn()
+    assert source.queued == 16
     for instance in first:
         assert not second.done()
         assert source.reuse(instance)
@@ -438,6 +441,7 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
         again = await third
     await _turn()
     assert (cluster.made, cluster.waiting) == (8, []), "and nothing is created any more"
+    assert source.queued == 0
     for instance in again:
         source.release(instance)
     await _close(cluster, source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import pytest
 
@@ -13,9 +13,14 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
+from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, ConcurrencyLimit
 from aenv_ray.sampling.runners.instance_source import GroupStart
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
 from aenv_ray.sampling.runners.runner_queue import Play, RunnerQueue
+
+
+def _fixed(concurrency: int) -> ConcurrencyLimit:
+    return ConcurrencyLimit(ConcurrencyBounds(concurrency, concurrency))
 
 
 def _episode(one: Assignment) -> Episode:
@@ -34,6 +39,7 @@ class _FakeRunner:
     """A runner whose episodes are played by a function, until it is lost."""
 
     is_remote = False
+    queued = 0
 
     def __init__(self, name: str, play: Play) -> None:
         self.name = name
@@ -119,7 +125,7 @@ async def _played(
         _tasks(count),
         episodes.append,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=most_attempts,
     )
     await pool.play()
@@ -204,7 +210,7 @@ async def test_no_more_episodes_than_the_concurrency_are_played(
         _taken_from(_groups(40, size)),
         episodes.append,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=3,
         group_size=size,
     )
@@ -241,7 +247,7 @@ async def test_runners_that_join_and_leave_do_not_exceed_the_concurrency(
         _taken_from(_groups(600 // size, size, extra)),
         report,
         _always,
-        concurrency=concurrency,
+        concurrency=_fixed(concurrency),
         most_attempts=3,
         group_size=size + extra,
     )
@@ -270,7 +276,7 @@ async def test_a_group_begins_once_all_of_it_fits_beside_a_runner_that_leaves(
     runners = _FakeRunners(counting.runner("leaving"))
     pool = RunnerPool(
         runners, _taken_from(_groups(8, 4)), report, _always,
-        concurrency=8, most_attempts=3, group_size=4,
+        concurrency=_fixed(8), most_attempts=3, group_size=4,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
@@ -333,7 +339,7 @@ async def test_tasks_that_are_handed_out_again_do_not_wait_for_further_tasks(
     first = _FakeRunner("first", hold)
     first.is_remote = True
     runners = _FakeRunners(first, _FakeRunner("other", play))
-    pool = RunnerPool(runners, take, report, _always, concurrency=2, most_attempts=3)
+    pool = RunnerPool(runners, take, report, _always, concurrency=_fixed(2), most_attempts=3)
     async with asyncio.timeout(30.0):
         await pool.play()
     assert sorted(one.index for one in episodes) == list(range(4))
@@ -476,7 +482,9 @@ async def test_draining_finishes_what_runners_have() -> None:
 
     episodes: list[Episode] = []
     runners = _FakeRunners(_FakeRunner("a", play))
-    pool = RunnerPool(runners, take, episodes.append, _always, concurrency=4, most_attempts=1)
+    pool = RunnerPool(
+        runners, take, episodes.append, _always, concurrency=_fixed(4), most_attempts=1
+    )
     await pool.play()
     assert [one.index for one in episodes] == [0]
 
@@ -503,7 +511,9 @@ async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> 
 
     episodes: list[Episode] = []
     runners = _FakeRunners(Slow("a", _at_once))
-    pool = RunnerPool(runners, one_by_one, episodes.append, _always, concurrency=8, most_attempts=1)
+    pool = RunnerPool(
+        runners, one_by_one, episodes.append, _always, concurrency=_fixed(8), most_attempts=1
+    )
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await all_taken.wait()
@@ -544,7 +554,9 @@ async def test_episodes_are_not_collected_while_nobody_reads_them() -> None:
             await has_room.wait()
 
     runners = _FakeRunners(_FakeRunner("a", _at_once))
-    pool = RunnerPool(runners, _tasks(40), episodes.append, room, concurrency=4, most_attempts=1)
+    pool = RunnerPool(
+        runners, _tasks(40), episodes.append, room, concurrency=_fixed(4), most_attempts=1
+    )
     async with asyncio.timeout(30.0):
         run = asyncio.create_task(pool.play())
         await is_full.wait()
@@ -584,7 +596,7 @@ async def test_an_idle_runner_gets_the_tasks_that_a_slow_one_has_not_begun(
     episodes: list[Episode] = []
     pool = RunnerPool(
         _FakeRunners(*runners.values()), _tasks(12), episodes.append, _always,
-        concurrency=4, most_attempts=3,
+        concurrency=_fixed(4), most_attempts=3,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
@@ -618,7 +630,7 @@ async def test_an_idle_runner_gets_groups_that_a_slow_one_has_not_begun(
     episodes: list[Episode] = []
     pool = RunnerPool(
         _FakeRunners(*runners), _taken_from(_groups(4, 4, extra)), episodes.append, _always,
-        concurrency=2 * (4 + extra), most_attempts=3, group_size=4 + extra,
+        concurrency=_fixed(2 * (4 + extra)), most_attempts=3, group_size=4 + extra,
     )  # fmt: skip
     async with asyncio.timeout(30.0):
         await pool.play()
@@ -711,8 +723,57 @@ async def test_the_number_of_episodes_that_are_played_is_told() -> None:
     runner.is_remote = True
     pool = RunnerPool(
         _FakeRunners(runner), _tasks(30), lambda _: None, _always,
-        concurrency=4, most_attempts=1, on_playing=told.append,
+        concurrency=_fixed(4), most_attempts=1, on_playing=told.append,
     )  # fmt: skip
     await pool.play()
     assert seen[0] == max(told) == 4
     assert told[-1] == 0
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
+    monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    """Runners learn of a higher limit and of a lower one with the tasks that follow."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 5 if member.link.is_remote else 0)
+    counting, limit, most = _Counting(), _fixed(2), list[int]()
+
+    def report(episode: Episode) -> None:
+        reported.append(episode)
+        if len(reported) % 100 == 0:
+            most.append(counting.most)
+            limit.limit = 8 if len(reported) == 100 else 3
+        if len(reported) % 100 == 50:
+            counting.most = 0  # those that began with the limit before have ended
+
+    reported: list[Episode] = []
+    pool = RunnerPool(
+        _FakeRunners(*(counting.runner(f"r{n}", is_remote=is_remote) for n in range(2))),
+        _tasks(400), report, _always, concurrency=limit, most_attempts=3,
+    )  # fmt: skip
+    async with asyncio.timeout(30.0):
+        await pool.play()
+    assert sorted(one.index for one in reported) == list(range(400))
+    assert most == [2, 8, 3, 3]
+
+
+async def test_the_limit_is_told_what_waits_for_room_at_all_runners() -> None:
+    """And how many are played: with all places taken, the rate says whether they pay."""
+    noted: list[tuple[int, bool, int]] = []
+
+    class Noting(ConcurrencyLimit):
+        def note(
+            self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int
+        ) -> None:
+            noted.append((len(list(episodes)), is_full, queued))
+
+    first, second = _FakeRunner("a", _at_once), _FakeRunner("b", _at_once)
+    first.queued, second.queued = 2, 3
+    pool = RunnerPool(
+        _FakeRunners(first, second), _tasks(20), lambda _: None, _always,
+        concurrency=Noting(ConcurrencyBounds(4, 8)), most_attempts=3,
+    )  # fmt: skip
+    await pool.play()
+    assert sum(finished for finished, _, _ in noted) == 20
+    assert {queued for _, _, queued in noted} == {5}
+    assert (noted[0][1], noted[-1][1]) == (True, False)

@@ -208,6 +208,12 @@ def wordy() -> str:
     return "good"
 
 
+@register_reward(name="counted")
+def counted(expected: int) -> float:
+    """Return 1 if `count` ran `expected` times here."""
+    return float(_state["count"] == expected)
+
+
 @register_health
 def health() -> dict[str, Any]:
     """Say how the environment is."""
