@@ -220,7 +220,7 @@ class IdempotencyKeys:
         age_s = self._clock.now() - claim.claimed_at
         if age_s <= self._replicas.silence_s:
             return False
-        return claim.replica not in await self._replicas.alive()
+        return bool(await self._replicas.dead({claim.replica}))
 
     async def _leases(self, ids: Sequence[str]) -> list[Lease]:
         """Return the leases of instances; none if any of them has no lease."""

@@ -39,6 +39,7 @@ from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import GatewayApp
 from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.contract.hub.redis_servers import emptied
@@ -341,3 +342,8 @@ async def created(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     data: dict[str, Any] = answer.json()["data"]
     return data
+def hears_regularly(replicas: Replicas) -> None:
+    """Let the silence of other replicas count, as it does some time after the start."""
+    replicas._regular_since = 0.0
+
+
