@@ -13,6 +13,8 @@ from aenv_ray.actors.fabric.async_fabric import QUEUE_S
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
 from aenv_ray.ids import instance_ids
+from aenv_ray.models import InstanceStatus
+from aenv_ray.serve.gateway import idempotency
 from aenv_ray.serve.gateway.idempotency import FAILED_TTL_S, Claim
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
@@ -169,6 +171,38 @@ async def test_creates_with_the_key_of_one_that_failed_make_one_instance(
     bench.fabric.gate.set()
     ids = {(await one).json()["data"][0]["id"] for one in both}
     assert bench.fabric.created == list(ids)
+
+
+async def test_a_key_is_free_again_when_its_create_failed_after_the_answer(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """The hub keeps the failed lease, for its reason, and nobody waits for it."""
+    key = {"Idempotency-Key": "k1"}
+    bench.fabric.failure = SandboxStartFailed("its code does not load")
+    wish = CREATE | {"count": 2, "wait": False}
+    pending = await ann.post("/instances", json=wish, headers=key)
+    failed = [one["id"] for one in pending.json()["data"]]
+    for one in failed:
+        shown = await ann.get(f"/instances/{one}?wait_s=20")
+        assert shown.json()["data"]["status"] == "Failed"
+    bench.fabric.failure = None
+    made = await ann.post("/instances", json=wish | {"wait": True}, headers=key)
+    assert [one["status"] for one in made.json()["data"]] == ["Running"] * 2
+    assert bench.fabric.created == [one["id"] for one in made.json()["data"]]
+    assert not set(failed) & set(bench.fabric.created)
+
+
+@pytest.mark.parametrize("status", [InstanceStatus.FAILED, InstanceStatus.TERMINATED])
+async def test_a_key_whose_instance_has_ended_says_so_at_once(
+    bench: Bench, ann: httpx.AsyncClient, status: InstanceStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the hub keeps its lease, as when its TTL has passed or its sandbox died."""
+    key = {"Idempotency-Key": "k1"}
+    made = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"]
+    await bench.hub.update_lease(made[0]["id"], status=status)
+    monkeypatch.setattr(idempotency, "_POLL_S", 3600.0)
+    gone = await ann.post("/instances", json=CREATE, headers=key)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "instance_released")
 
 
 async def test_a_create_whose_client_left_is_undone(bench: Bench, ann: httpx.AsyncClient) -> None:
