@@ -5,18 +5,26 @@ One event loop of the gateway serves all owners, and what a sandbox lists is its
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import AsyncGenerator
+import mmap
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import JsonCall
 from aenv_ray.errors import ConfigError, ToolNotFound
+from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.public.requests import query_arguments
 from aenv_ray.serve.gateway.data.functions import (
@@ -26,6 +34,10 @@ from aenv_ray.serve.gateway.data.functions import (
     is_simple,
 )
 from aenv_ray.serve.gateway.data.targets import Target
+from aenv_ray.serve.gateway.listener import GatewayListener, listen
+from tests.contract.gateway.gateway_bench import a_gateway, created
+
+LONG_S = 60.0
 
 
 class Sandbox:
@@ -142,3 +154,175 @@ def test_a_query_of_many_keys_is_read_once(monkeypatch: pytest.MonkeyPatch) -> N
     schema = {"properties": {"kinds": {"type": ["array", "null"]}, "b": {"type": [{}]}}}
     found = query_arguments(Request(scope), schema)
     assert found == {"a": ["1", "3"], "b": "2", "kinds": [1]}
+
+
+# --- requests within requests --------------------------------------------------------------------
+
+INNER = b"GET /inner HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+IN_CHUNK = b"%x\r\n%b\r\n0\r\n\r\n" % (len(INNER), INNER)
+
+
+def length(size: int) -> bytes:
+    return b"Content-Length: %d\r\n" % size
+
+
+AFTER = b"0\r\n\r\n" + INNER
+"""One request with a body for who reads the length, two for who reads chunks."""
+SMUGGLED = {
+    "CL.TE": (length(len(AFTER)) + CHUNKED, AFTER),
+    "TE.CL": (CHUNKED + length(len(b"%x\r\n" % len(INNER))), IN_CHUNK),
+    "two lengths": (length(len(INNER)) + length(0), INNER),
+    "two lengths, turned": (length(0) + length(len(INNER)), INNER),
+    "list of lengths": (b"Content-Length: 0, %d\r\n" % len(INNER), INNER),
+    "signed length": (b"Content-Length: +%d\r\n" % len(INNER), INNER),
+    "hexadecimal length": (b"Content-Length: 0x%x\r\n" % len(INNER), INNER),
+    "huge length": (b"Content-Length: %d\r\n" % 2**64, INNER),
+    "folded coding": (b"Transfer-Encoding:\r\n chunked\r\n" + length(len(AFTER)), AFTER),
+    "folded length": (b"Content-Length:\r\n %d\r\n" % len(INNER) + length(0), INNER),
+    "folded header": (b"X: y\r\n Content-Length: 0\r\n" + length(len(INNER)) + CHUNKED, AFTER),
+    "space before the colon": (b"Transfer-Encoding : chunked\r\n" + length(len(AFTER)), AFTER),
+    "unknown coding": (b"Transfer-Encoding: xchunked\r\n" + length(len(AFTER)), AFTER),
+    "chunked is not last": (b"Transfer-Encoding: chunked, gzip\r\n", AFTER),
+    "two codings": (CHUNKED + b"Transfer-Encoding: identity\r\n", AFTER),
+    "line ends with LF": (b"X: y\nTransfer-Encoding: chunked\n" + length(len(AFTER)), AFTER),
+    "line ends with CR": (b"X: y\rTransfer-Encoding: chunked\r\n" + length(len(AFTER)), AFTER),
+    "NUL": (b"Transfer-Encoding: chunked\0\r\n" + length(len(AFTER)), AFTER),
+    "chunk of a hexadecimal size": (CHUNKED, b"0x0\r\n\r\n" + INNER),
+    "chunk of a signed size": (CHUNKED, b"-0\r\n\r\n" + INNER),
+    "chunk of a huge size": (CHUNKED, b"1" + b"0" * 16 + b"\r\n\r\n" + INNER),
+    "chunk longer than its size": (CHUNKED, b"1\r\nab\r\n0\r\n\r\n" + INNER),
+    "extension ends with LF": (CHUNKED, b"0;a\n\r\n" + INNER),
+    "extension ends with CR": (CHUNKED, b"0;a\r\r\n\r\n" + INNER),
+}
+"""Headers and body of a request that servers have read as different numbers of requests."""
+
+
+@contextmanager
+def served() -> Iterator[tuple[tuple[str, int], list[tuple[str, int]]]]:
+    """Serve as the gateway does; yield the address, and path and body size of each request."""
+    seen: list[tuple[str, int]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        seen.append((scope["path"], len(body)))
+        await Response(b"served")(scope, receive, send)
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[ASGIApp]:
+        yield app
+
+    sock = listen("127.0.0.1", 0, shared=False)
+    listener = GatewayListener(opened, [sock])
+    listener.start(LONG_S)
+    try:
+        yield sock.getsockname(), seen
+    finally:
+        listener.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[tuple[str, int], list[tuple[str, int]]]]:
+    with served() as found:
+        yield found
+
+
+def answered(address: tuple[str, int], data: bytes) -> bytes:
+    """Send bytes, and return all that the server sends until it closes the connection."""
+    with socket.create_connection(address, timeout=LONG_S) as sock:
+        sock.sendall(data)
+        told = b""
+        with contextlib.suppress(ConnectionResetError):  # it closed with our bytes unread
+            while piece := sock.recv(65536):
+                told += piece
+        return told
+
+
+@pytest.mark.parametrize("trick", SMUGGLED)
+def test_no_request_is_hidden_in_another(
+    server: tuple[tuple[str, int], list[tuple[str, int]]], trick: str
+) -> None:
+    """Invariant 15: behind a proxy, one client's request would be answered to another."""
+    address, seen = server
+    headers, body = SMUGGLED[trick]
+    seen.clear()
+    told = answered(address, b"POST /outer HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n" + body)
+    assert "/inner" not in [path for path, _ in seen]
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert told.count(b"HTTP/1.1 ") == 1
+
+
+def test_what_is_one_request_for_everybody_is_served(
+    server: tuple[tuple[str, int], list[tuple[str, int]]],
+) -> None:
+    """The test above would see a request that is hidden."""
+    address, seen = server
+    seen.clear()
+    first = b"POST /outer HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n"
+    told = answered(address, first + b"3;a=b\r\nabc\r\n0\r\n\r\n" + INNER)
+    assert (seen, told.count(b"served")) == ([("/outer", 3), ("/inner", 0)], 2)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_a_chunk_extension_is_not_kept(
+    server: tuple[tuple[str, int], list[tuple[str, int]]],
+) -> None:
+    """Invariant 7: the limit of a body does not count it."""
+    address, seen = server
+    seen.clear()
+    before = resident_bytes()
+    with socket.create_connection(address, timeout=LONG_S) as sock:
+        sock.sendall(b"POST /outer HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n1;")
+        piece = b"x" * 2**20
+        for _ in range(96):
+            sock.sendall(piece)
+        held = resident_bytes() - before
+        sock.sendall(b"\r\na\r\n0\r\n\r\n")
+        told = sock.recv(65536)
+    assert told.endswith(b"served")
+    assert seen == [("/outer", 1)]
+    assert held < 48 * 2**20
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.redis
+async def test_the_session_of_another_owner_gives_no_access(
+    tmp_path: Path, module_redis: RedisServer
+) -> None:
+    """Invariant 15: its id is no credential; it neither calls, cancels nor ends anything."""
+
+    def message(method: str, params: dict[str, Any], request_id: int | None) -> dict[str, Any]:
+        told = {"jsonrpc": "2.0", "method": method, "params": params}
+        return told if request_id is None else {**told, "id": request_id}
+
+    async with (
+        a_gateway(tmp_path, redis=module_redis) as bench,
+        bench.owner("ann") as ann,
+        bench.owner("bob") as bob,
+    ):
+        hers, his = [f"/instances/{(await created(http))['id']}/mcp" for http in (ann, bob)]
+        begun = await ann.post(hers, json=message("initialize", {}, 0))
+        session = {"mcp-session-id": begun.headers["mcp-session-id"]}
+        wait = message("tools/call", {"name": "wait", "arguments": {}}, 1)
+        add = message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}, 2)
+        cancel = message("notifications/cancelled", {"requestId": 1}, None)
+        answer = {"jsonrpc": "2.0", "id": "aenv-1", "result": {}}
+        waiting = asyncio.create_task(ann.post(hers, json=wait, headers=session))
+        for stolen in (add, cancel, answer, message("tools/list", {}, 3)):
+            refused = await bob.post(hers, json=stolen, headers=session)
+            assert refused.json()["error"]["data"]["code"] == "instance_not_found"
+        assert (await bob.delete(hers, headers=session)).status_code == 404
+        # At his own instance it is a session of his.
+        assert (await bob.post(his, json=cancel, headers=session)).status_code == 202
+        assert (await bob.delete(his, headers=session)).status_code == 200
+        sum_of_hers = await ann.post(hers, json=add, headers=session)
+        assert sum_of_hers.json()["result"]["structuredContent"] == {"result": 3}
+        assert not waiting.done()
+        assert (await ann.post(hers, json=cancel, headers=session)).status_code == 202
+        assert "error" in (await waiting).json()

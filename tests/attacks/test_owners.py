@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection
 
 from aenv_ray.clock import Clock, FakeClock
 from aenv_ray.errors import ArtifactStoreDenied, FabricUnavailable, Forbidden, PolicyRefused
@@ -1012,3 +1014,27 @@ async def test_no_url_in_an_answer_leads_where_the_host_header_says(cast: Cast) 
         headers = {"Host": host}
         signed = await cast.alice.post("/env/helper/1.0.0/sign?style=read", headers=headers)
         assert "evil" not in signed.text
+
+
+async def test_the_host_header_does_not_replace_the_path_that_was_signed(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: so does Starlette before 1.0.1 (CVE-2026-48710)."""
+
+    def url(self: HTTPConnection) -> URL:
+        return URL(f"http://{self.headers['host']}{self.scope['path']}")
+
+    assert (await push(cast.bob, archived(tmp_path, "mine"))).is_success
+    monkeypatch.setattr(HTTPConnection, "url", property(url))
+    for style, method in (("read", "GET"), ("write", "PUT")):
+        made = await cast.bob.post(f"/env/mine/1.0.0/sign?style={style}")
+        signed = URL(made.json()["data"])
+        async with cast.bench.client(None) as http:
+            for stolen in ("helper", "mine"):
+                answer = await http.request(
+                    method,
+                    f"/archives/{stolen}/1.0.0?{signed.query}",
+                    headers={"Host": f"x{signed.path}?"},
+                    content=b"" if method == "GET" else b"archive",
+                )
+                assert answer.status_code == (403 if stolen == "helper" else 200), answer.text

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 HOST_GRACE_S: Final = 90.0
 """Added to a call's own deadline: the time for a host to restart and adopt its sandboxes."""
+_CANCEL_S: Final = 10.0
+"""How long a host may take to receive a cancellation."""
 _MAX_HOSTS: Final = 10_000
 _PASSED_ON: Final = (OFFERS, SESSION)
 """What an instance is told of a client's ``_meta``, besides call id and timeout."""
@@ -162,8 +164,10 @@ class InstanceCalls:
     async def cancel(self, target: str, name: str) -> None:
         """See `JsonCalls.cancel`."""
         host = host_of(await self._find(target))
-        with ray_api.translated("cancelling a call", instance_id=target):
-            await host.exchange.remote([], [], [name])
+        # Awaited for a short time only: a host that hangs must not hold a request of its caller.
+        await ray_api.wait_async(
+            host.exchange.remote([], [], [name]), "cancelling a call", _CANCEL_S, instance_id=target
+        )
 
     async def _client(self, instance_id: str) -> BatchClient:
         host = host_of(await self._find(instance_id))

@@ -16,6 +16,7 @@ from aenv_ray.actors.ray_shell import ray_api, ray_start
 from aenv_ray.actors.ray_shell.remote_tasks import on_the_head
 from aenv_ray.config import Settings, settings
 from aenv_ray.engines.node import caches
+from aenv_ray.engines.node.singleflight import SingleFlight
 from aenv_ray.errors import ArtifactNotFound, CatalogConflict, ConfigError, EnvironmentNotFound
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.api import Hub
@@ -26,6 +27,8 @@ from aenv_ray.project import project
 from aenv_ray.project.project import Project
 
 _HEAD_S: Final = 120.0
+_UNPACKS: Final = 2
+"""Archives that are unpacked at a time; each is in memory as a whole."""
 
 
 def published(
@@ -82,6 +85,8 @@ class Catalog:
         self._hub = hub
         self._store = store
         self._projects = data_dir / "projects"
+        self._loads: SingleFlight[Project] = SingleFlight()
+        self._unpacking = asyncio.Semaphore(_UNPACKS)
 
     async def __call__(self, reference: str) -> Project:
         """Return the project of ``name`` or ``name@version``; built-in environments come first.
@@ -125,14 +130,19 @@ class Catalog:
                 f"{entry.reference} was published without its source",
                 hint="publish it with aenv push",
             )
+        # Many creates of a version begin at the same time, and their first load takes long.
+        return await self._loads.run(entry.digest, lambda: self._load(entry))
+
+    async def _load(self, entry: EnvironmentVersion) -> Project:
         directory = self._projects / entry.digest
         if not directory.is_dir():
-            data = await self._archive(entry.archive)
-            directory = project.unpack(data, entry.digest, self._projects)
+            async with self._unpacking:
+                archive = self._archive(entry.archive)
+                await asyncio.to_thread(project.unpack, await archive, entry.digest, self._projects)
             caches.note_use(directory)
             await asyncio.to_thread(collect_projects, self._projects)
         caches.note_use(directory)
-        found = project.load(directory)
+        found = await asyncio.to_thread(project.load, directory)
         if found.digest != entry.digest:
             raise ConfigError(
                 f"the copy of {entry.reference} in {directory} was edited",

@@ -13,20 +13,15 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aenv_ray import logs
-from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
+from aenv_ray.actors.fabric.async_fabric import QUEUE_S, AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.clock import Clock
-from aenv_ray.errors import (
-    AenvError,
-    CapacityExceeded,
-    ConfigError,
-    FabricUnavailable,
-)
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
 from aenv_ray.ids import instance_ids
@@ -40,7 +35,7 @@ from aenv_ray.serve.gateway.membership import Replicas
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 2
-"""A host may have filled up or died since its state was read."""
+"""A host may have died since its state was read. The fabric itself waits for room in full ones."""
 _KEY_ATTEMPTS: Final = 20
 _UNDO_S: Final = 2.0
 """How long the response to a failed create waits for its cleanup, which continues afterwards."""
@@ -57,6 +52,8 @@ class Creation:
     options: CreateOptions
     count: int
     owner: str
+    queue_s: float = QUEUE_S
+    """Longest wait for room in a full cluster."""
 
     def fingerprint(self) -> str:
         """Return a hash that differs for a different request; it reveals no secret."""
@@ -95,7 +92,7 @@ class Creator:
         return frozenset(self._in_progress)
 
     async def create(self, creation: Creation, wait_s: float) -> list[Lease]:
-        """Create instances, all or none; try again if a host turned out to be full or dead.
+        """Create instances, all or none; try again if a host turned out to be dead.
 
         A cancelled create leaves nothing behind.
 
@@ -107,6 +104,7 @@ class Creator:
         Raises:
             AenvError: The create failed, and nothing is left.
         """
+        ends = self._clock.now() + creation.queue_s
         for attempt in range(_ATTEMPTS):
             source, specs = await self._prepare(creation)
             leases = await self._admit(creation, specs)
@@ -114,9 +112,11 @@ class Creator:
                 return await self._start(creation, source, specs, leases, wait_s)
             except BaseException as exc:
                 await self._finish(self.undo([lease.id for lease in leases]))
-                is_retryable = isinstance(exc, CapacityExceeded | FabricUnavailable)
+                left_s = ends - self._clock.now()
+                is_retryable = isinstance(exc, FabricUnavailable) and left_s > 0
                 if not is_retryable or attempt == _ATTEMPTS - 1:
                     raise
+                creation = replace(creation, queue_s=left_s)
         raise AssertionError
 
     async def undo(self, ids: Sequence[str]) -> None:
@@ -287,7 +287,9 @@ class Creator:
         """Start instances and note that they run, or that they failed."""
         began = self._clock.now()
         try:
-            made = await self._fabric.create(source, specs, creation.options.actor)
+            made = await self._fabric.create(
+                source, specs, creation.options.actor, queue_s=creation.queue_s
+            )
             self._note_phase("start", self._clock.now() - began)
             return await self._note_running(made)
         except AenvError as exc:

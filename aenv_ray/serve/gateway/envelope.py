@@ -88,10 +88,9 @@ def error_response(request: HTTPConnection, error: Exception) -> Response:
 
 def error_headers(error: AenvError) -> dict[str, str]:
     """Return the headers that belong to an error: ``Retry-After``, ``WWW-Authenticate``."""
-    if isinstance(error, CapacityExceeded):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if error.retryable:
-        return {"Retry-After": str(_RETRY_S)}
+        after_s = error.retry_after_s if isinstance(error, CapacityExceeded) else _RETRY_S
+        return {"Retry-After": str(max(1, math.ceil(after_s)))}
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": 'Bearer realm="aenv"'}
     return {}

@@ -44,7 +44,7 @@ _UNSET: Final = "open"
 _UNSET_S: Final = 0.05
 """… for this long, because the hub offers no plain read."""
 _SET_ATTEMPTS: Final = 100
-_ENDED: Final = (InstanceStatus.FAILED, InstanceStatus.TERMINATED)
+_LIVE: Final = (InstanceStatus.PENDING, InstanceStatus.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,13 @@ class IdempotencyKeys:
         until = self._clock.now() + min(wait_s, _MAX_WAIT_S)
         while True:
             leases = await self._leases(claim.ids)
-            if not leases or any(lease.status in _ENDED for lease in leases):
-                # Leases of a create that failed after its first answer are kept for a while.
+            if not leases or any(lease.status not in _LIVE for lease in leases):
+                # The hub keeps the leases of some that failed or have ended, for their reasons.
                 if await self._get(f"void:{claim.ids[0]}") == _YES:
                     return None
-                leases = leases or await self._admitted_leases(claim)
+                if leases:
+                    raise _ended(claim)
+                leases = await self._admitted_leases(claim)
             is_late = self._clock.now() >= until
             if leases:
                 is_starting = any(lease.status is InstanceStatus.PENDING for lease in leases)
@@ -205,11 +207,7 @@ class IdempotencyKeys:
             return []
         leases = await self._leases(claim.ids)  # it may have been admitted a moment ago
         if not leases:
-            raise InstanceReleased(
-                "the instances created under this Idempotency-Key have ended",
-                instance_id=claim.ids[0],
-                hint="use a new key for a new create",
-            )
+            raise _ended(claim)
         return leases
 
     async def _is_abandoned(self, claim: Claim) -> bool:
@@ -222,7 +220,7 @@ class IdempotencyKeys:
         age_s = self._clock.now() - claim.claimed_at
         if age_s <= self._replicas.silence_s:
             return False
-        return claim.replica not in await self._replicas.alive()
+        return bool(await self._replicas.dead({claim.replica}))
 
     async def _leases(self, ids: Sequence[str]) -> list[Lease]:
         """Return the leases of instances; none if any of them has no lease."""
@@ -246,3 +244,11 @@ class IdempotencyKeys:
                 return stored == value
             await asyncio.sleep(_UNSET_S)  # until the placeholder of a concurrent `_get` expires
         raise FabricUnavailable(f"the hub did not store {name} in {_SET_ATTEMPTS} attempts")
+
+
+def _ended(claim: Claim) -> InstanceReleased:
+    return InstanceReleased(
+        "instances created under this Idempotency-Key have ended",
+        instance_id=claim.ids[0],
+        hint="use a new key for a new create",
+    )

@@ -1,10 +1,13 @@
-"""Finds the live replicas of the gateway by the heartbeats that they write to the hub."""
+"""Finds the dead replicas of the gateway by the heartbeats that they write to the hub."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from aenv_ray.clock import Clock
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.keys import GATEWAY_REPLICA
 
@@ -17,7 +20,12 @@ _FORGET_AFTER: Final = 100
 
 
 class Replicas:
-    """The replicas of a gateway, as one of them sees them."""
+    """The replicas of a gateway, as one of them sees them.
+
+    While the hub is away, no replica can write a heartbeat, and live ones would look dead when it
+    answers again. So the silence of another replica counts only after this one's own heartbeats
+    have been regular for as long.
+    """
 
     def __init__(self, hub: Hub, clock: Clock, name: str, every_s: float) -> None:
         self.name = name
@@ -25,17 +33,42 @@ class Replicas:
         """A replica without a heartbeat for this long is dead."""
         self._hub = hub
         self._clock = clock
+        self._beat_at = self._regular_since = clock.now()
+        """The latest heartbeat, and the first of those without a long pause between them."""
 
     async def heartbeat(self) -> None:
-        """Tell the other replicas that this one is alive."""
-        await self._hub.put_document(GATEWAY_REPLICA, self.name, {"seen_at": self._clock.now()})
+        """Tell the other replicas that this one is alive.
 
-    async def alive(self) -> set[str]:
-        """Return the replicas that are alive, this one included; delete those long dead."""
+        Raises:
+            FabricUnavailable: The hub does not answer soon. It would get an old heartbeat later.
+        """
+        deadline_s = self.silence_s / MISSED_HEARTBEATS
+        try:
+            async with asyncio.timeout(deadline_s):
+                seen = {"seen_at": self._clock.now()}
+                await self._hub.put_document(GATEWAY_REPLICA, self.name, seen)
+        except TimeoutError:
+            raise FabricUnavailable(
+                f"the hub did not store a heartbeat within {deadline_s:g} s",
+                hint="check whether the hub answers: aenv hub status",
+            ) from None
+        now = self._clock.now()
+        if self._is_late(now):
+            self._regular_since = now
+        self._beat_at = now
+
+    async def dead(self, names: Collection[str]) -> set[str]:
+        """Return those of the replicas that are dead; delete the documents of those long dead."""
         now = self._clock.now()
         documents = await self._hub.documents(GATEWAY_REPLICA)
         ages = {name: now - float(d.get("seen_at", 0.0)) for name, d in documents.items()}
         for name, age_s in ages.items():
             if age_s > _FORGET_AFTER * self.silence_s:
                 await self._hub.delete_document(GATEWAY_REPLICA, name)
-        return {name for name, age_s in ages.items() if age_s <= self.silence_s} | {self.name}
+        if self._is_late(now) or now - self._regular_since <= self.silence_s:
+            return set()
+        alive = {name for name, age_s in ages.items() if age_s <= self.silence_s} | {self.name}
+        return set(names) - alive
+
+    def _is_late(self, now: float) -> bool:
+        return now - self._beat_at > self.silence_s / 2

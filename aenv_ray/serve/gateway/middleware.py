@@ -15,7 +15,7 @@ import time
 from typing import Any, Final
 
 import pydantic_core
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable
@@ -202,7 +202,7 @@ class GatewayMiddleware:
                     hint="try again in a moment, or run more replicas",
                 )
             await self._app(scope, receive_noting, send_noting)
-        except ClientLeft:
+        except (ClientLeft, ClientDisconnect):
             pass  # there is nobody to answer
         except Exception as exc:
             if status:

@@ -82,13 +82,13 @@ class Sweep:
         leases = [lease async for lease in self._hub.all_leases(LeaseQuery())]
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}
-        alive = await self._replicas.alive()
+        dead = await self._replicas.dead({lease.made_by for lease in leases})
         running = []
         for lease in leases:
             if not lease.made_by:
                 continue  # made by Ray code: it ends with the instance's owner or deadline
             if lease.status is InstanceStatus.PENDING:
-                await self._check_pending(lease, alive)
+                await self._check_pending(lease, dead)
             elif lease.status is not InstanceStatus.RUNNING:
                 continue  # it has ended; the hub keeps the reason for a while
             elif lease.id in live:
@@ -99,9 +99,9 @@ class Sweep:
         self._note_live(running)
         self._note_pools(await self._fabric.pools())
 
-    async def _check_pending(self, lease: Lease, alive: set[str]) -> None:
+    async def _check_pending(self, lease: Lease, dead: set[str]) -> None:
         is_own = lease.made_by == self._replicas.name
-        if (lease.id in self._creator.in_progress) if is_own else (lease.made_by in alive):
+        if (lease.id in self._creator.in_progress) if is_own else (lease.made_by not in dead):
             return
         # It may have become Running since it was listed, even if its replica died right after.
         try:

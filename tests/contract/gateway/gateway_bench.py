@@ -15,7 +15,8 @@ from aenv_ray.actors.calls.call_batching import BatchServer
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.controller.draining import NodeState, NodeStatus
-from aenv_ray.actors.fabric.async_fabric import AsyncFabric, CreatedInstance
+from aenv_ray.actors.fabric.async_fabric import QUEUE_S, AsyncFabric, CreatedInstance
+from aenv_ray.actors.fabric.create_protocol import OnQueue
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.clock import SystemClock
@@ -38,6 +39,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import GatewayApp
+from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
 from tests.contract.hub.memory_store import MemoryInstanceStore
@@ -93,6 +95,8 @@ class LocalInstances(AsyncFabric):
         self.asked = asyncio.Event()
         self.failure: AenvError | None = None
         self.created: list[str] = []
+        self.queues_s: list[float] = []
+        """Of each create: how long it waits for room."""
         self.engines: tuple[str, ...] = ()
         """Of its node; empty: any."""
 
@@ -101,8 +105,15 @@ class LocalInstances(AsyncFabric):
         return decode(*args)
 
     async def create(
-        self, source: Project, specs: Sequence[InstanceSpec], density: ActorDensity
+        self,
+        source: Project,
+        specs: Sequence[InstanceSpec],
+        density: ActorDensity,
+        *,
+        queue_s: float = QUEUE_S,
+        on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
+        self.queues_s.append(queue_s)
         self.asked.set()
         try:
             await self.gate.wait()
@@ -331,6 +342,11 @@ def _written(root: Path) -> Project:
     )
     (root / "src" / "tools.py").write_text(TOOLS)
     return project.load(root)
+
+
+def hears_regularly(replicas: Replicas) -> None:
+    """Let the silence of other replicas count, as it does some time after the start."""
+    replicas._regular_since = 0.0
 
 
 CREATE = {"envName": "probe@1.0.0"}

@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray.actors.fabric.async_fabric import QUEUE_S
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
 from aenv_ray.ids import instance_ids
 from aenv_ray.models import InstanceStatus
+from aenv_ray.serve.gateway import idempotency
 from aenv_ray.serve.gateway.idempotency import FAILED_TTL_S, Claim
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import CREATE, Bench, a_gateway, created
@@ -43,11 +45,22 @@ async def test_a_failed_create_does_not_count_towards_the_quota(
     assert (await ann.post("/instances", json=CREATE)).status_code == 200
 
 
-async def test_a_create_on_a_full_host_is_retried_once(
+async def test_a_create_in_a_full_cluster_queues_once(bench: Bench, ann: httpx.AsyncClient) -> None:
+    """The fabric has queued it before it says so, and the client does not wait twice as long."""
+    bench.fabric.failure = CapacityExceeded("full", retry_after_s=7)
+    answer = await ann.post("/instances", json=CREATE)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert bench.fabric.queues_s == [QUEUE_S]
+    assert (await bench.hub.leases(LeaseQuery())).total == 0
+
+
+async def test_a_create_on_a_dead_host_is_tried_again_within_the_time_of_the_first(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
-    bench.fabric.failure = CapacityExceeded("full")
-    assert (await ann.post("/instances", json=CREATE)).status_code == 429
+    bench.fabric.failure = FabricUnavailable("its host died")
+    assert (await ann.post("/instances", json=CREATE)).status_code == 503
+    first, second = bench.fabric.queues_s
+    assert 0 < second < first == QUEUE_S
     assert (await bench.hub.leases(LeaseQuery())).total == 0
 
 
@@ -106,8 +119,8 @@ async def test_a_create_whose_instance_died_is_answered_at_once(
     made = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"][0]
     await bench.hub.update_lease(made["id"], status=InstanceStatus.FAILED, reason="it died")
     async with asyncio.timeout(20):
-        again = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"][0]
-    assert (again["id"], again["status"]) == (made["id"], "Failed")
+        again = await ann.post("/instances", json=CREATE, headers=key)
+    assert again.status_code == 410
 
 
 async def test_the_same_key_gives_the_same_instance(
@@ -188,6 +201,38 @@ async def test_creates_with_the_key_of_one_that_failed_make_one_instance(
     bench.fabric.gate.set()
     ids = {(await one).json()["data"][0]["id"] for one in both}
     assert bench.fabric.created == list(ids)
+
+
+async def test_a_key_is_free_again_when_its_create_failed_after_the_answer(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
+    """The hub keeps the failed lease, for its reason, and nobody waits for it."""
+    key = {"Idempotency-Key": "k1"}
+    bench.fabric.failure = SandboxStartFailed("its code does not load")
+    wish = CREATE | {"count": 2, "wait": False}
+    pending = await ann.post("/instances", json=wish, headers=key)
+    failed = [one["id"] for one in pending.json()["data"]]
+    for one in failed:
+        shown = await ann.get(f"/instances/{one}?wait_s=20")
+        assert shown.json()["data"]["status"] == "Failed"
+    bench.fabric.failure = None
+    made = await ann.post("/instances", json=wish | {"wait": True}, headers=key)
+    assert [one["status"] for one in made.json()["data"]] == ["Running"] * 2
+    assert bench.fabric.created == [one["id"] for one in made.json()["data"]]
+    assert not set(failed) & set(bench.fabric.created)
+
+
+@pytest.mark.parametrize("status", [InstanceStatus.FAILED, InstanceStatus.TERMINATED])
+async def test_a_key_whose_instance_has_ended_says_so_at_once(
+    bench: Bench, ann: httpx.AsyncClient, status: InstanceStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the hub keeps its lease, as when its TTL has passed or its sandbox died."""
+    key = {"Idempotency-Key": "k1"}
+    made = (await ann.post("/instances", json=CREATE, headers=key)).json()["data"]
+    await bench.hub.update_lease(made[0]["id"], status=status)
+    monkeypatch.setattr(idempotency, "_POLL_S", 3600.0)
+    gone = await ann.post("/instances", json=CREATE, headers=key)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "instance_released")
 
 
 async def test_a_create_whose_client_left_is_undone(bench: Bench, ann: httpx.AsyncClient) -> None:

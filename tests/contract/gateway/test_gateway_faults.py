@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.clock import SystemClock
+from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway import membership as replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
-from tests.contract.gateway.gateway_bench import Bench, a_gateway
+from tests.contract.gateway.gateway_bench import Bench, a_gateway, hears_regularly
 
 pytestmark = pytest.mark.redis
 KEY = {"Idempotency-Key": "k"}
@@ -90,7 +90,9 @@ async def test_a_claim_of_a_dead_replica_frees_its_key(
         with pytest.raises(asyncio.CancelledError):
             await ann.post("/instances", json=WISH, headers=KEY)
     assert claim["by"] == "dead"
-    mine = replicas.Replicas(bench.hub, SystemClock(), bench.gateway.replica, 0.0)
+    clock = FakeClock(SystemClock().now())
+    mine = replicas.Replicas(bench.hub, clock, bench.gateway.replica, 0.0)
+    hears_regularly(mine)
     monkeypatch.setattr(keys, "_replicas", mine)
     answer = await ann.post("/instances", json=WISH, headers=KEY)
     assert answer.status_code == 200, answer.text
@@ -153,6 +155,7 @@ async def test_instances_of_a_replica_without_heartbeats_are_not_ended(
             update={"items": tuple(one.model_copy(update=update) for one in page.items)}
         )
 
+    hears_regularly(bench.gateway.replicas)
     with monkeypatch.context() as patch:
         patch.setattr(bench.hub, "leases", old)
         await bench.gateway.sweep.once()

@@ -17,7 +17,7 @@ from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.creation import Creation, Creator
 from aenv_ray.serve.gateway.membership import Replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
-from tests.contract.gateway.gateway_bench import Bench, a_gateway, created
+from tests.contract.gateway.gateway_bench import Bench, a_gateway, created, hears_regularly
 
 pytestmark = pytest.mark.redis
 
@@ -88,6 +88,7 @@ async def test_creates_of_a_dead_replica_are_ended(root: Path) -> None:
     """Their client got no answer, and may repeat the create with its key."""
     async with a_gateway(root, GatewaySettings(create_wait_s=0, sweep_s=60)) as bench:
         await bench.gateway.replicas.heartbeat()
+        hears_regularly(bench.gateway.replicas)
         async with bench.owner("ann") as http:
             made = await created(http)
             lease = await bench.hub.lease(made["id"])
@@ -116,6 +117,7 @@ async def test_an_idempotency_key_outlives_the_replica_that_claimed_it(
     )
     first = asyncio.create_task(dead.create_once(Creation("probe", options, 1, "ann"), "k", 60))
     await bench.fabric.asked.wait()
+    hears_regularly(bench.gateway.replicas)
     await bench.gateway.sweep.once()
     key = {"Idempotency-Key": "k"}
     repeat = asyncio.create_task(ann.post("/instances", json={"envName": "probe"}, headers=key))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from aenv_ray.hub.records import Role
 from aenv_ray.serve.gateway.routes.routing import ControlRoute
@@ -122,6 +124,54 @@ async def test_metrics_have_bounded_labels(
     assert 'aenv_gateway_errors_total{error="environment_not_found"} 1.0' in text
     assert 'aenv_gateway_create_seconds_count{phase="start"} 1.0' in text
     assert made["id"] not in text
+
+
+async def test_the_errors_of_every_door_are_counted_and_logged(
+    bench: Bench, ann: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an MCP session the status of a failed call is 200."""
+    made = await created(ann)
+    refused: list[Any] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        refused.append(message)
+
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    session, named = {"mcp-session-id": "s"}, {"AEnvCore-EnvInstance-ID": made["id"]}
+    path = f"/instances/{made['id']}/mcp"
+    wrong = call | {"params": {"name": "add", "arguments": {"a": "x"}}}
+    answer = await ann.post(path, json=wrong, headers=session)
+    assert answer.json()["result"]["isError"]  # the model's error, not one of the gateway
+    await bench.fabric.release([made["id"]])
+    right = call | {"params": {"name": "add", "arguments": {"a": 1, "b": 1}}}
+    with caplog.at_level("INFO", logger="aenv_ray.access"):
+        statuses = [
+            (await ann.post(path, json=right, headers=session)).status_code,
+            (await ann.post("/functions/f", json={}, headers=named)).status_code,
+            (await ann.get("/services/none/functions/f")).status_code,
+            (await ann.post("/task/reward", content=b"[]", headers=named)).status_code,
+        ]
+        await bench.gateway.app(
+            {
+                "type": "websocket", "path": "/instances/none/ports/80/", "query_string": b"",
+                "headers": [(b"authorization", ann.headers["authorization"].encode())],
+                "subprotocols": [], "extensions": {"websocket.http.response": {}},
+            },
+            receive, send,
+        )  # fmt: skip
+        bench.gateway.access_log.flush()
+    assert statuses == [200, 404, 404, 400]
+    lines = [json.loads(line) for record in caplog.records for line in record.message.splitlines()]
+    gone = "instance_not_found"
+    codes = [gone, gone, "service_not_found", "tool_input_invalid", gone]
+    assert refused[0]["status"] == 404
+    assert [(line["owner"], line["error"]) for line in lines] == [("ann", code) for code in codes]
+    counted = bench.gateway.metrics.text().decode()
+    assert 'aenv_gateway_errors_total{error="instance_not_found"} 3.0' in counted
+    assert counted.count("aenv_gateway_errors_total{") == 3
 
 
 async def test_the_access_log_holds_no_secret(

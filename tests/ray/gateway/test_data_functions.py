@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from aenv_ray.actors.calls.local_door import LocalDoor
 from aenv_ray.client.over_http import HttpInstance
 from aenv_ray.errors import (
     FunctionFailed,
@@ -17,7 +19,7 @@ from aenv_ray.errors import (
     ToolNotFound,
     ToolTimeout,
 )
-from tests.ray.faults import Witness
+from tests.ray.faults import Witness, eventually_empty
 from tests.ray.gateway.data_gateway import Door, GatewayBench
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -216,10 +218,20 @@ async def test_calls_to_an_ended_instance_fail_with_its_error(
 # --- files ---------------------------------------------------------------------------------------
 
 
+def direct_connections(instance_id: str) -> list[LocalDoor]:
+    """Return the direct connections of this process to an instance, also those being opened."""
+    doors = [found for found in gc.get_objects() if type(found) is LocalDoor]
+    return [
+        door
+        for door in doors
+        if door._handle.instance_id == instance_id and (door.is_open or door._opening is not None)
+    ]
+
+
 async def test_files_are_written_read_and_listed(
     gateway: GatewayBench, make: Callable[..., Any]
 ) -> None:
-    """Raw bytes in both directions; reads may exceed the limit of a body."""
+    """Raw bytes in both directions; reads may exceed the limit of a body, and leave nothing."""
     door = Door(gateway, make())
     path = f"{door.path}/files"
     large = bytes(range(256)) * 4096 * 20  # 20 MiB: several pieces
@@ -227,6 +239,7 @@ async def test_files_are_written_read_and_listed(
         wrote = await http.put(path, params={"path": "a/large", "mode": "600"}, content=large)
         assert wrote.json()["data"] == {"size_bytes": len(large)}
         assert (await http.get(path, params={"path": "a/large"})).content == large
+        await asyncio.to_thread(eventually_empty, lambda: direct_connections(door.id))
         part = {"path": "a/large", "offset": "5000000", "length": "6000000"}
         assert (await http.get(path, params=part)).content == large[5_000_000:11_000_000]
         for _ in range(2):

@@ -106,7 +106,7 @@ class FunctionProxy:
         del send
         target = await self._find(request)
         target.check_not_agent()
-        path, method = request.url.path, request.method
+        path, method = request.scope["path"], request.method
         if path == "/health" and method == "GET":
             return await self._health(target, request)
         if path == "/functions/list" and method == "GET":
@@ -146,7 +146,7 @@ class FunctionProxy:
                 return function, scope["path_params"]
             if match is Match.PARTIAL:
                 allowed.append(function.method)
-        path = request.url.path
+        path = request.scope["path"]
         if allowed:
             _check_method(request, *allowed)
         known = ", ".join(sorted(f.name for f in functions)) or "none"

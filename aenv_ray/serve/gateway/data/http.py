@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aenv_ray.errors import AenvError, to_wire
+from aenv_ray.errors import AenvError, ToolInputInvalid, to_wire
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.public.requests import BadRequest, BodyLimit, watch
@@ -68,10 +68,12 @@ def proxy_app(
         try:
             response = await serve(Request(scope, receive), send)
         except BadRequest as exc:
+            scope["aenv.error"] = ToolInputInvalid(str(exc))  # as the answer says
             response = exc.response()
         except ClientDisconnect:
             response = Response(status_code=499)
         except AenvError as exc:
+            scope["aenv.error"] = exc
             response = refusal(exc)
         if response is not None:
             await response(scope, receive, send)

@@ -25,7 +25,7 @@ from aenv_ray.runtime.door.subscriptions import SESSION
 from aenv_ray.runtime.faults import SERVER_ERROR
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.http import JSON, proxy_app, watched_disconnect
-from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc
+from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc, RpcAnswer
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import error_headers
 
@@ -63,7 +63,7 @@ class McpProxy:
         except AenvError as exc:
             if in_session and request.method == "POST" and exc.http_status in {404, 410}:
                 rpc = await _message(request)
-                return rpc.failure(exc).response()
+                return _failure(request, rpc, exc).response()
             raise
         if request.method == "DELETE":
             return Response(status_code=200)  # sessions have no state to delete
@@ -86,7 +86,7 @@ class McpProxy:
         async with watched_disconnect(request.receive) as disconnect:
             accepts = request.headers.get("accept", "")
             stream = AnswerStream(send, is_wanted="text/event-stream" in accepts)
-            return await self._call(target, rpc, disconnect, stream)
+            return await self._call(target, request, rpc, disconnect, stream)
 
     async def _note(self, target: Target, rpc: Rpc) -> None:
         """Act on a cancellation, or on the answer to a question of a tool."""
@@ -105,7 +105,12 @@ class McpProxy:
     # --- calls ------------------------------------------------------------------------------
 
     async def _call(
-        self, target: Target, rpc: Rpc, disconnect: Disconnect, stream: AnswerStream
+        self,
+        target: Target,
+        request: Request,
+        rpc: Rpc,
+        disconnect: Disconnect,
+        stream: AnswerStream,
     ) -> Response | None:
         params = {name: rpc.params[name] for name in _PARAMS if name in rpc.params}
         meta = dict(target.scoped(rpc.meta))
@@ -125,7 +130,7 @@ class McpProxy:
                 result = await self._calls.call(call, disconnect, name)
             answer = rpc.answer(result)
         except AenvError as exc:
-            answer = rpc.failure(exc)
+            answer = _failure(request, rpc, exc)
         finally:
             await stream.stop_pings()
         if not stream.is_open:
@@ -151,6 +156,13 @@ async def _message(request: Request) -> Rpc:
     """Return the message of a POST; raises `Refused` if it is invalid."""
     await mcp_wire.load(request.headers)
     return mcp_wire.parse(await request.body(), request.headers)
+
+
+def _failure(request: Request, rpc: Rpc, error: AenvError) -> RpcAnswer:
+    """Return the answer to a request that failed, and record the error for the access log."""
+    if not rpc.is_for_the_model(error):
+        request.scope["aenv.error"] = error
+    return rpc.failure(error)
 
 
 def mcp_app(proxy: McpProxy, limit_bytes: int) -> ASGIApp:

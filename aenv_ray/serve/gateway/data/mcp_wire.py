@@ -205,10 +205,14 @@ class Rpc:
         treat any other status as a broken session, and some then wait forever.
         """
         fault = fault_of(error)
-        if self.method == "tools/call" and fault.code in FOR_THE_MODEL:
+        if self.is_for_the_model(error):
             return self.answer(to_json(fault_result(fault)))
         status = _OK if self.session else error.http_status
         return RpcAnswer(self._error(fault.rpc_error()), status, self.session)
+
+    def is_for_the_model(self, error: AenvError) -> bool:
+        """Return whether the answer to a failed request is a result, which a model can act on."""
+        return self.method == "tools/call" and error.code in FOR_THE_MODEL
 
     def told(self, report: Report) -> bytes | None:
         """Return the message for a report of a call; None if the client did not ask for it."""

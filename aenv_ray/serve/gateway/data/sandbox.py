@@ -8,6 +8,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -20,6 +21,22 @@ PIECE_BYTES: Final = 4 * 1024 * 1024
 """Size of one read from the sandbox; bounds the memory that a slow client holds."""
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _MODE: Final = re.compile(r"(?:0o)?[0-7]{1,5}")
+
+
+class _Content(StreamingResponse):
+    """The content of a file. At its end, the direct connection that reading it opened is closed."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, pieces: AsyncIterator[bytes], instance: AsyncEnvHandle) -> None:
+        super().__init__(pieces)
+        self._instance = instance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._instance.close()
 
 
 class SandboxProxy:
@@ -65,7 +82,7 @@ class SandboxProxy:
                     return
                 piece = await instance.read_file(path, at, _piece(left))
 
-        return StreamingResponse(pieces(), media_type="application/octet-stream")
+        return _Content(pieces(), instance)
 
     async def write(self, request: Request) -> Response:
         """Write the body to a file, replacing it or appending to it.

@@ -26,6 +26,8 @@ from aenv_ray.serve.services.service import Services
 SESSION_HEADER: Final = "x-session-id"
 """Chosen by a client to keep its calls with one replica; without it, an MCP session does."""
 _RECORD_CACHE_S: Final = 1.0
+_RECORDED: Final = ("aenv.principal", "aenv.error")
+"""Keys of a scope that the access log reads after the request."""
 
 
 def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
@@ -120,4 +122,8 @@ class _Below:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = "/" + scope["path_params"]["path"]
-        await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+        below = {**scope, "path": path, "raw_path": path.encode()}
+        try:
+            await self._app(below, receive, send)
+        finally:
+            scope.update({key: below[key] for key in _RECORDED if key in below})

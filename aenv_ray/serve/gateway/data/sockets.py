@@ -19,7 +19,7 @@ from websockets.uri import parse_uri
 from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.errors import AenvError, PortUnreachable
 from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, target_of
-from aenv_ray.serve.gateway.envelope import failure
+from aenv_ray.serve.gateway.envelope import error_response
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _NOT_SENT: Final = frozenset({1005, 1006, 1015})
@@ -38,8 +38,9 @@ class SocketProxy:
             async with self._proxy.connected(websocket) as stream:
                 await _Tunnel(websocket, stream).run()
         except AenvError as exc:
+            refusal = error_response(websocket, exc)
             if websocket.client_state.name == "CONNECTING":
-                await websocket.send_denial_response(failure(exc))
+                await websocket.send_denial_response(refusal)
             else:
                 with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # already closed
                     await websocket.close(1011, exc.message[:120])

@@ -316,10 +316,17 @@ async def sign(
     else:
         await call.check_use(name)
     method = "GET" if query.style == "read" else "PUT"
-    signed = await call.control.signer.sign(
-        method, f"/archives/{name}/{version}", call.caller.owner
-    )
+    signed = await call.control.signer.sign(method, _signed_path(name, version), call.caller.owner)
     return call.control_url() + signed
+
+
+def _signed_path(name: str, version: str) -> str:
+    """Return the path of an archive.
+
+    Not that of `Request.url`: with Starlette before 1.0.1, the Host header can replace it
+    (CVE-2026-48710).
+    """
+    return f"/archives/{name}/{version}"
 
 
 @router.put(
@@ -331,7 +338,7 @@ async def put_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> ArtifactObject:
     """Upload by a signed URL."""
-    await call.control.signer.check("PUT", call.request.url.path, query)
+    await call.control.signer.check("PUT", _signed_path(name, version), query)
     call.control.rate.take(f"signed {query.owner}")
     document = _upload_name(f"{name}@{version}", query.owner)
     mine = {n for n in await call.hub.documents(UPLOADS) if n.partition(" ")[2] == query.owner}
@@ -357,7 +364,7 @@ async def get_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> Response:
     """Download by a signed URL."""
-    await call.control.signer.check("GET", call.request.url.path, query)
+    await call.control.signer.check("GET", _signed_path(name, version), query)
     call.control.rate.take(f"signed {query.owner}")
     entry = await call.hub.environment(name, version)
     if not entry.archive:

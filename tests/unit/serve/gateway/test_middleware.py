@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from aenv_ray.errors import QuotaExceeded, SandboxLost, Unauthorized, from_wire
+from aenv_ray.errors import QuotaExceeded, QuotaTooSmall, SandboxLost, Unauthorized, from_wire
 from aenv_ray.serve.gateway.metrics import Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
-from aenv_ray.serve.gateway.requests import STREAMED
+from aenv_ray.serve.gateway.requests import STREAMED, read_body
 
 
 def client(failure: Exception) -> httpx.AsyncClient:
@@ -72,6 +72,12 @@ async def test_an_exceeded_quota_says_when_to_try_again() -> None:
     async with client(QuotaExceeded("full", retry_after_s=2.5)) as http:
         answer = await http.get("/fail")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+async def test_what_exceeds_a_whole_quota_is_not_to_be_tried_again() -> None:
+    async with client(QuotaTooSmall("9 are more than 5", retry_after_s=2.5)) as http:
+        answer = await http.get("/fail")
+    assert (answer.status_code, "retry-after" in answer.headers) == (429, False)
 
 
 async def test_a_request_without_a_token_is_told_how_to_authenticate() -> None:
@@ -156,3 +162,34 @@ async def test_a_websocket_is_logged_like_a_request(
     assert log.ends == [ended]
     if ended[0] != 403:
         assert (b"x-request-id", b"mine") in sent[0]["headers"]
+
+
+async def test_a_client_that_leaves_during_an_upload_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Status 499: nobody is there to answer, and nothing of ours failed."""
+
+    async def upload(request: Request) -> Response:
+        return Response(str(len(await read_body(request, 1000))))
+
+    log = RecordingLog()
+    app = GatewayMiddleware(Router(routes=[Route("/", upload, methods=["PUT"])]), log)
+    messages = [
+        {"type": "http.disconnect"},
+        {"type": "http.request", "body": b"half", "more_body": True},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop()
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {
+        "type": "http", "method": "PUT", "path": "/", "headers": [], "query_string": b"",
+        "root_path": "", "scheme": "http",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    assert log.ends == [(499, 0)]
+    assert "aenv.error" not in scope
+    assert not caplog.records
