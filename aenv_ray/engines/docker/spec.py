@@ -214,11 +214,12 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "OomScoreAdj": 1000,  # as Ray's workers have: the kernel kills the largest of them first
     }
-    root = root_bytes(deploy)
+    root = root_bytes(deploy, plan)
     if root and plan.daemon.disk_quota:
         host["StorageOpt"] = {"size": str(root)}
     checked = _checked_bytes(spec, plan)
-    if checked:  # for the sum of all files the janitor ends the container
+    # For the sum of all files the janitor ends the container. Files of a storage may be larger.
+    if checked and plan.storage is None:
         host["Ulimits"].append(_ulimit("fsize", checked + _PAGE))
     if plan.runtime.name:
         host["Runtime"] = plan.runtime.name
@@ -238,8 +239,8 @@ def _checked_bytes(spec: SandboxSpec, plan: ContainerPlan) -> int | None:
     deploy = spec.config.deploy
     images = [plan.image, *([plan.sidecar.image] if plan.sidecar else [])]
     if any(image.volumes for image in images):
-        return work_bytes(deploy) if deploy.container.read_only_root else root_bytes(deploy)
-    return None if plan.daemon.disk_quota else root_bytes(deploy)
+        return work_bytes(deploy) if deploy.container.read_only_root else root_bytes(deploy, plan)
+    return None if plan.daemon.disk_quota else root_bytes(deploy, plan)
 
 
 def _ulimit(name: str, value: int) -> dict[str, Any]:

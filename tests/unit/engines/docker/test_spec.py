@@ -26,9 +26,11 @@ from aenv_ray.engines.images.reference import split_tag
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DockerClient, socket_path
+from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+from aenv_ray.project.storage import StorageMount
 
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
 
@@ -213,27 +215,37 @@ def test_writes_to_the_images_directories_are_limited_by_quota_or_checked() -> N
     deploy = {"ephemeralStorage": "10M"}
     quota = DaemonFeatures(disk_quota=True)
     checked, limited = body_of(deploy), body_of(deploy, daemon=quota)
-    unlimited = body_of({}, daemon=quota)
+    usual = body_of({}, daemon=quota)
     closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, daemon=quota)
     size = 10 << 20
     most = size + 4096
     assert {"Name": "fsize", "Soft": most, "Hard": most} in checked["HostConfig"]["Ulimits"]
     assert checked["Labels"]["aenv.storage-bytes"] == str(size)
     assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
-    for body in (limited, unlimited, closed):
+    assert usual["HostConfig"]["StorageOpt"] == {"size": str(4 << 30)}
+    assert body_of({}, disk_bytes=7)["Labels"]["aenv.storage-bytes"] == "7"
+    for body in (limited, usual, closed):
         assert "aenv.storage-bytes" not in body["Labels"]
         assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
-    for body in (checked, unlimited, closed):
+    for body in (checked, closed):
         assert "StorageOpt" not in body["HostConfig"]
 
     def missing(deploy: dict[str, Any], **fields: Any) -> list[str]:
         facts = isolation(spec({"network": "none", **deploy}), plan(**fields))
         return [item for item in facts.missing if item.startswith("storage")]
 
-    assert "are not limited" in missing({})[0]
-    assert "checked every few seconds" in missing(deploy)[0]
-    assert missing(deploy, daemon=quota) == []
+    for wanted in (deploy, {}):
+        assert "checked every few seconds" in missing(wanted)[0]
+        assert missing(wanted, daemon=quota) == []
     assert missing({**deploy, "container": {"readOnlyRoot": True}}) == []
+
+
+def test_a_file_in_a_storage_may_be_larger_than_the_limit_of_the_images_directories() -> None:
+    mount = StorageMount(name="aenv-s", uid="0" * 16, mount_path="/data", size_bytes=1)
+    storage = LocalDirectory(Path("/s/data"), Path("/s/lock"))
+    body = container_body(spec({"network": "none"}, storage=mount), plan(storage=storage))
+    assert body["Labels"]["aenv.storage-bytes"] == str(4 << 30)
+    assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
 
 
 def test_the_image_of_a_project() -> None:
