@@ -377,6 +377,8 @@ async def test_project_and_runtime_are_read_only(bench: Bench) -> None:
     assert (await execute(sandbox, "id -u")).text() == "0\n"
     for path in ("/project/x", "/.aenv/runtime/x", "/.aenv/lib/x"):
         assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
+    for path in ("/project", "/.aenv", "/.aenv/runtime"):
+        assert (await execute(sandbox, f"mv {path} /other")).exit_code != 0
 
 
 async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench) -> None:
