@@ -16,7 +16,7 @@ from aenv_ray.project.config import DeployConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
 from aenv_ray.project.storage import shown_size
 from aenv_ray.runtime.container.process_one import MAX_FILES
-from aenv_ray.runtime.fork.jail_spec import unlimited_storage
+from aenv_ray.runtime.fork.jail_spec import NOBODY, unlimited_storage
 
 
 def root_bytes(deploy: DeployConfig, plan: ContainerPlan) -> int | None:
@@ -24,6 +24,11 @@ def root_bytes(deploy: DeployConfig, plan: ContainerPlan) -> int | None:
     if deploy.container.read_only_root:
         return None
     return work_bytes(deploy) if deploy.ephemeral_storage else plan.disk_bytes
+
+
+def user_of(deploy: DeployConfig, image_user: str) -> str:
+    """Return the user of a container: the project's choice, else the image's, else nobody."""
+    return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
 
 
 def isolation(spec: SandboxSpec, plan: ContainerPlan) -> Isolation:
@@ -90,6 +95,10 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         )
     if not plan.daemon.user_namespaces:
         yield "user: its users are those of the node, without any capability"
+    can_be_root = not is_not_root(user_of(deploy, plan.image.user))
+    runs_image = plan.program.serving is not Serving.COMMANDS
+    if can_be_root and runs_image and not deploy.container.read_only_root:
+        yield "user: it may be root, who can change the image's programs, which rewards may use"
     if plan.sidecar is not None and not is_not_root(plan.sidecar.user):
         yield f"user: its sidecar runs as {plan.sidecar.user}, as its image says: it may be root"
     if not plan.daemon.seccomp:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.files import ETC_FILES
-from aenv_ray.engines.docker.isolation import isolation, memory_bytes, root_bytes
+from aenv_ray.engines.docker.isolation import isolation, memory_bytes, root_bytes, user_of
 from aenv_ray.engines.docker.names import volume_name
 from aenv_ray.engines.docker.plan import ContainerPlan, SidecarPlan
 from aenv_ray.engines.images import node_python
@@ -24,7 +24,7 @@ from aenv_ray.runtime.container.process_one import (
     SHARED_STORAGE_LOCK,
     STORAGE_LOCK,
 )
-from aenv_ray.runtime.fork.jail_spec import NOBODY, WORK, tmpfs_size
+from aenv_ray.runtime.fork.jail_spec import WORK, tmpfs_size
 
 _SHARED_MEMORY: Final = f"nosuid,nodev,mode=1777,{tmpfs_size(64 * 1024**2)}"
 _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
@@ -117,11 +117,6 @@ def _hostname(spec: SandboxSpec, plan: ContainerPlan) -> str:
     """Return the host name: on a bridge the daemon's DNS tells it to the other sandboxes there."""
     is_alone = plan.network.mode in (NetworkMode.NONE, NetworkMode.HOST)
     return spec.instance_id[:63] if is_alone else "sandbox"
-
-
-def user_of(deploy: DeployConfig, image_user: str) -> str:
-    """Return the user of a container: the project's choice, else the image's, else nobody."""
-    return deploy.container.user or image_user or f"{NOBODY}:{NOBODY}"
 
 
 def start_mode(plan: ContainerPlan) -> str:

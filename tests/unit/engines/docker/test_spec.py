@@ -159,6 +159,24 @@ def test_a_container_without_a_limit_gets_half_of_the_nodes_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("container", "image_user", "is_told"),
+    [
+        ({}, "", False),
+        ({}, "root", True),
+        ({"user": "app"}, "", True),
+        ({"user": "1000"}, "root", False),
+        ({"user": "root", "readOnlyRoot": True}, "", False),
+    ],
+)
+def test_the_facts_say_that_root_can_change_what_rewards_load(
+    container: dict[str, Any], image_user: str, is_told: bool
+) -> None:
+    deploy = {"network": "none", "container": container}
+    facts = isolation(spec(deploy), plan(image=image(user=image_user)))
+    assert any(item.startswith("user: it may be root") for item in facts.missing) == is_told
+
+
+@pytest.mark.parametrize(
     ("own", "image_user", "user"),
     [(None, "", "65534:65534"), (None, "app", "app"), ("root", "app", "root")],
 )
