@@ -208,6 +208,22 @@ def dual_project(bench: Bench) -> Path:
     return bench.project({"tools.py": PRINT_USER}, {"deployConfig": deploy})
 
 
+@pytest.mark.parametrize("where", ["image", "sidecar"])
+async def test_an_image_gives_no_orders_to_the_janitor(dockered: Bench, where: str) -> None:
+    """Invariants 3 and 7: a daemon gives the labels of an image to its containers.
+
+    The janitor would remove the volume of others, or never again look at any container.
+    """
+    change = "LABEL aenv.storage-bytes=x aenv.volume=pgdata"
+    with image_with(change, f"aenv-test-label:{uuid.uuid4().hex[:12]}") as image:
+        if where == "image":
+            spec = dockered.spec(project_of(dockered, image))
+        else:
+            spec = dockered.spec(dual_project(dockered), datasource=image)
+        with pytest.raises(SandboxStartFailed, match=r"reserved labels: aenv\.storage-bytes, aenv"):
+            await dockered.engine.start(spec)
+
+
 async def test_an_image_does_not_make_itself_root(strict: Bench) -> None:
     """Its own /etc/passwd says which user a name is, that of the policy's marker included."""
     for user in ("nonroot", "0", "root"):

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
-from aenv_ray import logs
+from aenv_ray import logs, units
 from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin
 from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.introduction import Introduction
@@ -78,6 +78,7 @@ def make_engine_factory(host_id: HostId) -> EngineFactory:
                 image=given.docker_image, runtime=given.docker_runtime,
                 docker_config=given.docker_config, storage_dir=given.storage_dir,
                 policy=operator_policy.current,
+                disk_bytes=units.parse_memory_bytes(given.docker_disk, what="AENV_DOCKER_DISK"),
             )  # fmt: skip
         if name == "kubernetes":
             from aenv_ray.engines.kubernetes.engine import KubernetesEngine

@@ -37,7 +37,8 @@ _PRIVATE_SCHEMES: Final = ("rediss", "unix", "rediss+sentinel", "rediss+cluster"
 _KNOWN_GAPS: Final[Mapping[str, str]] = {
     "process": "a vulnerability in the node's kernel; side channels between sandboxes of a node",
     "docker": "a vulnerability in the node's kernel, unless the OCI runtime has its own; side "
-    "channels between sandboxes of a node",
+    "channels between sandboxes of a node; the number of files on the daemon's disk, without "
+    "readOnlyRoot",
     "kubernetes": "a vulnerability in the node's kernel, unless the RuntimeClass has its own; side "
     "channels between pods of a node; processes per pod beyond the kubelet's limit; nodes that run "
     "short of inodes, without deployConfig.container.readOnlyRoot, or of memory or disk, if pods "

@@ -24,7 +24,8 @@ from aenv_ray.ids import InstanceId
 REMOVED: Final = "its container was removed by somebody else"
 LOG_LINES: Final = 50
 """How much of a dead container's output is reported."""
-LAST_LOG_S: Final = 10.0
+LAST_LOG_S: Final = 5.0
+"""How long to wait for it; less than `CAUSE_WAIT_S` of `aenv_ray.engines.docker.instances`."""
 READERS_S: Final = 5.0
 """How long an ended container is kept for those who still read its log."""
 PERMIT_S: Final = 60.0
@@ -157,8 +158,21 @@ class Containers:
         return found
 
     async def details(self, name: str) -> dict[str, Any]:
-        """Return everything that the daemon knows about a container."""
-        return dict(await self._client.request("GET", f"/containers/{name}/json"))
+        """Return everything that the daemon knows about a container.
+
+        Raises:
+            DaemonRefused: There is no such container.
+            FabricUnavailable: The daemon does not tell.
+        """
+        try:
+            return dict(await self._client.request("GET", f"/containers/{name}/json"))
+        except DaemonRefused as exc:
+            if exc.status == 404:
+                raise
+            raise FabricUnavailable(
+                f"the Docker daemon does not tell whether {name} runs: {exc.message}",
+                hint="check the daemon with: docker info",
+            ) from exc
 
     def recorded_cause(self, name: str) -> EndCause | None:
         """Return why the janitor ended a container; None if it did not."""
@@ -173,7 +187,9 @@ class Containers:
         details: dict[str, Any],
         out_of_memory: Collection[str] = (),
         *,
-        is_own_exit: bool = False,
+        is_seen: bool = False,
+        may_be_killed: bool = False,
+        may_lack_memory: bool = False,
     ) -> EndCause:
         """Return why a container ended.
 
@@ -181,9 +197,11 @@ class Containers:
             name: The name of the container.
             details: The daemon's answer.
             out_of_memory: Names of containers for which the daemon reported an out-of-memory kill
-                when it happened; later it does not always know.
-            is_own_exit: Its end was observed, and neither the daemon nor the kernel killed it. Exit
-                codes do not show that: a process can choose the one of a killed process.
+                when it happened; later it does not always know. Any process may have been killed,
+                long before the end.
+            is_seen: The daemon reported the end when it happened.
+            may_be_killed: The daemon, or somebody by its means, has sent it a signal or may have.
+            may_lack_memory: The kernel may have killed it because the node lacks memory.
         """
         state = details["State"]
         recorded = self.recorded_cause(name)
@@ -191,15 +209,18 @@ class Containers:
             return recorded
         if state["Status"] == "removing":
             return EndCause(REMOVED)
-        if name in out_of_memory or state.get("OOMKilled"):
+        code = int(state["ExitCode"])
+        has_lacked_memory = name in out_of_memory or state.get("OOMKilled")
+        if has_lacked_memory and code == _KILLED_EXIT and not may_be_killed:
             limit = details["HostConfig"].get("Memory") or 0
             bound = f"limit {limit >> 20} MiB" if limit else "the node had no more"
             words = f"it ran out of memory and was killed ({bound})"
             return EndCause(words, InsideCause.MEMORY if limit else None)
-        code = int(state["ExitCode"])
         if state.get("Error"):
             return EndCause(f"its container failed: {state['Error']}")
-        if is_own_exit:
+        # A process chooses its code, also that of a process that the kernel kills.
+        is_own = code != _KILLED_EXIT or not may_lack_memory
+        if is_seen and not may_be_killed and is_own:
             return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
         if code == _KILLED_EXIT:
             return EndCause("its main process was killed by SIGKILL")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from aenv_ray.engines.docker.isolation import isolation
 from aenv_ray.engines.docker.janitor import ADOPTION_GRACE_S
 from aenv_ray.engines.docker.link import Links
 from aenv_ray.engines.docker.names import container_name, docker_scope, sidecar_name
-from aenv_ray.engines.docker.plan import ContainerPlan
+from aenv_ray.engines.docker.plan import DISK_BYTES, ContainerPlan
 from aenv_ray.engines.docker.planner import ContainerPlanner
 from aenv_ray.engines.docker.presence import HostPresence
 from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body, start_mode
@@ -51,7 +51,7 @@ from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.engines.node.local_storage import LocalStorage
-from aenv_ray.errors import AenvError
+from aenv_ray.errors import AenvError, SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.policy import Policy
@@ -77,6 +77,7 @@ class DockerEngine(Engine):
         storage_dir: For storage that outlives containers; the same path for the daemon. None: in
             the data directory.
         policy: Returns what projects may request of images.
+        disk_bytes: Limit of writes to an image's directories, of projects that name none.
     """
 
     name = "docker"
@@ -103,6 +104,7 @@ class DockerEngine(Engine):
         grace_s: float = ADOPTION_GRACE_S,
         storage_dir: Path | None = None,
         policy: Callable[[], Policy] = Policy,
+        disk_bytes: int = DISK_BYTES,
     ) -> None:
         own_scope = docker_scope(scope)
         files = DockerFiles(node_directory(runtime_dir, own_scope))
@@ -112,11 +114,11 @@ class DockerEngine(Engine):
         self._instances = DockerInstances(self._containers)
         self._presence = HostPresence(
             self._host, owner_pid=owner_pid, grace_s=grace_s, on_event=self._instances.on_event,
-            on_gap=self._instances.find_ended,
+            on_gap=self._instances.find_ended, on_watch=self._instances.note_oom_kills,
         )  # fmt: skip
         self._planner = ContainerPlanner(
             self._host, cache_dir=data_dir / "docker", image=image, runtime=runtime,
-            docker_config=docker_config, policy=policy,
+            docker_config=docker_config, policy=policy, disk_bytes=disk_bytes,
         )  # fmt: skip
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
         self._links = Links(self._host)
@@ -145,8 +147,18 @@ class DockerEngine(Engine):
         self, specs: Sequence[SandboxSpec]
     ) -> list[Sandbox | AenvError]:
         await self._open()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._start_one(spec)) for spec in specs]
+        tasks: list[asyncio.Task[Sandbox | AenvError]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks += [group.create_task(self._start_one(spec)) for spec in specs]
+        except BaseException:
+            for task in tasks:  # those that had started already: nobody will ask for them
+                started = None if task.cancelled() or task.exception() else task.result()
+                if isinstance(started, Sandbox):
+                    instance = self._instances.find(started.instance_id)
+                    if instance is not None:
+                        self._instances.abandon(instance, EndCause(RELEASED))
+            raise
         return [task.result() for task in tasks]
 
     async def _start_one(self, spec: SandboxSpec) -> Sandbox | AenvError:
@@ -175,13 +187,15 @@ class DockerEngine(Engine):
         hides_source = spec.config.deploy.hide_source
         try:
             if hides_source:
-                copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
+                with _writing_files(spec):
+                    copy = await asyncio.to_thread(self._files.copy_project, name, spec.project_dir)
                 plan = replace(plan, project_dir=copy)
             boot = await self._launch(instance, spec, plan, name, container_body(spec, plan))
             async with self._sidecar_started(instance, spec, plan):
                 await boot
             if hides_source:
-                await asyncio.to_thread(self._files.empty_project, name)
+                with _writing_files(spec):
+                    await asyncio.to_thread(self._files.empty_project, name)
             return await self._connect(instance, isolation(spec, plan), start_mode(plan))
         except BaseException:
             for opened in instance.links.values():
@@ -199,12 +213,8 @@ class DockerEngine(Engine):
         body: dict[str, Any],
     ) -> Coroutine[Any, Any, None]:
         """Start one of an instance's containers, and return the wait for its report."""
-        try:
+        with _writing_files(spec):
             self._files.make_directories(name, etc_files(spec, plan))
-        except OSError as exc:
-            why = f"its files cannot be written: {exc}"
-            hint = "check the free space of AENV_RUNTIME_DIR"
-            raise start_failed(spec.instance_id, why, hint) from exc
         link = instance.links[name] = self._links.link(name, body)
         async with self._containers.start_permit():
             instance.ids[name] = await self._containers.create(name, body)
@@ -278,27 +288,41 @@ class DockerEngine(Engine):
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         await self._open()
         name = container_name(self._host.scope, instance_id)
-        instance = self._instances.find(instance_id) or self._instances.track(instance_id, name)
         try:
             details = await self._containers.details(name)
-            labels = details["Config"]["Labels"]
-            if labels[docker_labels.HOST_LABEL] != self._host.id:
-                raise lost(instance_id, "it belongs to another host")
-            instance.has_sidecar = docker_labels.VOLUME_LABEL in labels
-            cause = self._find(instance, name, details)
-            if cause is None and instance.has_sidecar:
-                cause = await self._find_sidecar(instance)
-            if cause is not None:
-                await self._instances.discard(instance)
-                raise lost(instance_id, cause)
-            facts = Isolation.model_validate_json(labels[docker_labels.ISOLATION_LABEL])
-            return await self._connect(instance, facts, labels[docker_labels.START_MODE_LABEL])
         except DaemonRefused as exc:
-            self._instances.untrack(instance)
             raise lost(instance_id, "it ended while its host was away") from exc
+        if details["Config"]["Labels"][docker_labels.HOST_LABEL] != self._host.id:
+            raise lost(instance_id, "it belongs to another host")
+        instance = self._instances.find(instance_id) or self._instances.track(instance_id, name)
+        try:
+            return await self._reconnect(instance, details)
+        except SandboxLost as exc:
+            # Nobody else would end what still runs of it.
+            self._instances.abandon(instance, EndCause(exc.message))
+            raise
         except AenvError:
             self._instances.untrack(instance)
             raise
+
+    async def _reconnect(self, instance: DockerInstance, details: dict[str, Any]) -> Sandbox:
+        """Connect to an instance that an earlier host actor started.
+
+        Raises:
+            SandboxLost: It does not run, or does not answer.
+            FabricUnavailable: The daemon does not answer, or the sandbox not now.
+        """
+        labels = details["Config"]["Labels"]
+        instance.has_sidecar = docker_labels.VOLUME_LABEL in labels
+        cause = self._find(instance, instance.name, details)
+        if cause is None and instance.has_sidecar:
+            cause = await self._find_sidecar(instance)
+        if cause is not None:
+            self._instances.finish(instance, cause)
+            await self._instances.discard(instance)
+            raise lost(instance.id, cause)
+        facts = Isolation.model_validate_json(labels[docker_labels.ISOLATION_LABEL])
+        return await self._connect(instance, facts, labels[docker_labels.START_MODE_LABEL])
 
     def _find(
         self, instance: DockerInstance, name: str, details: dict[str, Any]
@@ -379,3 +403,15 @@ class DockerEngine(Engine):
         self._is_open = False
         await self._instances.settle()
         await self._host.client.close()
+
+
+@contextlib.contextmanager
+def _writing_files(spec: SandboxSpec) -> Iterator[None]:
+    """Make the failure to write the files of an instance one of its start."""
+    try:
+        yield
+    except OSError as exc:
+        raise start_failed(
+            spec.instance_id, f"its files cannot be written: {exc}",
+            "check the free space of AENV_RUNTIME_DIR",
+        ) from exc  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -34,6 +35,8 @@ CAUSE_WAIT_S: Final = 10.0
 SIDECAR: Final = "its sidecar: "
 """Prefix of the cause of an end that began in the sidecar."""
 _CLOSE_S: Final = 10.0
+_OOM_NOTES: Final = 6
+"""A busy node reports an end some seconds late; kills before that have not caused it."""
 _SEEN: Final = "{}"
 """Template of the cause of an end that the daemon reported when it happened."""
 
@@ -61,8 +64,6 @@ class DockerInstance:
     """Names of its containers for which the daemon reported an out-of-memory kill."""
     killed: set[str] = field(default_factory=set)
     """Names of its containers to which the daemon has sent a signal."""
-    oom_kills: int = field(default_factory=node_oom_kills)
-    """How many processes the node's kernel had killed for lack of memory when it was tracked."""
     burial: asyncio.Task[None] | None = None
     """Finds out why it ended, and removes it."""
 
@@ -117,6 +118,8 @@ class DockerInstances:
         self._files = containers.host.files
         self._instances: dict[str, DockerInstance] = {}
         self._removals: set[asyncio.Task[None]] = set()
+        self._oom_kills = deque([node_oom_kills()], maxlen=_OOM_NOTES)
+        """How many processes the kernel had killed at the last calls of `note_oom_kills`."""
 
     # --- the table ------------------------------------------------------------------------------
 
@@ -206,24 +209,41 @@ class DockerInstances:
             instance.burial = self._in_background(self._run_burial(instance, name, template))
 
     async def _run_burial(self, instance: DockerInstance, name: str, template: str) -> None:
+        is_seen, may_lack_memory = template == _SEEN, self._may_node_lack_memory(instance)
         try:
             details = await self._containers.details(name)
-            is_seen = template == _SEEN and name not in instance.killed
+        except DaemonRefused:
+            cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
+        except FabricUnavailable as exc:
+            unknown = EndCause(f"it ended, and why is not known: {exc}")
+            cause = self._containers.recorded_cause(name) or unknown
+        else:
             cause = self._containers.cause(
                 name,
                 details,
                 instance.out_of_memory,
-                is_own_exit=is_seen and instance.oom_kills == node_oom_kills(),
+                is_seen=is_seen,
+                may_be_killed=not is_seen or name in instance.killed,
+                may_lack_memory=may_lack_memory,
             )
             if details["State"]["Status"] != "removing":
-                instance.log = await self._containers.log(name)
-        except (DaemonRefused, FabricUnavailable):
-            cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
+                instance.log = await self._containers.last_log(name)
         if self._containers.recorded_cause(name) is None:  # otherwise the janitor ended it
             cause = replace(cause, text=template.format(cause))
         self.finish(instance, _prefixed(instance, name, cause))
         await self._containers.wait_for_readers(name)
         await self.discard(instance)
+
+    def note_oom_kills(self) -> None:
+        """Note how many processes the node's kernel has killed; called every few seconds."""
+        self._oom_kills.append(node_oom_kills())
+
+    def _may_node_lack_memory(self, instance: DockerInstance) -> bool:
+        """Return whether the kernel has lately killed a process that may be of no instance's limit.
+
+        An agent can make the kernel kill a process of its own containers at any time.
+        """
+        return not instance.out_of_memory and node_oom_kills() != self._oom_kills[0]
 
     def finish(self, instance: DockerInstance, cause: EndCause) -> None:
         """Record that an instance ended and tell its sandboxes; the first cause counts."""

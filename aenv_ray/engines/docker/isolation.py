@@ -19,11 +19,11 @@ from aenv_ray.runtime.container.process_one import MAX_FILES
 from aenv_ray.runtime.fork.jail_spec import NOBODY, unlimited_storage
 
 
-def root_bytes(deploy: DeployConfig) -> int | None:
-    """Return the limit of writes to the image's directories; None if unlimited or read-only."""
-    if deploy.container.read_only_root or not deploy.ephemeral_storage:
+def root_bytes(deploy: DeployConfig, plan: ContainerPlan) -> int | None:
+    """Return the limit of writes to the image's directories; None if they are read-only."""
+    if deploy.container.read_only_root:
         return None
-    return work_bytes(deploy)
+    return work_bytes(deploy) if deploy.ephemeral_storage else plan.disk_bytes
 
 
 def user_of(deploy: DeployConfig, image_user: str) -> str:
@@ -62,9 +62,10 @@ def _limits(deploy: DeployConfig, plan: ContainerPlan) -> dict[str, str]:
     if plan.runtime.has_own_kernel:
         limits["processes"] = f"{deploy.container.pids} threads of its kernel; it ends above that"
         del limits["open files"]
-    root = root_bytes(deploy)
+    root = root_bytes(deploy, plan)
     if root:
-        how = "disk quota" if plan.daemon.disk_quota else "per file; it ends above that in total"
+        per_file = "" if plan.storage else "per file; "
+        how = "disk quota" if plan.daemon.disk_quota else f"{per_file}it ends above that in total"
         limits["image's directories"] = f"{root >> 20} MiB ({how})"
     memory = memory_bytes(deploy, plan)
     if memory:
@@ -87,9 +88,7 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         yield "network: host, so it reaches the node's services, Ray included"
     if network is NetworkMode.ALLOWLIST:
         yield from _allowed_by_address(deploy)
-    if not deploy.container.read_only_root and not deploy.ephemeral_storage:
-        yield "storage: writes to the image's own directories are not limited"
-    elif root_bytes(deploy) and not plan.daemon.disk_quota:
+    if root_bytes(deploy, plan) and not plan.daemon.disk_quota:
         yield (
             "storage: writes to the image's own directories are checked every few seconds, and can "
             "exceed the limit until then"

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.daemon import detach
 from aenv_ray.engines.docker import firewall
 from aenv_ray.engines.docker.files import DockerFiles, ScopeLocks
-from aenv_ray.engines.docker.names import main_name
+from aenv_ray.engines.docker.names import main_name, volume_name
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.directory import daemon_environment, remove_stale, remove_tree
 from aenv_ray.files import FileLock, is_locked
@@ -56,8 +57,12 @@ IDLE_EXIT_S: Final = 60.0
 _LOCK_DEADLINE_S: Final = 0.5
 """A process that checks whether the lock is held takes it briefly; wait that long."""
 _REQUEST_DEADLINE_S: Final = 60.0
-_COUNT_S: Final = 5.0
-"""Time limit for counting the files of one volume; no other container is checked meanwhile."""
+CHECKS_S: Final = 2.0
+"""How long a sweep goes on to check disk use; deadlines wait meanwhile."""
+_COUNT_S: Final = 3.0
+"""Time limit for counting the files of one container, and as much for those of its volumes."""
+COUNTS: Final = 3
+"""A container ends if its files could not be counted so many times in a row."""
 _ANONYMOUS: Final = 64
 """Length of the name that the daemon gives to a volume of an image."""
 
@@ -68,8 +73,8 @@ HOST_GONE: Final = "its host is gone"
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=_REQUEST_DEADLINE_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("docker", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
@@ -102,9 +107,13 @@ class JanitorClient:
         """Return how much a container has written to its image's directories; 0 if it is gone.
 
         Directories that the image declares as volumes count with their whole content. Returns None
-        if they hold too many files to count.
+        if they are not counted in time: too many files, or a busy disk.
         """
-        status, content = self._request("GET", f"/containers/{container}/json?size=1")
+        path = f"/containers/{container}/json?size=1"
+        try:
+            status, content = self._request("GET", path, _COUNT_S)
+        except TimeoutError:
+            return None
         if status != 200:
             return 0
         details = json.loads(content)
@@ -113,13 +122,8 @@ class JanitorClient:
             for mount in details["Mounts"]
             if mount["Type"] == "volume" and mount["RW"] and len(mount["Name"]) == _ANONYMOUS
         ]
-        written = int(details.get("SizeRw") or 0)
-        for volume in volumes:
-            size = disk_use(volume)
-            if size is None:
-                return None
-            written += size
-        return written
+        in_volumes = disk_use(volumes)
+        return None if in_volumes is None else int(details.get("SizeRw") or 0) + in_volumes
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume; the daemon refuses while a container uses it."""
@@ -146,8 +150,10 @@ class JanitorClient:
             raise http.client.HTTPException(f"{path}: {status} {content[:300]!r}")
         return json.loads(content)
 
-    def _request(self, method: str, path: str) -> tuple[int, bytes]:
-        with contextlib.closing(_UnixConnection(self._path)) as connection:
+    def _request(
+        self, method: str, path: str, timeout_s: float = _REQUEST_DEADLINE_S
+    ) -> tuple[int, bytes]:
+        with contextlib.closing(_UnixConnection(self._path, timeout_s)) as connection:
             connection.request(method, path)
             response = connection.getresponse()
             return response.status, response.read()
@@ -171,26 +177,39 @@ class ContainerJanitor:
         self._now = (clock or SystemClock()).now
         self._grace_s = grace_s
         self._absent_since: dict[str, float] = {}  # keys are hosts
-        self._exited_since: dict[str, float] = {}  # keys are containers, as for the next two
+        self._exited_since: dict[str, float] = {}  # keys are containers, as for the next three
         self._check_disk_at: dict[str, float] = {}
+        self._uncounted: dict[str, int] = {}
         self._stray_since: dict[str, float] = {}
         self._foreign_sweep_at = 0.0
+        self._troubles: set[str] = set()
+        self._known_troubles: set[str] = set()
         self._unused_volumes: set[str] = set()
         self._idle_since = self._now()
 
     def sweep(self) -> int:
-        """Check every container once, end those that are due; return the number of containers."""
+        """Check every container once, end those that are due; return the number of containers.
+
+        A container that makes trouble, or is slow to check, keeps no other from its end.
+        """
         now = self._now()
+        self._troubles, self._known_troubles = set(), self._troubles
         rows = self._client.containers(self._label)
         alive = {_name(row) for row in rows if row["State"] not in ("exited", "dead")}
+        staying = []
         for row in rows:
-            cause = self._cause_to_end(row, now, alive)
-            if cause is not None:
-                self._end(row, cause)
+            with self._apart(row):
+                cause = self._cause_to_end(row, now, alive)
+                if cause is not None:
+                    self._end(row, cause)
+                elif _name(row) in alive:
+                    staying.append(row)
+        self._check_disks(staying)
         names = {_name(row) for row in rows}
         hosts = {row["Labels"].get(docker_labels.HOST_LABEL, "") for row in rows}
         self._remove_stray_files(names, now)
         self._check_disk_at = {n: at for n, at in self._check_disk_at.items() if n in names}
+        self._uncounted = {n: times for n, times in self._uncounted.items() if n in names}
         self._exited_since = {n: since for n, since in self._exited_since.items() if n in names}
         self._absent_since = {h: since for h, since in self._absent_since.items() if h in hosts}
         if now >= self._foreign_sweep_at:
@@ -201,6 +220,17 @@ class ContainerJanitor:
         if rows or self._files.locks.has_hosts:
             self._idle_since = now
         return len(rows)
+
+    @contextlib.contextmanager
+    def _apart(self, row: dict[str, Any]) -> Iterator[None]:
+        """Log a failure to handle a container, if it is new, and go on with the others."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException, ValueError, LookupError) as exc:
+            trouble = f"{type(exc).__name__}: {exc}"
+            if trouble not in self._troubles | self._known_troubles:
+                _log(f"{_name(row)}: {trouble}")
+            self._troubles.add(trouble)
 
     @property
     def is_idle(self) -> bool:
@@ -222,21 +252,40 @@ class ContainerJanitor:
             return HOST_GONE
         is_alone = docker_labels.SIDECAR_LABEL in labels and main_name(name) not in alive
         if row["State"] not in ("exited", "dead") and not is_alone:
-            return self._overflow(row, now)
+            return None
         return "" if now - self._exited_since.setdefault(name, now) > REMOVAL_GRACE_S else None
+
+    def _check_disks(self, rows: list[dict[str, Any]]) -> None:
+        """End containers that wrote too much; begin with the one whose check is due for longest.
+
+        When the time for checks is over, those that are left are the first of the next sweep.
+        """
+        checked = [row for row in rows if row["Labels"].get(docker_labels.STORAGE_LABEL)]
+        began = self._now()
+        for row in sorted(checked, key=lambda row: self._check_disk_at.get(_name(row), 0.0)):
+            now = self._now()
+            if now - began > CHECKS_S or now < self._check_disk_at.get(_name(row), 0.0):
+                return
+            with self._apart(row):
+                cause = self._overflow(row, now)
+                if cause is not None:
+                    self._end(row, cause)
 
     def _overflow(self, row: dict[str, Any], now: float) -> str | None:
         """Return the cause to end a container that wrote more than it may; None if it did not."""
-        limit, name = int(row["Labels"].get(docker_labels.STORAGE_LABEL, 0)), _name(row)
-        if not limit or now < self._check_disk_at.get(name, 0.0):
-            return None
+        limit, name = int(row["Labels"][docker_labels.STORAGE_LABEL]), _name(row)
+        self._check_disk_at[name] = now  # behind the others, whatever happens
         written = self._client.written_bytes(row["Id"])
         if written is None:
-            return f"the volumes of its image hold more files than can be counted in {_COUNT_S:g} s"
+            self._uncounted[name] = self._uncounted.get(name, 0) + 1
+            if self._uncounted[name] < COUNTS:
+                return None  # the disk may have been busy
+            return f"its image's directories hold more files than can be counted in {_COUNT_S:g} s"
+        self._uncounted.pop(name, None)
         if written > limit + STORAGE_SLACK_BYTES:
             return (
                 f"it wrote {written >> 20} MiB to its image's directories (limit {limit >> 20} "
-                "MiB: deployConfig.ephemeralStorage)"
+                "MiB: deployConfig.ephemeralStorage, or else AENV_DOCKER_DISK)"
             )
         pause_s = min(LONGEST_CHECK_S, max(0, limit - written) / FASTEST_WRITE)
         self._check_disk_at[name] = now + pause_s
@@ -245,7 +294,8 @@ class ContainerJanitor:
     def _end(self, row: dict[str, Any], cause: str) -> None:
         name = _name(row)
         if cause and row["State"] == "running":
-            self._files.record_cause(name, cause)
+            with self._apart(row):  # it ends, whether or not its host can read why
+                self._files.record_cause(name, cause)
         if not self._remove(row):
             return  # the next sweep tries again
         self._exited_since.pop(name, None)
@@ -256,7 +306,7 @@ class ContainerJanitor:
         """Remove a container, and its volume if no other uses it; False if the daemon failed."""
         is_gone = self._client.remove(row["Id"])
         if is_gone and docker_labels.VOLUME_LABEL in row["Labels"]:
-            self._client.remove_volume(row["Labels"][docker_labels.VOLUME_LABEL])
+            self._client.remove_volume(volume_name(main_name(_name(row))))
         return is_gone
 
     def _remove_unused_volumes(self) -> None:
@@ -291,9 +341,10 @@ class ContainerJanitor:
     def _end_overdue_of_other_scopes(self, now: float) -> None:
         for row in self._client.containers(docker_labels.SCOPE_LABEL):
             directory = Path(row["Labels"].get(docker_labels.DIRECTORY_LABEL, "/nowhere"))
-            deadline = float(row["Labels"].get(docker_labels.DEADLINE_LABEL, "inf"))
-            if now >= deadline and not is_locked(ScopeLocks(directory).janitor):
-                self._remove(row)
+            with self._apart(row):
+                deadline = float(row["Labels"].get(docker_labels.DEADLINE_LABEL, "inf"))
+                if now >= deadline and not is_locked(ScopeLocks(directory).janitor):
+                    self._remove(row)
 
     def end_all(self) -> None:
         """Remove everything of this scope."""
@@ -306,19 +357,21 @@ class ContainerJanitor:
         firewall.remove_rules(self._scope)
 
 
-def disk_use(directory: str) -> int | None:
-    """Return the bytes that a directory takes on its disk; None if counting takes too long.
+def disk_use(directories: Sequence[str]) -> int | None:
+    """Return the bytes that directories take on their disks; None if counting takes too long.
 
-    Its content was written by a sandbox: any number of files, at any depth.
+    Their content was written by a sandbox: any number of files, at any depth.
     """
+    if not directories:
+        return 0
     try:
         done = subprocess.run(
-            ["du", "-skx", directory], capture_output=True, check=False, timeout=_COUNT_S,
+            ["du", "-skx", *directories], capture_output=True, check=False, timeout=_COUNT_S,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
-    return int(done.stdout.split()[0]) * 1024 if done.stdout else 0
+    return sum(int(line.split()[0]) * 1024 for line in done.stdout.splitlines())
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -326,6 +379,10 @@ def _name(row: dict[str, Any]) -> str:
 
 
 # --- the process ---------------------------------------------------------------------------------
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  # the janitor's own log
 
 
 def spawn(directory: Path, scope: str, socket_path: str, owner_pid: int, grace_s: float) -> None:
@@ -391,7 +448,7 @@ def _run(janitor: ContainerJanitor, directory: Path, owner: int) -> None:
             # The next sweep tries again; a repeated error is logged once.
             trouble, before = f"{type(exc).__name__}: {exc}", trouble
             if trouble != before:
-                print(trouble, file=sys.stderr, flush=True)  # noqa: T201  # its own log
+                _log(trouble)
         if owner in ready:
             time.sleep(SWEEP_S)  # it stays readable: without the daemon, try again later
 

@@ -55,7 +55,8 @@ class DockerNetworks:
         self._client = host.client
         self._locks = host.files.locks
         self._scope = host.scope
-        self._has_internet = False
+        self._is_internet_new = True
+        """Another version may have set its rules."""
         self._creating = asyncio.Lock()
         self._resolved: dict[str, tuple[float, tuple[str, ...]]] = {}
 
@@ -72,21 +73,16 @@ class DockerNetworks:
             FabricUnavailable: The daemon does not answer.
         """
         if mode is NetworkMode.INTERNET:
-            await self._ensure_internet()
+            bridge = Bridge(self._scope)
+            await self._set_rules(bridge, ())
+            await self._create(bridge)
             resolvers = "".join(f"nameserver {address}\n" for address in firewall.RESOLVERS)
-            yield ContainerNetwork(mode, Bridge(self._scope).name, resolvers)
+            yield ContainerNetwork(mode, bridge.name, resolvers)
         elif mode is NetworkMode.ALLOWLIST:
             async with self._allowlist(tuple(allow or ()), policy) as network:
                 yield network
         else:
             yield ContainerNetwork(mode, mode.value, _NO_RESOLVER)
-
-    async def _ensure_internet(self) -> None:
-        if not self._has_internet:
-            bridge = Bridge(self._scope)
-            await self._set_rules(bridge, ())
-            await self._create(bridge)
-            self._has_internet = True
 
     @contextlib.asynccontextmanager
     async def _allowlist(
@@ -119,14 +115,20 @@ class DockerNetworks:
             ) from exc
 
     def _add_rules(self, bridge: Bridge, openings: Collection[Opening]) -> None:
-        """Set a bridge's rules; the openings of its running sandboxes stay."""
+        """Set a bridge's rules, unless the packet filter has them.
+
+        The openings of its running sandboxes stay.
+        """
         with FileLock.acquire(self._locks.network_rules, _LOCK_DEADLINE_S):
             known = self._locks.openings(bridge.chain) if bridge.allow else set()
             wanted = known | {(opening.block, opening.port) for opening in openings}
-            if not bridge.allow or wanted != known or not firewall.has_hooks(bridge):
+            is_new = wanted != known if bridge.allow else self._is_internet_new
+            if is_new or not firewall.has_hooks(bridge):
                 firewall.apply_rules(bridge, [Opening(*one) for one in wanted])
                 if bridge.allow:
                     self._locks.write_openings(bridge.chain, wanted)
+                else:
+                    self._is_internet_new = False
 
     async def _create(self, bridge: Bridge) -> None:
         """Create a network, unless it exists.

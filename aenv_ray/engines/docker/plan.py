@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from aenv_ray.engines.docker.host import DockerHost
 from aenv_ray.engines.docker.networks import ContainerNetwork
@@ -11,6 +12,9 @@ from aenv_ray.engines.images.node_images import NodeImage
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.project.config import NetworkMode
+
+DISK_BYTES: Final = 4 << 30
+"""What a container may write to its image's directories if nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class ContainerPlan:
     project_dir: Path
     runtime: OciRuntime = OciRuntime()
     daemon: DaemonFeatures = DaemonFeatures()
+    disk_bytes: int = DISK_BYTES
+    """The limit of writes to the image's directories, if the project names none."""
     storage: LocalDirectory | None = None
     sidecar: SidecarPlan | None = None
 

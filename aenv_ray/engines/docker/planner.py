@@ -62,12 +62,14 @@ class ContainerPlanner:
         image: str | None,
         runtime: str | None,
         docker_config: Path,
+        disk_bytes: int,
         policy: Callable[[], Policy],
     ) -> None:
         self._host = host
         self._default_image = image
         self._policy = policy
         self._default_runtime = runtime
+        self._disk_bytes = disk_bytes
         own_labels = {
             labels.SCOPE_LABEL: host.scope,
             labels.HOST_LABEL: host.id,
@@ -139,6 +141,7 @@ class ContainerPlanner:
                 project_dir=spec.project_dir,
                 runtime=runtime,
                 daemon=features,
+                disk_bytes=self._disk_bytes,
                 sidecar=sidecar,
             )
 

@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S: Final = 0.5
 WATCH_S: Final = 2.0
-"""How often a host checks that the janitor runs."""
+"""How often a host checks that the janitor runs, and what its kernel did."""
 
 
 class HostPresence:
     """Marks a host as present, keeps a janitor running, and follows the daemon's events.
 
-    `on_gap` is awaited when events may have been missed.
+    `on_gap` is awaited when events may have been missed; `on_watch` is called every `WATCH_S`.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class HostPresence:
         grace_s: float,
         on_event: Callable[[dict[str, Any]], None],
         on_gap: Callable[[], Awaitable[None]],
+        on_watch: Callable[[], None],
     ) -> None:
         self._host = host
         self._locks = host.files.locks
@@ -42,6 +43,7 @@ class HostPresence:
         self._grace_s = grace_s
         self._on_event = on_event
         self._on_gap = on_gap
+        self._on_watch = on_watch
         self._lock: FileLock | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -64,7 +66,7 @@ class HostPresence:
             connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._tasks = [
                 asyncio.create_task(self._follow_events(connected)),
-                asyncio.create_task(self._watch_janitor()),
+                asyncio.create_task(self._watch()),
             ]
             await connected
         except BaseException:
@@ -87,9 +89,10 @@ class HostPresence:
                 self._host.client.path, self._owner_pid, self._grace_s,
             )  # fmt: skip
 
-    async def _watch_janitor(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
+            self._on_watch()
             try:
                 await self._ensure_janitor()
             except OSError as exc:

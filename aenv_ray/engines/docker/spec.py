@@ -31,6 +31,8 @@ _LOG_OPTIONS: Final = {"max-size": "5m", "max-file": "2", "compress": "false"}
 _LOOPBACK: Final = (("127.0.0.1", "localhost"), ("::1", "localhost ip6-localhost ip6-loopback"))
 _PAGE: Final = 4096
 """More than the work directory holds, so that a full one reports that it is full."""
+_MOUNTS_BYTES: Final = 4096
+"""Size of a directory that has only mounts."""
 _MAIN_ONLY: Final = frozenset({"Hostname", "NetworkDisabled"})
 """With these the daemon refuses to let a sidecar join the main container's network."""
 _BOOT: Final = (
@@ -209,11 +211,12 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "OomScoreAdj": 1000,  # as Ray's workers have: the kernel kills the largest of them first
     }
-    root = root_bytes(deploy)
+    root = root_bytes(deploy, plan)
     if root and plan.daemon.disk_quota:
         host["StorageOpt"] = {"size": str(root)}
     checked = _checked_bytes(spec, plan)
-    if checked:  # for the sum of all files the janitor ends the container
+    # For the sum of all files the janitor ends the container. Files of a storage may be larger.
+    if checked and plan.storage is None:
         host["Ulimits"].append(_ulimit("fsize", checked + _PAGE))
     if plan.runtime.name:
         host["Runtime"] = plan.runtime.name
@@ -233,8 +236,8 @@ def _checked_bytes(spec: SandboxSpec, plan: ContainerPlan) -> int | None:
     deploy = spec.config.deploy
     images = [plan.image, *([plan.sidecar.image] if plan.sidecar else [])]
     if any(image.volumes for image in images):
-        return work_bytes(deploy) if deploy.container.read_only_root else root_bytes(deploy)
-    return None if plan.daemon.disk_quota else root_bytes(deploy)
+        return work_bytes(deploy) if deploy.container.read_only_root else root_bytes(deploy, plan)
+    return None if plan.daemon.disk_quota else root_bytes(deploy, plan)
 
 
 def _ulimit(name: str, value: int) -> dict[str, Any]:
@@ -261,7 +264,7 @@ def _mounts(plan: ContainerPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
     ]
     if plan.program.kit is not None:
         parts = _kit_mounts(plan.program.kit)
-        mounts += parts if plan.program.serving is not Serving.RUNTIME else parts[:2]
+        mounts += parts if plan.program.serving is not Serving.RUNTIME else parts[:-1]
     if plan.sidecar is not None:
         mounts.append(_shared_volume(plan, work_bytes(deploy)))
     return mounts
@@ -283,7 +286,13 @@ def _etc_mounts(plan: ContainerPlan, name: str) -> list[dict[str, Any]]:
 
 
 def _kit_mounts(kit: Path) -> list[dict[str, Any]]:
-    return [_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python")]
+    """Return the parts of a kit, and a directory for them that root inside cannot exchange.
+
+    A mount cannot be renamed, but a directory that contains mounts can.
+    """
+    options = {"SizeBytes": _MOUNTS_BYTES, "Mode": 0o755}
+    home = {"Type": "tmpfs", "Target": HOME, "ReadOnly": True, "TmpfsOptions": options}
+    return [home, *(_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python"))]
 
 
 def _storage_mounts(spec: SandboxSpec, plan: ContainerPlan) -> list[dict[str, Any]]:

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 RUNTIME_LABEL: Final = "aenv.runtime"
 """On images built by ``aenv build``: the fingerprint of their runtime."""
+_OUR_LABELS: Final = "aenv."
+"""How the names of our labels on containers begin; a daemon copies an image's labels to them."""
 ARTIFACT_TYPE: Final = "image"
 PULL_DEADLINE_S: Final = 3600.0
 """How long a host waits for another one that pulls the same image."""
@@ -142,6 +144,21 @@ def check_names(policy: Policy, reference: str, names: Sequence[str], what: str)
         policy.refuse_image_id(reference, what)
 
 
+def _check_labels(reference: str, labels: Mapping[str, str]) -> None:
+    """Check that an image says nothing in our name about its containers.
+
+    Raises:
+        SandboxStartFailed: It has labels by which hosts and the janitor recognize containers.
+    """
+    ours = sorted(name for name in labels if name.startswith(_OUR_LABELS))
+    reserved = [name for name in ours if name != RUNTIME_LABEL]
+    if reserved:
+        raise SandboxStartFailed(
+            f"image {reference[:200]} has reserved labels: {', '.join(reserved)[:200]}",
+            hint=f"build it without labels that begin with {_OUR_LABELS!r}",
+        )
+
+
 class _CommandFailed(DaemonRefused):
     """A command that inspects an image was started, and failed."""
 
@@ -197,6 +214,8 @@ class DockerImages:
     async def _resolve(self, reference: str) -> NodeImage:
         details = await self._details(reference)
         config = details.get("Config") or {}
+        labels = config.get("Labels") or {}
+        _check_labels(reference, labels)
         variables = dict(item.partition("=")[::2] for item in config.get("Env") or ())
         facts = await self._facts(details["Id"])
         python = ImagePython.reported(facts) if facts.get("version") else None
@@ -207,8 +226,7 @@ class DockerImages:
             has_fitting_python=python is not None and python.version >= runtime_kit.OLDEST,
             has_shell=facts["shell"],
             has_aenvironment=bool(facts.get("aenvironment")),
-            carries_runtime=(config.get("Labels") or {}).get(RUNTIME_LABEL)
-            == runtime_kit.fingerprint(),
+            carries_runtime=labels.get(RUNTIME_LABEL) == runtime_kit.fingerprint(),
             command=tuple(words),
             ports=frozenset(config.get("ExposedPorts") or ()),
         )

@@ -86,6 +86,19 @@ async def test_a_sandbox_that_writes_too_much_ends(bench: Bench) -> None:
         await call(sandbox, "fill_many_files")
 
 
+async def test_a_project_without_a_limit_has_that_of_the_node(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """Invariant 7: no container fills the disk of the node."""
+    async with engine_on(docker_node, disk_bytes=LIMIT_MIB << 20) as engine:
+        bench = Bench(engine, tmp_path)
+        sandbox = await bench.start(filling(bench, ephemeralStorage=None))
+        if "quota" in sandbox.isolation.limits["image's directories"]:
+            pytest.skip("the daemon has quotas")
+        with pytest.raises(SandboxLost, match=rf"limit {LIMIT_MIB} MiB: .*AENV_DOCKER_DISK"):
+            await call(sandbox, "fill_many_files")
+
+
 async def test_a_sidecar_is_checked_as_well(bench: Bench) -> None:
     source = (
         "from aenv_ray.runtime import register_tool, sidecar\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import signal
@@ -14,16 +15,26 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aenv_ray.engines import door
+from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.docker import instances as docker_instances
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.engine import DockerEngine
+from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.firewall import Bridge
 from aenv_ray.engines.docker.logs import CUT
-from aenv_ray.errors import ConfigError, FabricUnavailable, SandboxLost, SandboxStartFailed
+from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
+from aenv_ray.errors import (
+    ConfigError,
+    FabricUnavailable,
+    SandboxDiedInside,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.conftest import require
 from tests.contract.docker.docker_node import DockerNode, docker
@@ -73,6 +84,101 @@ async def test_a_container_that_accepts_no_connection_now_is_not_lost(
     docker("unpause", name)
     again = await bench.engine.attach(sandbox.instance_id)
     assert await value_of(again, "echo", text="hi") == "hi"
+
+
+async def test_a_kill_from_outside_is_one_though_a_child_ran_out_of_memory(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    """Invariant 2: the daemon says for ever that the container ran out of memory."""
+    sandbox = await bench.start(bench.contract_project({"memory": "64M"}))
+    child = await execute(sandbox, ["python3", "-c", "bytearray(200 << 20)"])
+    assert child.exit_code != 0
+    docker("kill", docker_node.container(sandbox.instance_id))
+    assert "killed by SIGKILL" in await end_of(sandbox)
+    with pytest.raises(SandboxLost) as raised:
+        await call(sandbox, "echo", {"text": "x"})
+    assert not isinstance(raised.value, SandboxDiedInside)
+
+
+async def test_a_daemon_that_fails_to_answer_ends_no_instance(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 2: a host that restarts with its daemon asks again."""
+    sandbox = await bench.start()
+    request = DockerClient.request
+
+    async def fail(client: DockerClient, method: str, path: str, **options: Any) -> Any:
+        if path.startswith("/containers/") and path.endswith("/json"):
+            raise DaemonRefused(500, "starting")
+        return await request(client, method, path, **options)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(DockerClient, "request", fail)
+        with pytest.raises(FabricUnavailable, match=r"does not tell whether .* runs: starting"):
+            await bench.engine.attach(sandbox.instance_id)
+    again = await bench.engine.attach(sandbox.instance_id)
+    assert await value_of(again, "echo", text="hi") == "hi"
+
+
+async def test_what_a_restarted_host_cannot_reach_does_not_go_on(
+    docker_node: DockerNode, tmp_path: Path
+) -> None:
+    """Invariant 3: the instance counts as lost, and its slot is given away."""
+    host = new_host()
+    engine = docker_node.engine(host)
+    sandbox = await Bench(engine, tmp_path).start()
+    await engine.close()
+    (door_path,) = docker_node.root.glob("r/*/d/*")
+    door_path.unlink()
+    again = docker_node.engine(host)
+    with pytest.raises(SandboxLost, match="does not answer"):
+        await again.attach(sandbox.instance_id)
+    await again.close()
+    assert docker_node.left_over() == []
+
+
+async def test_a_batch_that_is_given_up_leaves_none_of_its_sandboxes(
+    bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: nobody knows those that have started already."""
+    connected, connect = asyncio.Event(), DockerEngine._connect
+
+    async def note(*arguments: Any) -> Sandbox:
+        sandbox = await connect(*arguments)
+        connected.set()
+        return sandbox
+
+    monkeypatch.setattr(DockerEngine, "_connect", note)
+    source = "import threading\nthreading.Event().wait()\n"
+    hanging = bench.project({"tools.py": source}, NETLESS)
+    starts = bench.engine.start_many([bench.spec(), bench.spec(hanging)])
+    starting = asyncio.create_task(starts)
+    await connected.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await eventually(lambda: not docker_node.left_over(), "nothing is left")
+
+
+async def test_a_copy_that_cannot_be_written_fails_one_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime directory may be full."""
+    copies, copy = itertools.count(), DockerFiles.copy_project
+
+    def fill(files: DockerFiles, name: str, project: Path) -> Path:
+        if next(copies):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return copy(files, name, project)
+
+    monkeypatch.setattr(DockerFiles, "copy_project", fill)
+    project = bench.contract_project({"hideSource": True})
+    started = await bench.engine.start_many([bench.spec(project), bench.spec(project)])
+    (failed,) = [one for one in started if isinstance(one, SandboxStartFailed)]
+    assert "AENV_RUNTIME_DIR" in failed.hint
+    assert len(await bench.running()) == 1
 
 
 async def test_removal_by_somebody_else_is_the_cause(bench: Bench, docker_node: DockerNode) -> None:
@@ -271,6 +377,8 @@ async def test_project_and_runtime_are_read_only(bench: Bench) -> None:
     assert (await execute(sandbox, "id -u")).text() == "0\n"
     for path in ("/project/x", "/.aenv/runtime/x", "/.aenv/lib/x"):
         assert b"Read-only" in (await execute(sandbox, f"touch {path}")).stderr
+    for path in ("/project", "/.aenv", "/.aenv/runtime"):
+        assert (await execute(sandbox, f"mv {path} /other")).exit_code != 0
 
 
 async def test_a_hidden_project_is_removed_once_its_code_is_loaded(bench: Bench) -> None:

@@ -206,14 +206,32 @@ async def test_unused_networks_of_allow_lists_are_removed(
 
 
 @pytest.mark.usefixtures("world")
-async def test_flushed_rules_are_set_again(bench: Bench, docker_node: DockerNode) -> None:
-    project = listed(bench, PUBLIC)
+@pytest.mark.parametrize(
+    ("deploy", "shut"),
+    [({"network": "allowlist", "allow": [PUBLIC]}, OTHER), ({"network": "internet"}, PRIVATE)],
+)
+async def test_flushed_rules_are_set_again(
+    bench: Bench, docker_node: DockerNode, deploy: dict[str, Any], shut: str
+) -> None:
+    """Invariant 7: the node's firewall may be restarted while a host runs."""
+    project = bench.contract_project(deploy)
     await bench.start(project)
-    bridge = Bridge(f"{docker_node.scope}/docker", (PUBLIC,))
+    bridge = Bridge(f"{docker_node.scope}/docker", tuple(deploy.get("allow", ())))
     subprocess.run(["iptables", "-D", *bridge.hooks[0]], check=True)
     again = await bench.start(project)
     assert await reaches(again, PUBLIC)
-    assert not await reaches(again, OTHER)
+    assert not await reaches(again, shut)
+
+
+@pytest.mark.usefixtures("world")
+async def test_a_network_that_was_pruned_is_created_again(
+    bench: Bench, docker_node: DockerNode
+) -> None:
+    project = bench.contract_project({"network": "internet"})
+    sandbox = await bench.start(project)
+    await bench.engine.stop([sandbox.instance_id])
+    docker("network", "rm", Bridge(f"{docker_node.scope}/docker").name)
+    assert await value_of(await bench.start(project), "echo", text="hi") == "hi"
 
 
 async def test_localhost_resolves_without_a_network(bench: Bench) -> None:

@@ -221,7 +221,7 @@ async def test_the_sidecar_has_fewer_rights_and_shares_the_network(
     assert not sidecar["HostConfig"]["CapAdd"]
     assert sidecar["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
     targets = {mount["Destination"] for mount in sidecar["Mounts"]}
-    inside = {"/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
+    inside = {"/.aenv", "/.aenv/lib", "/.aenv/python", "/.aenv/run", "/.aenv/runtime"}
     etc = {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
     assert targets == {"/shared", *inside, *etc}
     assert [m["Destination"] for m in sidecar["Mounts"] if m["RW"]] == ["/shared"]

@@ -14,6 +14,8 @@ from aenv_ray.clock import FakeClock
 from aenv_ray.engines.docker import firewall
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.janitor import (
+    CHECKS_S,
+    COUNTS,
     FASTEST_WRITE,
     IDLE_EXIT_S,
     REMOVAL_GRACE_S,
@@ -294,6 +296,9 @@ def test_a_container_with_too_many_files_to_count_ends(
     """Invariant 7: it could otherwise write without a limit."""
     daemon.put("aenv-a", clock.now() + 1000.0, **{"aenv.storage-bytes": str(64 << 20)})
     monkeypatch.setattr(daemon, "written_bytes", lambda _: None)
+    for _ in range(COUNTS - 1):
+        janitor.sweep()
+    assert daemon.names() == ["aenv-a"], "the disk may be busy"
     janitor.sweep()
     assert daemon.names() == []
     assert "more files than can be counted" in (files.cause("aenv-a") or "")
@@ -366,7 +371,91 @@ def test_a_volume_is_counted_however_deep_its_directories_are(tmp_path: Path) ->
     with open(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at), "wb") as file:
         file.write(bytes(1 << 20))
     os.close(at)
-    found = disk_use(str(tmp_path))
+    found = disk_use([str(tmp_path)])
     subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
     assert found is not None
     assert found >= 1 << 20
+
+
+# --- one container must not keep the janitor from the others -----------------------------------
+
+
+def test_a_container_with_unreadable_labels_keeps_no_other_from_its_end(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
+) -> None:
+    """Invariant 3: everything that is due ends, of this scope and of others."""
+    far = clock.now() + 1000.0
+    daemon.put("aenv-a", far, **{"aenv.storage-bytes": "x"})
+    daemon.put("aenv-b", far, **{"aenv.deadline": "soon"})
+    daemon.put("theirs", far, **{"aenv.scope": "theirs", "aenv.deadline": "soon"})
+    daemon.put("aenv-due", clock.now())
+    daemon.put("aenv-full", far, **{"aenv.storage-bytes": "1"})
+    daemon.put("overdue", clock.now(), **{"aenv.scope": "theirs"})
+    daemon.written["aenv-full"] = 1 << 30
+    janitor.sweep()
+    assert daemon.names() == ["aenv-a", "aenv-b", "theirs"]
+
+
+def test_a_container_ends_even_if_its_cause_cannot_be_recorded(
+    janitor: ContainerJanitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    files: DockerFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    present: None,
+) -> None:
+    """Invariant 3: the runtime directory may be full."""
+
+    def full(*_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "record_cause", full)
+    daemon.put("aenv-a", clock.now())
+    daemon.put("aenv-b", clock.now())
+    janitor.sweep()
+    assert daemon.names() == []
+
+
+def test_only_the_volume_of_an_instance_is_removed_with_it(
+    janitor: ContainerJanitor, daemon: FakeDaemon, clock: FakeClock, present: None
+) -> None:
+    """Invariant 7: labels of an image become those of its containers, and name any volume."""
+    daemon.volumes = {"pgdata", "aenv-a-shared"}
+    daemon.put("aenv-a", clock.now(), **{"aenv.volume": "pgdata"})
+    janitor.sweep()
+    assert daemon.names() == []
+    assert daemon.volumes == {"pgdata"}
+
+
+def test_slow_checks_of_disk_use_delay_no_deadline(
+    janitor: ContainerJanitor,
+    daemon: FakeDaemon,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    present: None,
+) -> None:
+    """Invariant 3: an agent decides how long counting its files takes."""
+    limit = {"aenv.storage-bytes": str(64 << 20)}
+    far, looks = clock.now() + 1000.0, list[str]()
+
+    def count(container: str) -> int | None:
+        looks.append(container)
+        if not container.startswith("aenv-slow"):
+            return 0
+        clock.advance(CHECKS_S + 0.5)
+        return None
+
+    monkeypatch.setattr(daemon, "written_bytes", count)
+    for number in range(3):
+        daemon.put(f"aenv-slow{number}", far, **limit)
+    daemon.put("aenv-quick", far, **limit)
+    daemon.put("aenv-due", clock.now(), **limit)
+    janitor.sweep()
+    assert "aenv-due" not in daemon.names()
+    assert looks == ["aenv-slow0"]
+    for _ in range(3):
+        janitor.sweep()
+    assert looks == ["aenv-slow0", "aenv-slow1", "aenv-slow2", "aenv-quick", "aenv-slow0"]
+    for _ in range(5):
+        janitor.sweep()
+    assert daemon.names() == ["aenv-quick"]

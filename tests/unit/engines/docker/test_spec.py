@@ -26,9 +26,11 @@ from aenv_ray.engines.images.reference import split_tag
 from aenv_ray.engines.images.runtime_kit import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DockerClient, socket_path
+from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.errors import ConfigError
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+from aenv_ray.project.storage import StorageMount
 
 ETC = ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]
 
@@ -79,9 +81,10 @@ def test_a_container_has_no_right_that_was_not_requested() -> None:
     assert not {"PortBindings", "Privileged", "Devices", "PidMode"} & set(host)
     writable = [mount["Target"] for mount in host["Mounts"] if not mount["ReadOnly"]]
     assert writable == []
-    below = [m for m in host["Mounts"] if Path("/d/i/aenv-x") in Path(m["Source"]).parents]
+    sources = [mount.get("Source", "") for mount in host["Mounts"]]
+    below = [one for one in sources if Path("/d/i/aenv-x") in Path(one).parents]
     assert below == [], "a process inside could put a symbolic link to anything there"
-    assert not any("docker.sock" in mount["Source"] for mount in host["Mounts"])
+    assert not any("docker.sock" in one for one in sources)
 
 
 def test_everything_that_a_container_takes_from_its_node_is_bounded() -> None:
@@ -156,6 +159,24 @@ def test_a_container_without_a_limit_gets_half_of_the_nodes_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("container", "image_user", "is_told"),
+    [
+        ({}, "", False),
+        ({}, "root", True),
+        ({"user": "app"}, "", True),
+        ({"user": "1000"}, "root", False),
+        ({"user": "root", "readOnlyRoot": True}, "", False),
+    ],
+)
+def test_the_facts_say_that_root_can_change_what_rewards_load(
+    container: dict[str, Any], image_user: str, is_told: bool
+) -> None:
+    deploy = {"network": "none", "container": container}
+    facts = isolation(spec(deploy), plan(image=image(user=image_user)))
+    assert any(item.startswith("user: it may be root") for item in facts.missing) == is_told
+
+
+@pytest.mark.parametrize(
     ("own", "image_user", "user"),
     [(None, "", "65534:65534"), (None, "app", "app"), ("root", "app", "root")],
 )
@@ -213,27 +234,37 @@ def test_writes_to_the_images_directories_are_limited_by_quota_or_checked() -> N
     deploy = {"ephemeralStorage": "10M"}
     quota = DaemonFeatures(disk_quota=True)
     checked, limited = body_of(deploy), body_of(deploy, daemon=quota)
-    unlimited = body_of({}, daemon=quota)
+    usual = body_of({}, daemon=quota)
     closed = body_of({**deploy, "container": {"readOnlyRoot": True}}, daemon=quota)
     size = 10 << 20
     most = size + 4096
     assert {"Name": "fsize", "Soft": most, "Hard": most} in checked["HostConfig"]["Ulimits"]
     assert checked["Labels"]["aenv.storage-bytes"] == str(size)
     assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
-    for body in (limited, unlimited, closed):
+    assert usual["HostConfig"]["StorageOpt"] == {"size": str(4 << 30)}
+    assert body_of({}, disk_bytes=7)["Labels"]["aenv.storage-bytes"] == "7"
+    for body in (limited, usual, closed):
         assert "aenv.storage-bytes" not in body["Labels"]
         assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
-    for body in (checked, unlimited, closed):
+    for body in (checked, closed):
         assert "StorageOpt" not in body["HostConfig"]
 
     def missing(deploy: dict[str, Any], **fields: Any) -> list[str]:
         facts = isolation(spec({"network": "none", **deploy}), plan(**fields))
         return [item for item in facts.missing if item.startswith("storage")]
 
-    assert "are not limited" in missing({})[0]
-    assert "checked every few seconds" in missing(deploy)[0]
-    assert missing(deploy, daemon=quota) == []
+    for wanted in (deploy, {}):
+        assert "checked every few seconds" in missing(wanted)[0]
+        assert missing(wanted, daemon=quota) == []
     assert missing({**deploy, "container": {"readOnlyRoot": True}}) == []
+
+
+def test_a_file_in_a_storage_may_be_larger_than_the_limit_of_the_images_directories() -> None:
+    mount = StorageMount(name="aenv-s", uid="0" * 16, mount_path="/data", size_bytes=1)
+    storage = LocalDirectory(Path("/s/data"), Path("/s/lock"))
+    body = container_body(spec({"network": "none"}, storage=mount), plan(storage=storage))
+    assert body["Labels"]["aenv.storage-bytes"] == str(4 << 30)
+    assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
 
 
 def test_the_image_of_a_project() -> None:
@@ -299,7 +330,13 @@ def test_a_sidecar_has_the_limits_of_the_main_container_and_none_of_its_secrets(
     assert host["NetworkMode"] == "container:aenv-x"
     targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
     kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
-    assert targets == {"/.aenv/run": True, "/shared": None, **kit, **dict.fromkeys(ETC, True)}
+    assert targets == {
+        "/.aenv": True,
+        "/.aenv/run": True,
+        "/shared": None,
+        **kit,
+        **dict.fromkeys(ETC, True),
+    }
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}
     assert body["WorkingDir"] == "/testbed"
     assert "Hostname" not in body, "the daemon refuses it with a joined network"
