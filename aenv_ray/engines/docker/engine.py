@@ -24,6 +24,7 @@ from aenv_ray.engines.base import (
     Sandbox,
     SandboxSpec,
     lost,
+    start_each,
     start_failed,
     stop_each,
 )
@@ -147,19 +148,7 @@ class DockerEngine(Engine):
         self, specs: Sequence[SandboxSpec]
     ) -> list[Sandbox | AenvError]:
         await self._open()
-        tasks: list[asyncio.Task[Sandbox | AenvError]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks += [group.create_task(self._start_one(spec)) for spec in specs]
-        except BaseException:
-            for task in tasks:  # those that had started already: nobody will ask for them
-                started = None if task.cancelled() or task.exception() else task.result()
-                if isinstance(started, Sandbox):
-                    instance = self._instances.find(started.instance_id)
-                    if instance is not None:
-                        self._instances.abandon(instance, EndCause(RELEASED))
-            raise
-        return [task.result() for task in tasks]
+        return await start_each(self._start_one, self.stop, specs)
 
     async def _start_one(self, spec: SandboxSpec) -> Sandbox | AenvError:
         try:
