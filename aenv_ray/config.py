@@ -64,7 +64,7 @@ class Settings(BaseModel):
     """Image of projects that name none; needs Python 3.11 or newer."""
     docker_runtime: str | None = None
     """OCI runtime of projects that name none. None: the daemon's default."""
-    docker_disk: str = "4Gi"
+    docker_disk: str = "16Gi"
     """Limit of what a container writes to its image's directories, if neither project nor policy
     names one."""
     docker_host: str = Field(default="unix:///var/run/docker.sock", alias="DOCKER_HOST")

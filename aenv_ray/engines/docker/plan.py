@@ -13,7 +13,7 @@ from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.node.local_storage import LocalDirectory
 from aenv_ray.project.config import NetworkMode
 
-DISK_BYTES: Final = 4 << 30
+DISK_BYTES: Final = 16 << 30
 """What a container may write to its image's directories if nothing else is said."""
 
 

@@ -241,7 +241,7 @@ def test_writes_to_the_images_directories_are_limited_by_quota_or_checked() -> N
     assert {"Name": "fsize", "Soft": most, "Hard": most} in checked["HostConfig"]["Ulimits"]
     assert checked["Labels"]["aenv.storage-bytes"] == str(size)
     assert limited["HostConfig"]["StorageOpt"] == {"size": str(size)}
-    assert usual["HostConfig"]["StorageOpt"] == {"size": str(4 << 30)}
+    assert usual["HostConfig"]["StorageOpt"] == {"size": str(16 << 30)}
     assert body_of({}, disk_bytes=7)["Labels"]["aenv.storage-bytes"] == "7"
     for body in (limited, usual, closed):
         assert "aenv.storage-bytes" not in body["Labels"]
@@ -263,7 +263,7 @@ def test_a_file_in_a_storage_may_be_larger_than_the_limit_of_the_images_director
     mount = StorageMount(name="aenv-s", uid="0" * 16, mount_path="/data", size_bytes=1)
     storage = LocalDirectory(Path("/s/data"), Path("/s/lock"))
     body = container_body(spec({"network": "none"}, storage=mount), plan(storage=storage))
-    assert body["Labels"]["aenv.storage-bytes"] == str(4 << 30)
+    assert body["Labels"]["aenv.storage-bytes"] == str(16 << 30)
     assert [limit["Name"] for limit in body["HostConfig"]["Ulimits"]] == ["nofile"]
 
 
