@@ -18,6 +18,7 @@ import io
 import json
 import pickle
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -275,15 +276,22 @@ def _list(row: Row, field: str) -> list[Any]:
 
 def _parsed(code: str, field: str) -> ast.Module:
     try:
-        return ast.parse(code)
+        return _tree(code)
     except SyntaxError as exc:
         raise ValueError(f"{field} is not Python: {exc}") from None
+
+
+def _tree(code: str) -> ast.Module:
+    """Parse code of a data set, without the warnings for escape sequences in MBPP's strings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
 
 
 def _completed(prompt: str) -> str:
     """Return a prompt as code that runs by itself: its last function may have no body yet."""
     try:
-        ast.parse(prompt)
+        _tree(prompt)
     except SyntaxError:
         with_body = f"{prompt.rstrip()}\n    pass\n"
         _parsed(with_body, "prompt")

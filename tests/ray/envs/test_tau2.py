@@ -63,8 +63,7 @@ async def attack(env: Any, task: Task) -> None:
 def test_an_attacker_finds_no_solution_and_forges_no_verdict(cluster: Cluster) -> None:
     """Invariant 14."""
     del cluster
-    pattern = "telecom:solo:*" if GIVEN else "mock:solo:*"
-    tasks = list(select_tasks(environment_tasks("tau2"), ids=[pattern], limit=2))
+    tasks = list(select_tasks(environment_tasks("tau2"), ids=["*:solo:*"], limit=2))
     for episode in aenv_ray.sample("tau2", attack, tasks, concurrency=2, runners="driver"):
         assert episode.status is EpisodeStatus.COMPLETED, episode.error
         assert episode.reward == 0.0

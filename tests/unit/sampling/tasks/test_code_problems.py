@@ -169,3 +169,10 @@ def test_a_field_that_a_format_lacks_is_named(row: dict[str, Any], field: str, n
     lacking = {key: value for key, value in row.items() if key != field}
     with pytest.raises(ConfigError, match=f"task 0: {field} is missing; with it, .* {name}"):
         load_tasks([lacking])
+
+
+def test_code_that_python_warns_of_is_code() -> None:
+    """MBPP has regular expressions in plain strings; warnings may be errors, as they are here."""
+    code = "import re\ndef total(root): return len(re.findall('\\w', root))"
+    (task,) = load_tasks([MBPP | {"code": code}])
+    assert task.reference
