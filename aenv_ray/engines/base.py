@@ -18,6 +18,7 @@ Every engine guarantees, and `aenv_ray.testing.engine_contract` checks:
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ MAX_VALUES: Final = 16_000_000
 of the largest size could take 5 GiB of the process that reads it."""
 MAX_REQUEST_VALUES: Final = 2_000_000
 """Of anything else that a sandbox sends."""
+
+logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[float | None, float | None, str | None], None]
 """Takes progress, total and message. Without a progress, the message is the JSON text of a note for
@@ -425,7 +428,10 @@ async def start_each(
     except BaseException:
         started = [one.instance_id for one in outcomes.values() if isinstance(one, Sandbox)]
         if started:
-            await asyncio.shield(stop(started))
+            try:
+                await asyncio.shield(stop(started))
+            except AenvError as exc:  # not instead of what is raised here
+                logger.warning("sandboxes %s may run until their deadlines: %s", started, exc)
         raise
     return [outcomes[place] for place in range(len(specs))]
 

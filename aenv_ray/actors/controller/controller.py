@@ -520,7 +520,8 @@ class Controller:
             host: Id of the actor that hosts them, if the caller knows it. Then the hosts of all
                 nodes are asked only about those that it does not know.
         """
-        likely = self._hosts.name_of(host)
+        is_known = self._where.keys() >= set(instance_ids)
+        likely = "" if is_known else self._hosts.name_of(host)
         self._admission.forget(instance_ids)
         self._doomed |= self._creating.intersection(instance_ids)
         groups: dict[str, list[InstanceId]] = {}

@@ -60,9 +60,11 @@ _REQUEST_DEADLINE_S: Final = 60.0
 CHECKS_S: Final = 2.0
 """How long a sweep goes on to check disk use; deadlines wait meanwhile."""
 _COUNT_S: Final = 3.0
-"""Time limit for counting the files of one container, and as much for those of its volumes."""
+"""Time limit for counting the files of one container."""
 COUNTS: Final = 3
 """A container ends if its files could not be counted so many times in a row."""
+_LAST_COUNT_S: Final = 20.0
+"""Time limit for the last of them. The end counts as the agent's: a busy disk must not cause it."""
 _ANONYMOUS: Final = 64
 """Length of the name that the daemon gives to a volume of an image."""
 
@@ -103,15 +105,15 @@ class JanitorClient:
         status, _ = self._request("DELETE", f"/containers/{container}?force=1&v=1")
         return status in (204, 404)
 
-    def written_bytes(self, container: str) -> int | None:
+    def written_bytes(self, container: str, within_s: float) -> int | None:
         """Return how much a container has written to its image's directories; 0 if it is gone.
 
         Directories that the image declares as volumes count with their whole content. Returns None
-        if they are not counted in time: too many files, or a busy disk.
+        if they are not counted in time: too many files, or a busy disk. Volumes have as much time.
         """
         path = f"/containers/{container}/json?size=1"
         try:
-            status, content = self._request("GET", path, _COUNT_S)
+            status, content = self._request("GET", path, within_s)
         except TimeoutError:
             return None
         if status != 200:
@@ -122,7 +124,7 @@ class JanitorClient:
             for mount in details["Mounts"]
             if mount["Type"] == "volume" and mount["RW"] and len(mount["Name"]) == _ANONYMOUS
         ]
-        in_volumes = disk_use(volumes)
+        in_volumes = disk_use(volumes, within_s)
         return None if in_volumes is None else int(details.get("SizeRw") or 0) + in_volumes
 
     def remove_volume(self, name: str) -> None:
@@ -275,12 +277,14 @@ class ContainerJanitor:
         """Return the cause to end a container that wrote more than it may; None if it did not."""
         limit, name = int(row["Labels"][docker_labels.STORAGE_LABEL]), _name(row)
         self._check_disk_at[name] = now  # behind the others, whatever happens
-        written = self._client.written_bytes(row["Id"])
+        earlier = self._uncounted.get(name, 0)
+        within_s = _LAST_COUNT_S if earlier + 1 == COUNTS else _COUNT_S
+        written = self._client.written_bytes(row["Id"], within_s)
         if written is None:
-            self._uncounted[name] = self._uncounted.get(name, 0) + 1
-            if self._uncounted[name] < COUNTS:
+            self._uncounted[name] = earlier + 1
+            if earlier + 1 < COUNTS:
                 return None  # the disk may have been busy
-            return f"its image's directories hold more files than can be counted in {_COUNT_S:g} s"
+            return f"its image's directories hold more files than can be counted in {within_s:g} s"
         self._uncounted.pop(name, None)
         if written > limit + STORAGE_SLACK_BYTES:
             return (
@@ -357,7 +361,7 @@ class ContainerJanitor:
         firewall.remove_rules(self._scope)
 
 
-def disk_use(directories: Sequence[str]) -> int | None:
+def disk_use(directories: Sequence[str], within_s: float) -> int | None:
     """Return the bytes that directories take on their disks; None if counting takes too long.
 
     Their content was written by a sandbox: any number of files, at any depth.
@@ -366,7 +370,7 @@ def disk_use(directories: Sequence[str]) -> int | None:
         return 0
     try:
         done = subprocess.run(
-            ["du", "-skx", *directories], capture_output=True, check=False, timeout=_COUNT_S,
+            ["du", "-skx", *directories], capture_output=True, check=False, timeout=within_s,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

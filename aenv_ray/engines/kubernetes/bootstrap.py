@@ -137,7 +137,7 @@ def bootstrap(digest: str, port: int, unpacker_port: int) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(64)
-    listener.settimeout(300)  # after this, no host will come
+    listener.settimeout(1200)  # hosts give up waiting for the images of all containers before
     instance = prepare_instance() if sys.version_info >= (3, 11) else {}  # the host refuses others
     libc = "glibc" if platform.libc_ver()[0] == "glibc" else "musl"
     facts = {"python": sys.version_info[:2], "machine": platform.machine(), "libc": libc}
@@ -160,7 +160,7 @@ def bootstrap(digest: str, port: int, unpacker_port: int) -> None:
     try:
         instance["unpacker"] = unpack(order["unpack"], content, (address, unpacker_port))
     except OSError as exc:
-        report = {"failed": f"its files cannot be unpacked: {exc}"}
+        report = {"failed": "its files cannot be unpacked: " + str(exc)}
         sock.sendall(json.dumps(report).encode() + b"\n")
         raise
     del content

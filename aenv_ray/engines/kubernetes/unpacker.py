@@ -32,7 +32,7 @@ class Content(io.RawIOBase):
 
 def receive(stream: io.BufferedRWPair) -> "dict[str, str]":
     """Unpack what a container passes on, and return its order."""
-    order: dict[str, str] = json.loads(stream.read(int.from_bytes(stream.read(8), "big")))
+    order = dict(json.loads(stream.read(int.from_bytes(stream.read(8), "big")).decode()))
     content = Content(stream, int.from_bytes(stream.read(8), "big"))
     try:
         with tarfile.open(fileobj=content, mode="r|", ignore_zeros=True) as archive:
@@ -63,7 +63,7 @@ def main(port: int, count: int) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((address, port))
     listener.listen(64)
-    listener.settimeout(300)  # after this, no host will come
+    listener.settimeout(1200)  # hosts give up waiting for the images of all containers before
     hiding = []
     while count:
         sock, peer = listener.accept()
@@ -74,7 +74,7 @@ def main(port: int, count: int) -> None:
         try:
             order = receive(stream)
         except Exception as exc:
-            answer(stream, {"failed": f"{type(exc).__name__}: {exc}"})
+            answer(stream, {"failed": type(exc).__name__ + ": " + str(exc)})
             raise
         answer(stream, {"ok": True})
         if order["hidden"]:

@@ -55,7 +55,13 @@ from aenv_ray.engines.process.plan import (
     why_not_from_template,
     with_storage,
 )
-from aenv_ray.errors import AenvError, FabricUnavailable, InsideCause, SandboxStartFailed
+from aenv_ray.errors import (
+    AenvError,
+    FabricUnavailable,
+    InsideCause,
+    SandboxLost,
+    SandboxStartFailed,
+)
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.storage import StorageMount
 
@@ -128,7 +134,13 @@ class ProcessEngine(Engine):
         # If the template was ended as idle, or died, start it again, but only once.
         again = [spec for spec in specs if results[spec.instance_id] is None]
         if again:
-            results |= await self._start(again)
+            try:
+                results |= await self._start(again)
+            except BaseException:
+                for instance_id, outcome in results.items():
+                    if isinstance(outcome, Sandbox):  # its caller will not hear of it
+                        self._end_process(instance_id)
+                raise
         return [results[spec.instance_id] or _template_gone(spec) for spec in specs]
 
     async def _start(
@@ -339,6 +351,8 @@ class ProcessEngine(Engine):
             raise lost(instance_id, "it ended while its host was away")
         sandbox = await self._connect(instance_id, row["mode"], row)
         if isinstance(sandbox, AenvError):
+            if isinstance(sandbox, SandboxLost):  # nobody else would end what still runs of it
+                self._end_process(instance_id)
             raise sandbox
         return sandbox
 

@@ -631,7 +631,8 @@ def add_sandbox(emulated: EmulatedCluster) -> None:
     )  # fmt: skip
     pod = pod_manifest(spec, plan, now=0.0)
     pod["metadata"]["namespace"] = "aenv"
-    add(emulated, pod | {"status": {"phase": "Running"}})
+    ended = {"name": "unpacker", "state": {"terminated": {"exitCode": 0}}}
+    add(emulated, pod | {"status": {"phase": "Running", "containerStatuses": [ended]}})
 
 
 def test_kubectl_drains_a_machine_with_the_options_of_the_run_book(emulated, life):

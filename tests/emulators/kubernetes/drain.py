@@ -44,7 +44,7 @@ def evicted(pods: Collection[Object], budgets: Iterable[Object]) -> set[str]:
     """Return the names of the pods whose eviction no budget stops; kubectl tries the others again.
 
     Args:
-        pods: All pods of the namespace; all of them are healthy.
+        pods: All pods of the namespace. A container that has ended makes a pod unhealthy.
         budgets: Its PodDisruptionBudgets, with a number as ``minAvailable``.
     """
     names = {pod["metadata"]["name"] for pod in pods}
@@ -56,6 +56,14 @@ def evicted(pods: Collection[Object], budgets: Iterable[Object]) -> set[str]:
             for pod in pods
             if matches(selector, pod["metadata"].get("labels") or {})
         }
-        if len(chosen) <= spec["minAvailable"]:
-            names -= chosen
+        healthy = {pod["metadata"]["name"] for pod in pods if _is_healthy(pod)} & chosen
+        if len(healthy) <= spec["minAvailable"]:
+            always = spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
+            names -= healthy if always else chosen
     return names
+
+
+def _is_healthy(pod: Object) -> bool:
+    return not any(
+        "terminated" in row.get("state", {}) for row in pod["status"].get("containerStatuses", ())
+    )

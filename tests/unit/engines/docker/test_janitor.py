@@ -63,7 +63,7 @@ class FakeDaemon(JanitorClient):
         self.rows = [row for row in self.rows if row["Id"] != container]
         return True
 
-    def written_bytes(self, container: str) -> int:
+    def written_bytes(self, container: str, within_s: float) -> int:
         self.looks.append(container)
         return self.written.get(container, 0)
 
@@ -294,14 +294,20 @@ def test_a_container_with_too_many_files_to_count_ends(
     present: None,
 ) -> None:
     """Invariant 7: it could otherwise write without a limit."""
+    limits: list[float] = []
+
+    def count(_: str, within_s: float) -> None:
+        limits.append(within_s)
+
     daemon.put("aenv-a", clock.now() + 1000.0, **{"aenv.storage-bytes": str(64 << 20)})
-    monkeypatch.setattr(daemon, "written_bytes", lambda _: None)
+    monkeypatch.setattr(daemon, "written_bytes", count)
     for _ in range(COUNTS - 1):
         janitor.sweep()
     assert daemon.names() == ["aenv-a"], "the disk may be busy"
+    assert limits == [3.0, 3.0]
     janitor.sweep()
     assert daemon.names() == []
-    assert "more files than can be counted" in (files.cause("aenv-a") or "")
+    assert "more files than can be counted in 20 s" in (files.cause("aenv-a") or "")
 
 
 def test_other_users_of_the_node_see_nothing_of_a_scope(tmp_path: Path) -> None:
@@ -371,7 +377,7 @@ def test_a_volume_is_counted_however_deep_its_directories_are(tmp_path: Path) ->
     with open(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at), "wb") as file:
         file.write(bytes(1 << 20))
     os.close(at)
-    found = disk_use([str(tmp_path)])
+    found = disk_use([str(tmp_path)], 3.0)
     subprocess.run(["rm", "-rf", str(tmp_path)], check=True)
     assert found is not None
     assert found >= 1 << 20
@@ -438,7 +444,7 @@ def test_slow_checks_of_disk_use_delay_no_deadline(
     limit = {"aenv.storage-bytes": str(64 << 20)}
     far, looks = clock.now() + 1000.0, list[str]()
 
-    def count(container: str) -> int | None:
+    def count(container: str, _: float) -> int | None:
         looks.append(container)
         if not container.startswith("aenv-slow"):
             return 0

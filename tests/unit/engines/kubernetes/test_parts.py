@@ -150,7 +150,7 @@ def test_process_1_begins_on_any_python_3() -> None:
     """An option that an old one does not know would end it before it told its version."""
     for container in pod_manifest(spec_of(), plan_of(), NOW)["spec"]["containers"]:
         assert container["command"][:2] == ["python3", "-c"]
-        script = ast.parse(container["command"][2], feature_version=(3, 7))
+        script = ast.parse(container["command"][2], feature_version=(3, 5))
         assert isinstance(script.body[1], ast.Assign)  # of sys.path, before any other import
 
 
