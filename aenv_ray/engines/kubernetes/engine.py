@@ -49,7 +49,7 @@ from aenv_ray.engines.kubernetes.pods import PodJanitor, Pods
 from aenv_ray.engines.kubernetes.settings import PodSettings
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.host_key import HostKey
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxLost
+from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.policy import Policy
@@ -278,10 +278,8 @@ class KubernetesEngine(Engine):
             self._enforce_deadline(instance, float(annotations[names.DEADLINE]))
             isolation = Isolation.model_validate_json(annotations[names.ISOLATION])
             return await self._connect(instance, isolation, annotations[names.START_MODE])
-        except AenvError as exc:
+        except AenvError:
             self._untrack(instance)
-            if isinstance(exc, SandboxLost):  # nobody else would end what still runs of it
-                self._in_background(self._discard(instance))
             raise
 
     async def _find(self, instance_id: InstanceId) -> dict[str, Any]:

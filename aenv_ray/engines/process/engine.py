@@ -55,13 +55,7 @@ from aenv_ray.engines.process.plan import (
     why_not_from_template,
     with_storage,
 )
-from aenv_ray.errors import (
-    AenvError,
-    FabricUnavailable,
-    InsideCause,
-    SandboxLost,
-    SandboxStartFailed,
-)
+from aenv_ray.errors import AenvError, FabricUnavailable, InsideCause, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.storage import StorageMount
 
@@ -351,8 +345,6 @@ class ProcessEngine(Engine):
             raise lost(instance_id, "it ended while its host was away")
         sandbox = await self._connect(instance_id, row["mode"], row)
         if isinstance(sandbox, AenvError):
-            if isinstance(sandbox, SandboxLost):  # nobody else would end what still runs of it
-                self._end_process(instance_id)
             raise sandbox
         return sandbox
 

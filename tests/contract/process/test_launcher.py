@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aenv_ray.engines import door
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import Sandbox, SandboxSpec
 from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.directory import daemon_environment, short_name
 from aenv_ray.engines.process import engine as process_engine
@@ -34,7 +35,7 @@ from aenv_ray.errors import (
     SandboxLost,
     SandboxStartFailed,
 )
-from aenv_ray.ids import HostId
+from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.runtime.door.roles import DoorRole
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, value_of
 from tests.contract.engines import filled
@@ -554,3 +555,28 @@ async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> 
             os.chown(foreign, 1234, 1234)
             with pytest.raises(ConfigError, match="belongs to another user"):
                 make(Path(foreign))
+
+
+async def test_a_batch_that_fails_in_its_second_round_leaves_nothing(
+    own_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 3: the sandboxes of the first round have started, and nobody knows them."""
+    engine = own_node.engine(HOST)
+    bench = Bench(engine, tmp_path)
+    specs = [bench.spec() for _ in range(2)]
+    start = engine._start
+    rounds: list[int] = []
+
+    async def _start(given: Sequence[SandboxSpec]) -> dict[InstanceId, Any]:
+        rounds.append(len(given))
+        if len(rounds) == 2:
+            raise FabricUnavailable("the launcher ended")
+        results: dict[InstanceId, Any] = dict(await start(given[:1]))
+        return results | {given[1].instance_id: None}  # its template was ended as idle
+
+    monkeypatch.setattr(engine, "_start", _start)
+    with pytest.raises(FabricUnavailable):
+        await engine.start_many(specs)
+    assert rounds == [2, 1]
+    await eventually(lambda: not own_node.sandbox_pids(), "nothing is left")
+    await engine.close()
