@@ -209,6 +209,7 @@ class _RunningPod:
 
     async def _run_process(self) -> None:
         name = self._pod["metadata"]["name"]
+        with_first = {container["name"] for container in self._pod["spec"]["containers"][1:]}
         with tempfile.TemporaryDirectory(dir=self._directory) as root:
             os.chmod(root, 0o755)  # its user must come through
             reader, writer = await asyncio.open_unix_connection(self._server, limit=1 << 20)
@@ -216,8 +217,8 @@ class _RunningPod:
             with contextlib.suppress(ConnectionResetError):  # killed before it read its order
                 async for line in reader:
                     message = json.loads(line)
-                    if "started" in message:
-                        await asyncio.sleep(self._delays.report_s)
+                    if "started" in message and message["started"] not in with_first:
+                        await asyncio.sleep(self._delays.report_s)  # once for those of a pod
                     self._hear(message)
             writer.close()
 

@@ -81,6 +81,7 @@ def test_another_pod_is_not_heard(
         while sock.connect_ex((ADDRESS, PORT)):
             assert running.poll() is None
         with sock:
+            sock.settimeout(10)
             assert sock.recv(1) == b""
     bootstrap.unpack(order_of(target), archive_of(project), (ADDRESS, PORT)).close()
     assert running.wait(60) == 0
