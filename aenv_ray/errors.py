@@ -344,6 +344,10 @@ class FabricUnavailable(AenvError, code="fabric_unavailable", http_status=503):
     way_out: ClassVar[str | None] = "try again; if it fails again, see `aenv status`"
 
 
+class ServiceUnavailable(FabricUnavailable, code="service_unavailable", http_status=503):
+    """A service takes no calls: it is not deployed, or none of its replicas is free in time."""
+
+
 class EndpointUnavailable(AenvError, code="endpoint_unavailable", http_status=502):
     """A policy's model endpoint cannot be reached, fails, or answers nonsense; see the message.
 

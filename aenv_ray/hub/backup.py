@@ -39,6 +39,7 @@ from aenv_ray.errors import (
     BackupInvalid,
     CatalogConflict,
     ConfigError,
+    FabricUnavailable,
 )
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.base import to_json
@@ -362,13 +363,19 @@ async def restore(
     for digest, content in _artifacts(file):
         await store.put(content.read(), digest=digest)
     await hub.load(lines, replace=replace)
-    # Until now, the collector of a gateway that runs went by the old versions.
-    for digest, content in _artifacts(file):
-        await hub.deletion_over(digest)
-        if await hub.versions_of_archive(digest) and not await store.exists(digest):
-            await store.put(content.read(), digest=digest)
     detail = {"versions": str(summary.versions), "replace": str(replace).lower()}
-    await hub.record(AuditRecord(actor="operator", action="hub.restore", detail=detail))
+    try:
+        await hub.record(AuditRecord(actor="operator", action="hub.restore", detail=detail))
+        # Until now, the collector of a gateway that runs went by the old versions.
+        for digest, content in _artifacts(file):
+            await hub.deletion_over(digest)
+            if await hub.versions_of_archive(digest) and not await store.exists(digest):
+                await store.put(content.read(), digest=digest)
+    except FabricUnavailable as exc:
+        raise FabricUnavailable(
+            f"the hub is restored, but archives of its versions may be missing: {exc.message}",
+            hint="restore once more, with --replace",
+        ) from exc
     return summary
 
 

@@ -153,6 +153,14 @@ def is_full(held: ArtifactsHeld, size_bytes: int, quota_bytes: int | None) -> bo
     return is_large or held.number >= MAX_ARTIFACTS
 
 
+def being_deleted(digest: str) -> CatalogConflict:
+    """Return the error for an artifact that is used again while it is deleted."""
+    return CatalogConflict(
+        f"artifact {digest[:12]}, which no version referred to, is being deleted",
+        hint="send it again in a few seconds",
+    )
+
+
 def artifacts_full(
     owner: str, held: ArtifactsHeld, size_bytes: int, quota_bytes: int | None
 ) -> ArtifactQuotaExceeded:

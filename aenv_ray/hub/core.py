@@ -332,10 +332,7 @@ class HubCore(Environments, Leases):
         if outcome == "full":
             raise catalog.artifacts_full(owner, ArtifactsHeld(*facts), size_bytes, quota_bytes)
         if outcome == "leaving":
-            raise CatalogConflict(
-                f"artifact {digest[:12]}, which no version referred to, is being deleted",
-                hint="send it again in a few seconds",
-            )
+            raise catalog.being_deleted(digest)
 
     async def has_artifact(self, owner: str, digest: str) -> bool:  # noqa: D102
         return bool(await self._ask("hexists", f"{self._keys.root}artifact:of:{owner}", digest))
@@ -433,6 +430,14 @@ class HubCore(Environments, Leases):
                 hint=f"install aenv-ray {software} on the head, or restore a backup of this "
                 "version into a Redis or an AENV_REDIS_PREFIX that is empty",
             )
+
+    async def renew_indexes(self) -> None:
+        """Have the indexes of archives and of grants made anew at their next use.
+
+        An earlier version of aenv-ray, which did not know them, may have changed what they find.
+        """
+        for name in ("archives", "granted"):
+            await self._ask("delete", f"{self._keys.root}env:{name}")
 
     async def ping(self) -> None:
         """Check that Redis answers.

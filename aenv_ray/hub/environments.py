@@ -142,6 +142,7 @@ if (redis.call('HGET', root..'env:owners', entry.name) or '') ~= expected then r
 local kept = redis.call('HGET', root..'env:contents', entry.reference)
 local old = redis.call('HGET', root..'env:entries', entry.reference)
 if kept and kept ~= entry.content then return {old and 'published' or 'deleted'} end
+if redis.call('EXISTS', root..'artifact:leaving:'..entry.archive) == 1 then return {'leaving'} end
 local held = tonumber(redis.call('HGET', root..'env:bytes', entry.owner) or 0)
 if not old and entry.owner ~= '' then
     local size = kept and #text - tonumber(deleted) or #text
@@ -284,6 +285,8 @@ class Environments(HubBase, ABC):
                 f"{MAX_OWNER_BYTES >> 20} MiB: there is no room for {entry.reference}",
                 hint="delete versions that are no longer used",
             )
+        if outcome == "leaving":
+            raise catalog.being_deleted(entry.archive)
         if outcome != "kept":
             was = "is published" if outcome == "published" else "was published, and deleted,"
             raise VersionConflict(

@@ -170,6 +170,7 @@ class HubActor:
         core = HubCore(client, self._clock, prefix=self._options.prefix, where=where)
         try:
             await core.check_layout()
+            await core.renew_indexes()
             if self._core is None:
                 self._core = core
             return self._core

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S, JsonCall
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
-from aenv_ray.errors import DeadlineExceeded, FabricUnavailable
+from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, ServiceUnavailable
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.serve.services.apps import app_name
 
@@ -42,7 +42,7 @@ class ServiceCalls:
 
         Raises:
             CallOutcomeUnknown: The replica died during the call.
-            FabricUnavailable: No replica is free or healthy; nothing ran.
+            ServiceUnavailable: No replica is free or healthy; nothing ran.
             AenvError: As `ServiceReplica.call_json`.
             CallCancelled: The client disconnected, or `cancel` stopped the call.
         """
@@ -85,7 +85,7 @@ class ServiceCalls:
         """Return the instance for a client's connection: that of its session, or else any.
 
         Raises:
-            FabricUnavailable: No replica is free or healthy.
+            ServiceUnavailable: No replica is free or healthy.
             SessionLost: The sandbox with the session's state is gone. Raised once.
         """
         handle = (await self._handle_of(service_id)).options(method_name="sandbox")
@@ -141,7 +141,7 @@ class ServiceCalls:
             try:
                 known = await asyncio.to_thread(ray_serve.app_handle, app_name(service_id))
             except FabricUnavailable as exc:
-                raise FabricUnavailable(
+                raise ServiceUnavailable(
                     f"service {service_id} is not deployed: {exc.message}",
                     hint=f"it is being created, or was deleted: aenv service get {service_id}",
                 ) from exc
@@ -153,8 +153,8 @@ def _what(call: JsonCall) -> str:
     return f"{call.what} of service {service_of(call.target)}"
 
 
-def _no_replica(what: str, service_id: str) -> FabricUnavailable:
-    return FabricUnavailable(
+def _no_replica(what: str, service_id: str) -> ServiceUnavailable:
+    return ServiceUnavailable(
         f"{what}: no replica of service {service_id} was free within {_REPLICA_WAIT_S:g} s",
         hint=f"aenv service get {service_id} shows their state; more replicas take more calls",
     )

@@ -325,6 +325,8 @@ class HubContract(EnvironmentsContract):
         for owner in ("ann", "bob"):
             with pytest.raises(CatalogConflict, match="is being deleted"):
                 await hub.keep_artifact(owner, "a" * 64, 60)
+        with pytest.raises(CatalogConflict, match="is being deleted"):
+            await hub.push(entry(archive="a" * 64))
         await hub.artifact_deleted("a" * 64)
         assert await hub.artifacts_held("bob") == (0, 0)
         await hub.keep_artifact("ann", "a" * 64, 60)

@@ -16,7 +16,13 @@ import pytest
 from aenv_ray import config
 from aenv_ray.cli.main import main
 from aenv_ray.clock import FakeClock
-from aenv_ray.errors import BackupInvalid, CatalogConflict, ConfigError, EnvironmentNotFound
+from aenv_ray.errors import (
+    BackupInvalid,
+    CatalogConflict,
+    ConfigError,
+    EnvironmentNotFound,
+    FabricUnavailable,
+)
 from aenv_ray.hub import backup as backups
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
@@ -193,6 +199,26 @@ async def test_a_restore_beside_a_running_gateway_loses_no_archive(
     assert await hub.artifacts_held("somebody") == (len(CODE), 1)
     await ArtifactCollector(hub, store, clock, "test").once()
     assert await store.exists(digest)
+
+
+async def test_a_restore_that_fails_behind_its_keys_says_how_to_go_on(
+    hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is no longer empty then, and the audit log tells it."""
+    store, file = store_in(tmp_path, clock), io.BytesIO()
+    await filled(hub, store)
+    await backup(hub, store, file, clock)
+
+    async def fail(_: str) -> None:
+        raise FabricUnavailable("Redis does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "deletion_over", fail)
+        with pytest.raises(FabricUnavailable, match=r"is restored.*may be missing") as raised:
+            await restore(hub, store, file, replace=True)
+    assert "--replace" in str(raised.value.hint)
+    assert (await hub.audit_log(1))[0].action == "hub.restore"
+    await restore(hub, store, file, replace=True)
 
 
 async def test_archives_that_the_backup_lacks_are_collected(

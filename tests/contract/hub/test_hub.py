@@ -114,6 +114,21 @@ class TestHubCore(HubContract):
             await hub.keep_artifact("ann", "e" * 64, 1, quota_bytes=80)
         assert await hub.artifacts_held("ann") == (80, 4)
 
+    async def test_indexes_are_made_anew_when_a_hub_starts(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """An earlier version published one version and deleted another: the number is the same."""
+        digest = "a" * 64
+        await hub.push(entry(archive=digest, owner="ann"))
+        await hub.grant("weather", "bob", Right.USE)
+        for key, member in (("archives", f"{'b' * 64} other@1.0.0"), ("granted", "weather cy")):
+            await redis.delete(f"{{aenv}}:env:{key}")
+            await redis.zadd(f"{{aenv}}:env:{key}", {member: 0})
+        assert await hub.versions_of_archive(digest) == ()
+        await hub.renew_indexes()
+        assert await hub.versions_of_archive(digest) == ("weather@1.0.0",)
+        assert (await hub.name("weather")).grants == {"bob": Right.USE}
+
     async def test_an_upload_costs_the_same_however_many_there_were(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
@@ -334,22 +349,23 @@ async def test_every_connection_of_concurrent_first_calls_is_closed(
     host = HubActor(HubSettings(data_dir=root / "data", runtime_dir=root / "run"))
     closed: list[HubCore] = []
     opened: list[HubCore] = []
-    check, close = HubCore.check_layout, HubCore.close
+    renew, close = HubCore.renew_indexes, HubCore.close
 
-    async def checked(core: HubCore) -> None:
+    async def renewed(core: HubCore) -> None:
         opened.append(core)
-        await check(core)
+        await renew(core)
 
     async def ended(core: HubCore) -> None:
         closed.append(core)
         await close(core)
 
-    monkeypatch.setattr(HubCore, "check_layout", checked)
+    monkeypatch.setattr(HubCore, "renew_indexes", renewed)
     monkeypatch.setattr(HubCore, "close", ended)
     async with asyncio.TaskGroup() as group:
         for _ in range(5):
             group.create_task(host.call("ping"))
     await host.end()
+    assert opened
     assert {id(core) for core in opened} == {id(core) for core in closed}
 
 
