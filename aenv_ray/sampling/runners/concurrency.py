@@ -83,14 +83,16 @@ class ConcurrencyLimit:
     sees the demand.
 
     Args:
-        bounds: It stays within these.
+        bounds: It stays within these. It begins with at least one whole group, since a lower
+            limit plays as many.
         step: Least change: the size of a group.
     """
 
     def __init__(self, bounds: ConcurrencyBounds, step: int = 1) -> None:
-        self._bounds = bounds
+        least = min(max(bounds.least, step), bounds.most)
+        self._bounds = ConcurrencyBounds(least, bounds.most)
         self._step = step
-        self.limit = bounds.least
+        self.limit = least
         """Maximum number of episodes at once."""
         self._factor = _FIRST_FACTOR
         self._trial: _Trial | None = None
