@@ -416,14 +416,14 @@ class RunnerPool:
     def _limits(self) -> dict[_Member, int]:
         """Return how many episodes each runner may play at once, together the concurrency.
 
-        It is divided among as many runners as can each play a whole group.
+        It is divided in whole groups; the first runner also gets what is left of it.
         """
-        staying = self._staying()
-        runners = len(staying) + self._runners.expected
-        sharing = max(1, min(runners, self._concurrency.limit // self._group_size))
-        each, more = divmod(self._concurrency.limit, sharing)
+        staying, size = self._staying(), self._group_size
+        runners = max(1, len(staying) + self._runners.expected)
+        groups, rest = divmod(self._concurrency.limit, size)
+        each, more = divmod(groups, runners)
         return {
-            member: each + (number < more) if number < sharing else 0
+            member: (each + (number < more)) * size + (rest if number == 0 else 0)
             for number, member in enumerate(staying)
         }
 

@@ -191,10 +191,13 @@ def _groups(count: int, size: int, extra: int = 0) -> list[Group]:
 
 @pytest.mark.parametrize(
     ("runners", "concurrency", "size", "most"),
-    [(2, 6, 1, 6), (8, 1, 1, 1), (8, 10, 1, 10), (8, 8, 4, 8), (3, 24, 4, 24), (8, 2, 4, 4)],
-)
+    [
+        (2, 6, 1, 6), (8, 1, 1, 1), (8, 10, 1, 10), (8, 8, 4, 8), (3, 24, 4, 24), (8, 2, 4, 4),
+        (4, 24, 4, 24), (3, 11, 4, 11),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_no_more_episodes_than_the_concurrency_are_played(
+async def test_as_many_episodes_as_the_concurrency_are_played(
     monkeypatch: pytest.MonkeyPatch,
     runners: int,
     concurrency: int,
@@ -202,7 +205,10 @@ async def test_no_more_episodes_than_the_concurrency_are_played(
     most: int,
     is_remote: bool,
 ) -> None:
-    """It is divided among the runners, in whole groups; a larger group is played alone."""
+    """It is divided among the runners, in whole groups; a larger group is played alone.
+
+    A group begins once all of it fits, also beside what is left of another.
+    """
     monkeypatch.setattr(_Member, "ahead", lambda member: 5 if member.link.is_remote else 0)
     counting, episodes = _Counting(), list[Episode]()
     pool = RunnerPool(
