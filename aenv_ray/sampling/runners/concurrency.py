@@ -113,6 +113,8 @@ class ConcurrencyLimit:
     def note(self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int) -> None:
         """Note that episodes have finished; changes the limit once enough have.
 
+        Tasks with the status `REFUSED` were not played, and are left out.
+
         Args:
             episodes: These.
             now: The present time, in seconds.
@@ -121,7 +123,7 @@ class ConcurrencyLimit:
         """
         if self._bounds.least == self._bounds.most:
             return
-        finished = list(episodes)
+        finished = [one for one in episodes if one.status is not EpisodeStatus.REFUSED]
         if self._ending > 0:
             self._ending -= len(finished)
             self._restart(now)

@@ -20,6 +20,7 @@ from aenv_ray.sampling.runners.concurrency import (
 
 _FINE = Episode(index=0, task_id="t", status=EpisodeStatus.COMPLETED, reward=1.0)
 _NO_HOST = Episode(index=0, task_id="t", status=EpisodeStatus.INFRA_FAILED, reward=None)
+_NOT_PLAYED = Episode(index=0, task_id="t", status=EpisodeStatus.REFUSED, reward=None)
 _NO_MODEL = Episode(
     index=0,
     task_id="t",
@@ -114,6 +115,17 @@ def test_it_falls_while_episodes_are_refused(refused: Episode) -> None:
     assert run.limit.limit == 4
     run.turns(10)
     assert run.limit.limit > 4
+
+
+def test_tasks_that_are_not_played_are_no_throughput() -> None:
+    """They end at once, and say nothing about the limit."""
+    run = _run(8, 64)
+    run.limit.note([_NOT_PLAYED] * 8, 0.0, is_full=True, queued=0)
+    run.limit.note([_NOT_PLAYED] * 42, WINDOW_S, is_full=True, queued=0)
+    assert run.limit.limit == 8
+    run.episode_s = 100.0
+    run.turns(4)
+    assert run.limits == [8, 16, 32, 64]
 
 
 def test_single_failures_are_no_refusal() -> None:
