@@ -315,16 +315,23 @@ class InstanceSource:
         self._live += count
         started = self._clock()
         queued = 0
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
 
         def note(is_queued: bool) -> None:
             nonlocal queued
+            if task.done() or task.cancelling():
+                return
             now_queued = count if is_queued else 0
             self._queued_in_groups += now_queued - queued
             queued = now_queued
             on_queue(is_queued)
 
         try:
-            created = await self._instances.create_group(count, own, note)
+            # It is also called in a thread, which a cancellation does not stop.
+            created = await self._instances.create_group(
+                count, own, lambda is_queued: loop.call_soon_threadsafe(note, is_queued)
+            )
         except BaseException:
             self._live -= count
             raise
