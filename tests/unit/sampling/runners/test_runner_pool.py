@@ -736,6 +736,39 @@ async def test_the_number_of_episodes_that_are_played_is_told() -> None:
     assert told[-1] == 0
 
 
+@pytest.mark.parametrize("concurrency", [4, 8, 12, 16, 20, 24])
+async def test_groups_that_wait_at_runners_are_not_told_as_played(
+    monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """A group begins once all of it fits; one that is larger than the limit is played alone."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 20)
+    playing: dict[int, asyncio.Event] = {}
+    told: list[int] = []
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        playing[one.index] = asyncio.Event()
+        await playing[one.index].wait()
+        del playing[one.index]
+        return _episode(one)
+
+    pool = RunnerPool(
+        _FakeRunners(_FakeRunner("a", play), _FakeRunner("b", play)), _taken_from(_groups(20, 8)),
+        lambda _: None, _always, concurrency=_fixed(concurrency), most_attempts=1, group_size=8,
+        on_playing=told.append,
+    )  # fmt: skip
+    played, seen = asyncio.create_task(pool.play()), list[tuple[int, int]]()
+    async with asyncio.timeout(30.0):
+        while not played.done():
+            for _ in range(50):
+                await asyncio.sleep(0)
+            seen.append((told[-1], len(playing)))
+            for index in sorted(playing)[:3]:
+                playing[index].set()
+        await played
+    assert [count for count, _ in seen] == [count for _, count in seen]
+    assert max(told) <= max(concurrency, 8)
+
+
 @pytest.mark.parametrize("is_remote", [False, True])
 async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
     monkeypatch: pytest.MonkeyPatch, is_remote: bool
