@@ -56,9 +56,9 @@ def concurrency_bounds(given: int | tuple[int, int] | str) -> ConcurrencyBounds:
         case (int() as least, int() as most) if 1 <= least <= most:
             return ConcurrencyBounds(least, most)
     raise ConfigError(
-        f"concurrency must be a number of at least 1, or two that are bounds, not {given!r}",
-        hint="16 plays so many episodes at once; (8, 256), or 8-256 on the command line, as many "
-        "between both as pay",
+        f"concurrency must be a number of at least 1, or a lower and an upper bound, not {given!r}",
+        hint="16 plays 16 episodes at once; (8, 256), or 8-256 on the command line, adapts the "
+        "number between these bounds",
     )
 
 
