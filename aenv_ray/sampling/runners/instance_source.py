@@ -319,6 +319,10 @@ class InstanceSource:
         assert task is not None
 
         def note(is_queued: bool) -> None:
+            # It is also called in a thread, which goes on when this is cancelled.
+            loop.call_soon_threadsafe(count_queued, is_queued)
+
+        def count_queued(is_queued: bool) -> None:
             nonlocal queued
             if task.done() or task.cancelling():
                 return
@@ -328,10 +332,7 @@ class InstanceSource:
             on_queue(is_queued)
 
         try:
-            # It is also called in a thread, which a cancellation does not stop.
-            created = await self._instances.create_group(
-                count, own, lambda is_queued: loop.call_soon_threadsafe(note, is_queued)
-            )
+            created = await self._instances.create_group(count, own, note)
         except BaseException:
             self._live -= count
             raise
