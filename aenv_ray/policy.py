@@ -234,7 +234,7 @@ class Policy(BaseModel):
             PolicyRefused: It is longer than `max_ttl_s`.
         """
         if self.max_ttl_s is not None and ttl_s > self.max_ttl_s:
-            raise _too_much(what, f"a TTL of {ttl_s:g} s", f"{self.max_ttl_s:g} s", "TTL")
+            raise _too_much(what, f"a TTL of {ttl_s:.15g} s", f"{self.max_ttl_s:.15g} s", "TTL")
 
     def check_replicas(self, number: int, owner: str) -> None:
         """Check how many replicas the services of an owner may have together.

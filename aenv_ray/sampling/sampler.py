@@ -368,6 +368,8 @@ class Sampling:
             await pool.play()
         finally:
             self._drain = None
+            if total is not None:
+                metrics.note_left(0)  # those that are left are not played any more
             if output is not None:
                 output.close()
                 self.output_failure = output.failure

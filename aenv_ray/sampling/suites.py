@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.project.project import CONFIG_NAME, builtins, looks_like_path
+from aenv_ray.sampling.runners.concurrency import concurrency_bounds
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
 from aenv_ray.sampling.tasks.selection import select_tasks
 from aenv_ray.trajectories.schema import Episode, Task
@@ -47,8 +48,8 @@ class Benchmark(BaseModel):
     """Maximum number of tasks, after shuffling."""
     samples_per_task: int | None = Field(default=None, ge=1)
     """Episodes of each task."""
-    concurrency: int | None = Field(default=None, ge=1)
-    """Concurrent instances."""
+    concurrency: int | tuple[int, int] | str | None = None
+    """Concurrent episodes: a number, or a lower and an upper bound."""
     engine: str | None = None
     ttl: str | None = None
     episode_timeout: str | None = None
@@ -60,6 +61,18 @@ class Benchmark(BaseModel):
         if value is not None:
             try:
                 parse_duration_s(value)
+            except ConfigError as exc:
+                raise ValueError(exc.message) from None
+        return value
+
+    @field_validator("concurrency")
+    @classmethod
+    def _is_concurrency(
+        cls, value: int | tuple[int, int] | str | None
+    ) -> int | tuple[int, int] | str | None:
+        if value is not None:
+            try:
+                concurrency_bounds(value)
             except ConfigError as exc:
                 raise ValueError(exc.message) from None
         return value

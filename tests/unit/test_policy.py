@@ -187,3 +187,6 @@ def test_a_ttl_is_limited_at_each_renewal() -> None:
     policy.STRICT.check_ttl(7 * 86_400)
     with pytest.raises(PolicyRefused, match="TTL"):
         policy.STRICT.check_ttl(7 * 86_400 + 1)
+    longer = policy.STRICT.model_copy(update={"max_ttl_s": 14 * 86_400.0})
+    with pytest.raises(PolicyRefused, match=r"1209601 s.* 1209600 s"):
+        longer.check_ttl(14 * 86_400 + 1)

@@ -223,7 +223,7 @@ def policy_findings(policy: Policy) -> list[Finding]:
         if most is None:
             looser.append(f"no limit of {unit}")
         elif most > strict:
-            looser.append(f"{most:,g} {unit} (strict: {strict:,g})")
+            looser.append(f"{most:,.15g} {unit} (strict: {strict:,.15g})")
     mend = "set AENV_POLICY=strict, and allow what is needed with AENV_ALLOW_… and AENV_MAX_…"
     rows = []
     if policy == Policy(isolation=policy.isolation):

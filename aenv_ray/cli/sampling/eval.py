@@ -213,7 +213,7 @@ def _prepare(out: Path, benchmarks: Sequence[Benchmark], *, force: bool) -> None
         if name in labels:
             raise ConfigError(
                 f"the benchmarks {labels[name]!r} and {benchmark.label!r} would both write {name}",
-                hint="give one of them another name in the field name",
+                hint="set the field `name` of one of them",
             )
         labels[name] = benchmark.label
         check_output(out / name, overwrite=force)

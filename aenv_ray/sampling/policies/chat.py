@@ -145,7 +145,7 @@ class ChatOptions:
             if limit is not None and not tokens:
                 raise ConfigError(
                     f"the endpoint did not report the tokens of an answer, so that {name} "
-                    f"{limit:g} cannot be enforced",
+                    f"{limit:.15g} cannot be enforced",
                     hint="have it report them, in `usage` of a chat completion, or leave the limit "
                     "out: max_turns holds without them",
                 )

@@ -56,9 +56,9 @@ def concurrency_bounds(given: int | tuple[int, int] | str) -> ConcurrencyBounds:
         case (int() as least, int() as most) if 1 <= least <= most:
             return ConcurrencyBounds(least, most)
     raise ConfigError(
-        f"concurrency must be a number of at least 1, or two that are bounds, not {given!r}",
-        hint="16 plays so many episodes at once; (8, 256), or 8-256 on the command line, as many "
-        "between both as pay",
+        f"concurrency must be a number of at least 1, or a lower and an upper bound, not {given!r}",
+        hint="16 plays 16 episodes at once; (8, 256), or 8-256 on the command line, adapts the "
+        "number between these bounds",
     )
 
 
@@ -83,14 +83,16 @@ class ConcurrencyLimit:
     sees the demand.
 
     Args:
-        bounds: It stays within these.
+        bounds: It stays within these. It begins with at least one whole group, since a lower
+            limit plays as many.
         step: Least change: the size of a group.
     """
 
     def __init__(self, bounds: ConcurrencyBounds, step: int = 1) -> None:
-        self._bounds = bounds
+        least = min(max(bounds.least, step), bounds.most)
+        self._bounds = ConcurrencyBounds(least, bounds.most)
         self._step = step
-        self.limit = bounds.least
+        self.limit = least
         """Maximum number of episodes at once."""
         self._factor = _FIRST_FACTOR
         self._trial: _Trial | None = None
@@ -111,6 +113,8 @@ class ConcurrencyLimit:
     def note(self, episodes: Iterable[Episode], now: float, *, is_full: bool, queued: int) -> None:
         """Note that episodes have finished; changes the limit once enough have.
 
+        Tasks with the status `REFUSED` were not played, and are left out.
+
         Args:
             episodes: These.
             now: The present time, in seconds.
@@ -119,7 +123,7 @@ class ConcurrencyLimit:
         """
         if self._bounds.least == self._bounds.most:
             return
-        finished = list(episodes)
+        finished = [one for one in episodes if one.status is not EpisodeStatus.REFUSED]
         if self._ending > 0:
             self._ending -= len(finished)
             self._restart(now)

@@ -315,9 +315,17 @@ class InstanceSource:
         self._live += count
         started = self._clock()
         queued = 0
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
 
         def note(is_queued: bool) -> None:
+            # It is also called in a thread, which goes on when this is cancelled.
+            loop.call_soon_threadsafe(count_queued, is_queued)
+
+        def count_queued(is_queued: bool) -> None:
             nonlocal queued
+            if task.done() or task.cancelling():
+                return
             now_queued = count if is_queued else 0
             self._queued_in_groups += now_queued - queued
             queued = now_queued

@@ -378,12 +378,21 @@ class RunnerPool:
             await self._changed.wait()
 
     def _counts(self) -> dict[_Member, int]:
-        """Return how many episodes each runner plays; the others that it has wait there."""
+        """Return how many episodes each runner may play without further tasks or a new limit."""
         count = self._assignments.count
         return {one: min(count(one.link.name), one.limit) for one in self._members.values()}
 
+    def _played_by(self, member: _Member) -> int:
+        """Return how many episodes a runner plays; the groups that it has not begun wait there.
+
+        It has begun a group whenever the group fitted, or nothing was played.
+        """
+        count, size = self._assignments.count(member.link.name), self._group_size
+        most = max(member.limit, size)
+        return count if count <= most else most - (most - count) % size
+
     def _note_playing(self) -> None:
-        count = 0 if self._is_over else sum(self._counts().values())
+        count = 0 if self._is_over else sum(map(self._played_by, self._members.values()))
         if count != self._playing:
             self._playing = count
             self._on_playing(count)
@@ -416,14 +425,14 @@ class RunnerPool:
     def _limits(self) -> dict[_Member, int]:
         """Return how many episodes each runner may play at once, together the concurrency.
 
-        It is divided among as many runners as can each play a whole group.
+        It is divided in whole groups; the first runner also gets what is left of it.
         """
-        staying = self._staying()
-        runners = len(staying) + self._runners.expected
-        sharing = max(1, min(runners, self._concurrency.limit // self._group_size))
-        each, more = divmod(self._concurrency.limit, sharing)
+        staying, size = self._staying(), self._group_size
+        runners = max(1, len(staying) + self._runners.expected)
+        groups, rest = divmod(self._concurrency.limit, size)
+        each, more = divmod(groups, runners)
         return {
-            member: each + (number < more) if number < sharing else 0
+            member: (each + (number < more)) * size + (rest if number == 0 else 0)
             for number, member in enumerate(staying)
         }
 

@@ -249,12 +249,17 @@ class Row(BaseModel):
         required = (*self.fail_to_pass, *self.pass_to_pass)
         if self.commands == [PYTEST] and not any("::" in name for name in required):
             return "the row's tests are not pytest's, and it has no test_cmd"
-        if self.repo not in SPECIFIED:
-            if not self.image:
-                return f"the row has no image, and SWE-bench publishes none for {self.repo or 'it'}"
-            if not (self.eval_script or self.commands):
-                return f"the row has no test_cmd, and swebench has no specs for {self.repo}"
+        if not self.image and self.origin not in SPECIFIED:
+            return f"the row has no image, and SWE-bench publishes none for {self.origin}"
+        if self.repo not in SPECIFIED and not (self.eval_script or self.commands):
+            return f"the row has no test_cmd, and swebench has no specs for {self.repo}"
         return None
+
+    @property
+    def origin(self) -> str:
+        """The repository; if the row has none, the one that its id names, as in SWE-bench."""
+        named, _, _ = self.instance_id.rpartition("-")
+        return self.repo or named.replace("__", "/", 1) or self.instance_id
 
     @property
     def datasource(self) -> str:

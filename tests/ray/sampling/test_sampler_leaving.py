@@ -15,6 +15,7 @@ import pytest
 import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Sampling, Task
+from aenv_ray.sampling.metrics import SamplingMetrics
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually_empty, without
 from tests.ray.sampling.policies import probe_tasks, replay
@@ -228,4 +229,25 @@ def test_draining_finishes_the_running_episodes(cluster: Cluster) -> None:
         sampling.drain()
     more.set()
     assert [episode.task_id for episode in sampling.episodes] == ["t0"]
+    eventually_empty(cluster.sandboxes)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_no_episodes_are_left_of_a_run_that_has_ended_early(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_drained: bool
+) -> None:
+    """A trainer lives on, and so does the metric."""
+    left: list[int] = []
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+
+    monkeypatch.setattr(SamplingMetrics, "note_left", lambda _, count: left.append(count))
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(9), concurrency=1, runners="driver")
+    for _ in sampling:
+        if not is_drained:
+            break
+        sampling.drain()
+    assert sampling.finished < 9
+    assert (left[0], left[-1]) == (9, 0)
     eventually_empty(cluster.sandboxes)

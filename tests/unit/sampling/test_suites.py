@@ -9,6 +9,7 @@ import pytest
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
+from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, concurrency_bounds
 from aenv_ray.sampling.suites import Benchmark, read_suite, result_of
 
 
@@ -57,6 +58,20 @@ def test_a_path_stays_one_and_a_name_stays_one(
 
 
 @pytest.mark.parametrize(
+    ("given", "least", "most"), [("16", 16, 16), ("'8-256'", 8, 256), ("[8, 256]", 8, 256)]
+)
+def test_a_benchmark_may_have_bounds_of_its_concurrency(
+    given: str, least: int, most: int, tmp_path: Path
+) -> None:
+    """As `--concurrency` does, over which it takes precedence."""
+    file = tmp_path / "suite.toml"
+    file.write_text(f"[[benchmarks]]\nenvironment = 'a'\nconcurrency = {given}\n")
+    (found,) = read_suite(str(file))
+    assert found.concurrency is not None
+    assert concurrency_bounds(found.concurrency) == ConcurrencyBounds(least, most)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ("[[benchmarks]]\nlimit = 1", "benchmark 1: environment: Field required"),
@@ -64,6 +79,11 @@ def test_a_path_stays_one_and_a_name_stays_one(
         ("[[benchmarks]]\nenvironment = 'a'\nlimit = 0", "benchmark 1: limit: "),
         ("[[benchmarks]]\nenvironment = 'a'\nttl = 'soon'", "benchmark 1: ttl: "),
         ("[[benchmarks]]\nenvironment = 'a'\nepisode_timeout = '-1s'", "1: episode_timeout: "),
+        (
+            "[[benchmarks]]\nenvironment = 'a'\nconcurrency = '8-4'",
+            "1: concurrency: Value error, c",
+        ),
+        ("[[benchmarks]]\nenvironment = 'a'\nconcurrency = 0", "1: concurrency: Value error, c"),
         ("environment = 'a'", "has no list of benchmarks"),
         ("benchmarks = []", "has no benchmarks"),
         ("[[", "cannot be read"),

@@ -129,9 +129,11 @@ def test_the_policy_is_compared_with_the_strict_default() -> None:
     ("given", "words"),
     [
         ({"allow_chat_models": "*"}, "chat_models: *"),
-        ({"max_ttl": "30d"}, "2.592e+06 seconds of TTL (strict: 604,800)"),
+        ({"max_ttl": "30d"}, "2,592,000 seconds of TTL (strict: 604,800)"),
+        ({"max_memory": "512g"}, "549,755,813,888 bytes of memory (strict: 274,877,906,944)"),
+        ({"max_cpu": "64.5"}, "64.5 cores (strict: 64)"),
         ({"max_cpu": "4096"}, "4,096 cores (strict: 64)"),
-        ({"max_pids": "1000000"}, "1e+06 processes (strict: 4,096)"),
+        ({"max_pids": "1000000"}, "1,000,000 processes (strict: 4,096)"),
     ],
 )
 def test_a_setting_beyond_the_strict_default_is_named(given: dict[str, str], words: str) -> None:

@@ -15,4 +15,4 @@ def test_a_concurrency_that_is_no_number_and_no_bounds_is_refused(
     """Before anything starts."""
     assert main([*command, "--policy", "null", "--concurrency", given]) == 2
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "concurrency must be a number of at least 1, or two that are bounds" in said
+    assert "concurrency must be a number of at least 1, or a lower and an upper bound" in said

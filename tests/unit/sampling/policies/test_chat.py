@@ -238,6 +238,7 @@ def test_an_episode_stops_for_a_reason_that_its_output_names(
         ({"cost": True}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
         ({"cost": 10**400}, {"max_cost": 1.0, "prices": "reported"}, "the cost"),
         (None, {"max_tokens": 100}, "the tokens"),
+        (None, {"max_tokens": 1_234_567}, "the tokens of .* max_tokens 1234567 cannot"),
         ({"prompt_tokens": float("nan")}, {"max_tokens": 100}, "the tokens"),
         (None, {"max_cost": 1.0, "prices": (1.0, 2.0)}, "the tokens"),
     ],

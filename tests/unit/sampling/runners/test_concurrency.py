@@ -20,6 +20,7 @@ from aenv_ray.sampling.runners.concurrency import (
 
 _FINE = Episode(index=0, task_id="t", status=EpisodeStatus.COMPLETED, reward=1.0)
 _NO_HOST = Episode(index=0, task_id="t", status=EpisodeStatus.INFRA_FAILED, reward=None)
+_NOT_PLAYED = Episode(index=0, task_id="t", status=EpisodeStatus.REFUSED, reward=None)
 _NO_MODEL = Episode(
     index=0,
     task_id="t",
@@ -32,18 +33,22 @@ _NO_MODEL = Episode(
 class _FakeRun:
     """A run whose episodes take a while, of which a scarce thing ends only so many per second.
 
-    Each turn lasts as long as the limit measures.
+    Each turn lasts as long as the limit measures. Groups are played as a whole.
     """
 
-    def __init__(self, limit: ConcurrencyLimit, *, most_per_s: float = 1e9) -> None:
+    def __init__(
+        self, limit: ConcurrencyLimit, *, most_per_s: float = 1e9, played_by: int = 1
+    ) -> None:
         self.limit = limit
         self.most_per_s = most_per_s
+        self.played_by = played_by
         self.episode_s = 1.0
         self.now = 0.0
         self.limits: list[int] = []
 
     def rate(self) -> float:
-        return min(self.limit.limit / self.episode_s, self.most_per_s)
+        played = max(self.limit.limit // self.played_by, 1) * self.played_by
+        return min(played / self.episode_s, self.most_per_s)
 
     def turns(self, count: int, **given: Any) -> None:
         for _ in range(count):
@@ -62,7 +67,7 @@ class _FakeRun:
         self.limit.note(episodes, self.now, is_full=is_full, queued=queued)
 
 
-def _run(least: int, most: int, step: int = 1, **given: Any) -> _FakeRun:
+def _run(least: int, most: int, *, step: int = 1, **given: Any) -> _FakeRun:
     return _FakeRun(ConcurrencyLimit(ConcurrencyBounds(least, most), step), **given)
 
 
@@ -112,6 +117,17 @@ def test_it_falls_while_episodes_are_refused(refused: Episode) -> None:
     assert run.limit.limit > 4
 
 
+def test_tasks_that_are_not_played_are_no_throughput() -> None:
+    """They end at once, and say nothing about the limit."""
+    run = _run(8, 64)
+    run.limit.note([_NOT_PLAYED] * 8, 0.0, is_full=True, queued=0)
+    run.limit.note([_NOT_PLAYED] * 42, WINDOW_S, is_full=True, queued=0)
+    assert run.limit.limit == 8
+    run.episode_s = 100.0
+    run.turns(4)
+    assert run.limits == [8, 16, 32, 64]
+
+
 def test_single_failures_are_no_refusal() -> None:
     run = _run(4, 256)
     run.turns(5)
@@ -146,6 +162,23 @@ def test_it_changes_by_whole_groups_at_least() -> None:
     run.turns(100)
     changes = {abs(a - b) for a, b in zip(run.limits, run.limits[1:], strict=False) if a != b}
     assert min(changes) >= 8
+
+
+@pytest.mark.parametrize(
+    ("bounds", "size", "first"), [((8, 256), 16, 16), ((4, 100), 8, 8), ((8, 12), 16, 12)]
+)
+def test_it_climbs_from_one_group_if_the_least_is_less(
+    bounds: tuple[int, int], size: int, first: int
+) -> None:
+    """Below, one group is played too: a trial of less than two would never pay."""
+    run = _run(*bounds, step=size, played_by=size)
+    assert run.limit.limit == first
+    run.turns(20)
+    assert max(run.limits) == bounds[1]
+    run.turns(50, refused=_NO_HOST)
+    assert run.limit.limit == first
+    run.turns(50)
+    assert max(run.limits[-50:]) == bounds[1]
 
 
 def test_a_single_number_is_never_changed() -> None:

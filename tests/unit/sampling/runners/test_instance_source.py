@@ -447,6 +447,33 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
     await _close(cluster, source)
 
 
+@pytest.mark.parametrize("was_queued", [False, True])
+async def test_what_a_group_hears_after_its_end_is_not_counted(was_queued: bool) -> None:
+    """Whether it waits for room is asked in a thread, which goes on when it is cancelled."""
+
+    class Telling(_FakeInstances):
+        async def create_group(
+            self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
+        ) -> list[Created]:
+            told.append(on_queue)
+            await self._never.wait()
+            raise AssertionError
+
+    told: list[OnQueue] = []
+    source = _source(Telling(), 16)
+    start = source.begin_group(8, OwnOptions("image:1"))
+    await _turn()
+    await asyncio.to_thread(told[0], was_queued)
+    await _turn()
+    assert source.queued == 8 * was_queued
+    start.cancel()
+    await asyncio.wait([start])
+    await asyncio.to_thread(told[0], not was_queued)
+    await _turn()
+    assert source.queued == 0
+    await source.close()
+
+
 @pytest.mark.parametrize("is_eager", [False, True])
 async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
     soon_stale: None, is_eager: bool

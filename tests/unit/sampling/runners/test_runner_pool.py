@@ -191,10 +191,13 @@ def _groups(count: int, size: int, extra: int = 0) -> list[Group]:
 
 @pytest.mark.parametrize(
     ("runners", "concurrency", "size", "most"),
-    [(2, 6, 1, 6), (8, 1, 1, 1), (8, 10, 1, 10), (8, 8, 4, 8), (3, 24, 4, 24), (8, 2, 4, 4)],
-)
+    [
+        (2, 6, 1, 6), (8, 1, 1, 1), (8, 10, 1, 10), (8, 8, 4, 8), (3, 24, 4, 24), (8, 2, 4, 4),
+        (4, 24, 4, 24), (3, 11, 4, 11),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_no_more_episodes_than_the_concurrency_are_played(
+async def test_as_many_episodes_as_the_concurrency_are_played(
     monkeypatch: pytest.MonkeyPatch,
     runners: int,
     concurrency: int,
@@ -202,7 +205,10 @@ async def test_no_more_episodes_than_the_concurrency_are_played(
     most: int,
     is_remote: bool,
 ) -> None:
-    """It is divided among the runners, in whole groups; a larger group is played alone."""
+    """It is divided among the runners, in whole groups; a larger group is played alone.
+
+    A group begins once all of it fits, also beside what is left of another.
+    """
     monkeypatch.setattr(_Member, "ahead", lambda member: 5 if member.link.is_remote else 0)
     counting, episodes = _Counting(), list[Episode]()
     pool = RunnerPool(
@@ -728,6 +734,39 @@ async def test_the_number_of_episodes_that_are_played_is_told() -> None:
     await pool.play()
     assert seen[0] == max(told) == 4
     assert told[-1] == 0
+
+
+@pytest.mark.parametrize("concurrency", [4, 8, 12, 16, 20, 24])
+async def test_groups_that_wait_at_runners_are_not_told_as_played(
+    monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """A group begins once all of it fits; one that is larger than the limit is played alone."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 20)
+    playing: dict[int, asyncio.Event] = {}
+    told: list[int] = []
+
+    async def play(one: Assignment, start: GroupStart) -> Episode:
+        playing[one.index] = asyncio.Event()
+        await playing[one.index].wait()
+        del playing[one.index]
+        return _episode(one)
+
+    pool = RunnerPool(
+        _FakeRunners(_FakeRunner("a", play), _FakeRunner("b", play)), _taken_from(_groups(20, 8)),
+        lambda _: None, _always, concurrency=_fixed(concurrency), most_attempts=1, group_size=8,
+        on_playing=told.append,
+    )  # fmt: skip
+    played, seen = asyncio.create_task(pool.play()), list[tuple[int, int]]()
+    async with asyncio.timeout(30.0):
+        while not played.done():
+            for _ in range(50):
+                await asyncio.sleep(0)
+            seen.append((told[-1], len(playing)))
+            for index in sorted(playing)[:3]:
+                playing[index].set()
+        await played
+    assert [count for count, _ in seen] == [count for _, count in seen]
+    assert max(told) <= max(concurrency, 8)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -188,6 +188,24 @@ def test_a_row_of_a_repository_that_swebench_does_not_know_needs_image_and_comma
 
 
 @pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("django__django-11099", None),
+        ("pylint-dev__pylint-4551", None),
+        ("mine__tool-1", "the row has no image, and SWE-bench publishes none for mine/tool"),
+        ("other", "the row has no image, and SWE-bench publishes none for other"),
+    ],
+)
+def test_the_id_of_a_row_says_whether_swebench_publishes_its_image(
+    name: str, why: str | None
+) -> None:
+    """The published images are named by ids; a row with a test command needs no repo."""
+    row = {key: value for key, value in ROW.items() if key not in {"repo", "version"}}
+    (task,) = load_tasks([{**row, "instance_id": name, "test_cmd": "pytest -rA"}])
+    assert task.unsupported == why
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"FAIL_TO_PASS": None}, "FAIL_TO_PASS: Field required"),
