@@ -179,7 +179,8 @@ class LauncherClient:
         Raises:
             FabricUnavailable: The launcher is gone.
         """
-        if self._writer is None:
+        # Closing: it has ended, and `_read` is about to hear of it. uvloop refuses to write then.
+        if self._writer is None or self._writer.is_closing():
             raise _launcher_ended()
         seq = next(self._seq)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

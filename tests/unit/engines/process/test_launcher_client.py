@@ -107,3 +107,12 @@ async def test_the_launchers_own_deadlines_are_the_shorter_ones() -> None:
 
     assert launcher_client.BOOT_DEADLINE_S > launcher.BOOT_DEADLINE_S
     assert launcher_client.TEMPLATE_DEADLINE_S > 2 * templates.TEMPLATE_DEADLINE_S
+
+
+async def test_nothing_is_sent_to_a_launcher_that_has_just_ended(client: LauncherClient) -> None:
+    """Its end is noticed a moment later; uvloop raises RuntimeError at such a write."""
+    await client.connect()
+    assert client._writer is not None
+    client._writer.close()
+    with pytest.raises(FabricUnavailable, match="has ended"):
+        client.send("list")
