@@ -43,6 +43,7 @@
     │     └─ SandboxExhausted        it raised because the sandbox reached one of its limits   500
     ├─ CircuitOpen                   too many infrastructure failures in a row   retryable     503
     ├─ FabricUnavailable             Ray or one of our services does not answer  retryable     503
+    │  └─ ServiceUnavailable         an environment's service takes no calls     retryable     503
     ├─ EndpointUnavailable           a policy's model endpoint gives no answer   retryable     502
     ├─ DeadlineExceeded              (also TimeoutError) something did not happen in time      504
     └─ InternalError                 a bug in aenv-ray; please report it                       500
@@ -376,7 +377,7 @@ ERRORS: tuple[type[AenvError], ...] = (
     SandboxStartFailed, SandboxLost, SandboxDiedInside, SessionLost, CallOutcomeUnknown,
     ResetFailed, FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid,
     ToolTimeout, CallCancelled, CallerUnsupported, FunctionFailed, SandboxExhausted, CircuitOpen,
-    FabricUnavailable,
+    FabricUnavailable, ServiceUnavailable,
     EndpointUnavailable, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""
