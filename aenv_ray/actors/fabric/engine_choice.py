@@ -41,7 +41,7 @@ def possible_engines(
     The engine is `explicit`, else the one of the project's config, else the one of the setting. If
     none of these names one, all engines are possible that offer what the project needs and that the
     policy allows, first those of the workers that may join. If the policy allows none of them, all
-    are returned, and whoever checks the policy refuses the instances.
+    are returned, and the check of the policy refuses the instances.
 
     Raises:
         ConfigError: There is no engine with this name, or it has no container beside the instance,

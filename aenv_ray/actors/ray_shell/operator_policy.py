@@ -97,7 +97,7 @@ def _begin_to_read() -> Future[Policy]:
     def read() -> None:
         try:
             reading.set_result(_read())
-        except BaseException as exc:  # noqa: BLE001  # whoever waits raises it
+        except BaseException as exc:  # noqa: BLE001  # raised where it is awaited
             reading.set_exception(exc)
 
     threading.Thread(target=read, name="aenv-policy", daemon=True).start()

@@ -76,7 +76,7 @@ class ConcurrencyLimit:
     """The number of episodes at once, which follows what the cluster and the policy can do.
 
     It climbs while the rate of episodes climbs with it. What is scarce may be processors of the
-    nodes, the policy, its endpoint, or whoever reads the episodes: more at once then only take
+    nodes, the policy, its endpoint, or the reader of the episodes: more at once then only take
     longer. From time to time the next higher and the next lower limit are tried, since any of these
     may change; the lower one is kept if it has nearly the same rate. While episodes wait for room
     in the cluster, the limit does not climb; up to half of them may wait, so that an autoscaler
