@@ -325,7 +325,7 @@ def test_the_head_waits_for_the_redis_of_the_values(address):
         ({"sandboxes.memory": "lots"}, "worker group kubernetes would not start: .*MEMORY 'lots'"),
         (
             {"sandboxes.requests": "3"},
-            "kubernetes would not start: .*REQUESTS.* less than or equal",
+            "kubernetes would not start: .*REQUESTS.* less than",
         ),
         ({"sandboxes.nodeSelector": "gpu"}, "NODE_SELECTOR: invalid entry 'gpu'"),
         ({"logFormat": "xml"}, "the head would not start: .*AENV_LOG_FORMAT"),
