@@ -343,7 +343,7 @@ def test_a_variable_in_rendered_manifests_is_checked_as_the_head_checks_it(tmp_p
     rendered = yaml.safe_dump_all(manifests.load("dev"))
     (tmp_path / "all.yaml").write_text(rendered.replace("kubernetes=$(", "kubernetes=few$("))
     with pytest.raises(
-        ConfigError, match="the head would not start: .*AENV_ENGINE_SLOTS"
+        ConfigError, match=r"the head would not start: .*AENV_ENGINE_SLOTS"
     ) as caught:
         manifests.load(str(tmp_path / "all.yaml"))
     assert "container ray-head" in str(caught.value.hint)
