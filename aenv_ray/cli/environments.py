@@ -9,14 +9,12 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
     FormatAlias,
     Output,
-    SystemUrl,
-    Timeout,
     Yes,
     confirm,
-    gateway,
+    GatewayOptions,
+    with_gateway,
     reference,
 )
 from aenv_ray.cli.terminal.output import (
@@ -52,7 +50,9 @@ _COLUMNS: Final[Columns] = {
 }
 
 
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
     tag: Tag = None,
     status: Annotated[
@@ -66,9 +66,6 @@ def list_(
     offset: Offset = 0,
     output: Output = None,
     format_: FormatAlias = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """List the published environments.
 
@@ -79,12 +76,13 @@ def list_(
       aenv list -o json
     """
     filters = {"name": name, "tag": tag, "status": status, "latest": "true" if latest else None}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.environments(limit, offset=offset, **filters)
+    found = gateway.connect().environments(limit, offset=offset, **filters)
     _show_found(found, output or format_, "no environments; publish one with: aenv push")
 
 
+@with_gateway
 def search(
+    gateway: GatewayOptions,
     words: Annotated[
         list[str], typer.Argument(metavar="WORD...", help="Each must occur in name, text or tags.")
     ],
@@ -95,9 +93,6 @@ def search(
     limit: Limit = 100,
     offset: Offset = 0,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Search the published environments.
 
@@ -107,12 +102,13 @@ def search(
       aenv search terminal bash
     """
     filters = {"text": " ".join(words), "tag": tag, "latest": None if every_version else "true"}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.environments(limit, offset=offset, **filters)
+    found = gateway.connect().environments(limit, offset=offset, **filters)
     _show_found(found, output, "nothing found")
 
 
+@with_gateway
 def get(
+    gateway: GatewayOptions,
     name: Name,
     version: Version = None,
     versions: Annotated[
@@ -123,9 +119,6 @@ def get(
     ] = False,
     output: Output = None,
     format_: FormatAlias = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show a published environment.
 
@@ -139,12 +132,12 @@ def get(
     form = output or format_
     if form is None and not sys.stdout.isatty():
         form = Format.JSON
-    with gateway(system_url, api_key, timeout) as client:
-        if versions:
-            _show_found(client.versions(bare), form, f"no versions of {bare}")
-            return
-        found = client.environment(bare, version)
-        registered = found.functions or client.functions(found.name, found.version)
+    client = gateway.connect()
+    if versions:
+        _show_found(client.versions(bare), form, f"no versions of {bare}")
+        return
+    found = client.environment(bare, version)
+    registered = found.functions or client.functions(found.name, found.version)
     if functions:
         show_rows(registered, form, _FUNCTION_COLUMNS, empty="no tools, functions or rewards")
     else:
@@ -159,13 +152,12 @@ _FUNCTION_COLUMNS: Final[Columns] = {
 }
 
 
+@with_gateway
 def release(
+    gateway: GatewayOptions,
     name: Name,
     version: Version = None,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Set the status of a version to Released, for good.
 
@@ -173,21 +165,20 @@ def release(
       aenv release todo@1.0.0
     """
     bare, version = reference(name, version)
-    with gateway(system_url, api_key, timeout) as client:
-        version = version or client.environment(bare).version
-        client.release_environment(bare, version)
-        found = client.environment(bare, version)
+    client = gateway.connect()
+    version = version or client.environment(bare).version
+    client.release_environment(bare, version)
+    found = client.environment(bare, version)
     show(_data(found), output, f"{found.reference} {found.status_word}")
 
 
+@with_gateway
 def delete(
+    gateway: GatewayOptions,
     name: Name,
     version: Version = None,
     yes: Yes = False,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Delete a published version that is not in use.
 
@@ -199,9 +190,9 @@ def delete(
     bare, version = reference(name, version)
     if version is None:
         raise ConfigError(f"no version given for {name}", hint=f"write {bare}@VERSION")
-    with gateway(system_url, api_key, timeout) as client:
-        confirm(f"Delete {bare}@{version} permanently?", yes)
-        client.delete_environment(bare, version)
+    client = gateway.connect()
+    confirm(f"Delete {bare}@{version} permanently?", yes)
+    client.delete_environment(bare, version)
     console.say(f"deleted {bare}@{version}")
     show({"name": bare, "version": version, "deleted": True}, output, f"{bare}@{version}")
 

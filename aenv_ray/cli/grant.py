@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.terminal.options import Output, GatewayOptions, with_gateway
 from aenv_ray.cli.terminal.output import Columns, show_rows
 from aenv_ray.errors import ConfigError
 
@@ -18,7 +18,9 @@ _COLUMNS: Final[Columns] = {
 }
 
 
+@with_gateway
 def grant(
+    gateway: GatewayOptions,
     name: Annotated[str, typer.Argument(help="Name of an environment that you own.")],
     owner: Annotated[
         str | None, typer.Argument(help="Who gets the right; * for everybody. Omit to list.")
@@ -27,9 +29,6 @@ def grant(
         str | None, typer.Argument(metavar="use|publish|none", help="none revokes.")
     ] = None,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Let other owners use or publish an environment.
 
@@ -47,11 +46,11 @@ def grant(
             "aenv grant needs an owner and a right: use, publish or none",
             hint=f"for example: aenv grant {name} bob use",
         )
-    with gateway(system_url, api_key, timeout) as client:
-        if owner is None or right is None:
-            found = client.name(name)
-        else:
-            found = client.grant(name, owner, None if right == "none" else right)
+    client = gateway.connect()
+    if owner is None or right is None:
+        found = client.name(name)
+    else:
+        found = client.grant(name, owner, None if right == "none" else right)
     rows = [{"name": name, "owner": found["owner"], "right": "owner"}]
     rows += [
         {"name": name, "owner": holder, "right": given}

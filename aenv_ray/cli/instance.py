@@ -15,16 +15,14 @@ import typer
 from aenv_ray.cli.local.signals import interrupts, uninterrupted
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
     AsData,
     Engine,
     EnvironmentHere,
     Output,
-    SystemUrl,
-    Timeout,
     Yes,
     confirm,
-    gateway,
+    GatewayOptions,
+    with_gateway,
     reference_here,
     variables,
 )
@@ -65,7 +63,9 @@ _COLUMNS: Final[Columns] = {
 
 
 @instance.command()
+@with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
+    gateway: GatewayOptions,
     environment: EnvironmentHere = None,
     datasource: Annotated[
         str, typer.Option("--datasource", "-d", help="Set in the instance as AENV_DATASOURCE.")
@@ -109,8 +109,6 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         typer.Option("--max-retries", min=0, help="Retries if the fabric is full or unreachable."),
     ] = 10,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Create an instance and keep it until Ctrl-C or its TTL.
 
@@ -136,7 +134,8 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     }
     wanted = {key: value for key, value in options.items() if value is not None}
     name = environment or reference_here("instance")
-    with gateway(system_url, api_key, timeout) as client, interrupts():
+    client = gateway.connect(timeout)
+    with interrupts():
         create_request = _CreateRequest(client, name, wanted, startup_timeout, max_retries)
         made = create_request.send(None if skip_health else _expect_healthy)
         if engine is None:
@@ -155,7 +154,9 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
 
 
 @instance.command("list")
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
     version: Annotated[
         str | None, typer.Option("--version", help="Only this version; requires --name.")
@@ -169,9 +170,6 @@ def list_(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = 1000,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """List instances, the newest first.
 
@@ -184,48 +182,44 @@ def list_(
     variables([label] if label else [], "--label")
     env = f"{name}@{version}" if version else name
     filters = {"env": env, "owner": owner, "label": label, "status": status}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instances(limit, **filters)
+    found = gateway.connect().instances(limit, **filters)
     of = f" of {env}" if env else ""
     show_rows([_data(one) for one in found], output, _COLUMNS, empty=f"no instances{of}")
 
 
 @instance.command()
+@with_gateway
 def get(
+    gateway: GatewayOptions,
     instance_id: InstanceId,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show one instance.
 
     Example:
       aenv instance get mini-terminal-abc12345 -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instance(instance_id)
+    found = gateway.connect().instance(instance_id)
     show(found.shown(), output, _lines(found))
 
 
 @instance.command()
+@with_gateway
 def info(
+    gateway: GatewayOptions,
     instance_id: InstanceId,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show one instance with its health and what it offers.
 
     Example:
       aenv instance info mini-terminal-abc12345
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instance(instance_id)
-        health = client.check_health(instance_id)
-        tools, functions = client.tools(instance_id), client.functions_of(instance_id)
-        resources, prompts = client.resources(instance_id), client.prompts(instance_id)
+    client = gateway.connect()
+    found = client.instance(instance_id)
+    health = client.check_health(instance_id)
+    tools, functions = client.tools(instance_id), client.functions_of(instance_id)
+    resources, prompts = client.resources(instance_id), client.prompts(instance_id)
     lines = _lines(found) | {
         "health": health.get("status"),
         "tools": [tool.get("name") for tool in tools],
@@ -239,30 +233,31 @@ def info(
 
 
 @instance.command()
+@with_gateway
 def delete(
+    gateway: GatewayOptions,
     instance_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Instance ids.")],
     yes: Yes = False,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """End instances.
 
     Example:
       aenv instance delete mini-terminal-abc12345 --yes
     """
-    with gateway(system_url, api_key, timeout) as client:
-        confirm(f"End {', '.join(instance_ids)}?", yes)
-        for instance_id in instance_ids:
-            client.delete(instance_id)
-            console.say(f"ended {instance_id}")
+    client = gateway.connect()
+    confirm(f"End {', '.join(instance_ids)}?", yes)
+    for instance_id in instance_ids:
+        client.delete(instance_id)
+        console.say(f"ended {instance_id}")
     rows = [{"id": instance_id, "deleted": True} for instance_id in instance_ids]
     show(rows, output, "\n".join(instance_ids))
 
 
 @instance.command(context_settings={"allow_interspersed_args": False})
+@with_gateway
 def exec(
+    gateway: GatewayOptions,
     instance_id: InstanceId,
     command: Annotated[
         list[str],
@@ -272,8 +267,6 @@ def exec(
         float, typer.Option("--timeout", min=0.1, help="Seconds until the command is stopped.")
     ] = 60.0,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
 ) -> None:
     """Run a command in an instance and exit with its exit code.
 
@@ -288,8 +281,7 @@ def exec(
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --", param_hint="COMMAND")
-    with gateway(system_url, api_key) as client:
-        done = client.exec(instance_id, command[0] if len(command) == 1 else command, timeout)
+    done = gateway.connect().exec(instance_id, command[0] if len(command) == 1 else command, timeout)
     if chosen(output) is not Format.TABLE:
         show(done, output)
         return
@@ -302,13 +294,12 @@ def exec(
 
 
 @instance.command()
+@with_gateway
 def renew(
+    gateway: GatewayOptions,
     instance_id: InstanceId,
     ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now, for example 30m or 2h.")],
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Move the deadline of an instance to TTL from now.
 
@@ -317,13 +308,14 @@ def renew(
     Example:
       aenv instance renew mini-terminal-abc12345 2h
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.renew(instance_id, ttl)
+    found = gateway.connect().renew(instance_id, ttl)
     show(found.shown(), output, f"{found.id} ends {moment(found.deadline)}")
 
 
 @instance.command()
+@with_gateway
 def logs(
+    gateway: GatewayOptions,
     instance_id: InstanceId,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
@@ -332,9 +324,6 @@ def logs(
         int | None, typer.Option("--tail", min=0, help="Only the last lines. Default: all stored.")
     ] = None,
     output: AsData = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Print the output of an instance.
 
@@ -345,16 +334,13 @@ def logs(
       aenv instance logs mini-terminal-abc12345
       aenv instance logs mini-terminal-abc12345 -f --tail 10
     """
-    from aenv_ray.cli.terminal.options import knows_gateway
-
     as_data = None if output is Format.TABLE else output
     if follow and as_data is not None:
         raise typer.BadParameter("cannot be combined with -o", param_hint="--follow")
-    if not knows_gateway(system_url):
+    if not gateway.is_known():
         _print(_logs_over_ray(instance_id, tail, follow), instance_id, as_data)
         return
-    with gateway(system_url, api_key, timeout) as client:
-        _print(client.logs(instance_id, tail, follow), instance_id, as_data)
+    _print(gateway.connect().logs(instance_id, tail, follow), instance_id, as_data)
 
 
 def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway
+from aenv_ray.cli.terminal.options import Output, GatewayOptions, with_gateway
 from aenv_ray.cli.terminal.output import Columns, show, show_rows
 
 pool = typer.Typer(
@@ -23,31 +23,28 @@ _COLUMNS: Final[Columns] = {
 
 
 @pool.command("list")
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """List the warm pools.
 
     Example:
       aenv pool list
     """
-    with gateway(system_url, api_key, timeout) as client:
-        show_rows(
-            client.pools(), output, _COLUMNS, empty="no pools; create one with: aenv pool set"
-        )
+    show_rows(
+        gateway.connect().pools(), output, _COLUMNS, empty="no pools; create one with: aenv pool set"
+    )
 
 
 @pool.command("set")
+@with_gateway
 def set_(
+    gateway: GatewayOptions,
     environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
     count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Keep COUNT sandboxes of an environment ready.
 
@@ -55,6 +52,5 @@ def set_(
       aenv pool set mini-terminal 8
       aenv pool set mini-terminal 0
     """
-    with gateway(system_url, api_key, timeout) as client:
-        data = client.set_pool(environment, count)
+    data = gateway.connect().set_pool(environment, count)
     show(data, output)

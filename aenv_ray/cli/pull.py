@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, gateway, reference
+from aenv_ray.cli.terminal.options import Output, GatewayOptions, with_gateway, reference
 from aenv_ray.cli.terminal.output import progress, show
 from aenv_ray.errors import ConfigError
 
 
+@with_gateway
 def pull(
+    gateway: GatewayOptions,
     name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
     version: Annotated[
         str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
@@ -28,9 +30,6 @@ def pull(
         bool, typer.Option("--force", help="Overwrite the project's files; keep others.")
     ] = False,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Download an environment's project and print its path.
 
@@ -47,15 +46,15 @@ def pull(
             f"{target} exists already",
             hint="overwrite its files with --force, or choose another --work-dir",
         )
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.environment(bare, version)
-        if not found.archive:
-            raise ConfigError(
-                f"the hub has no source archive of {found.reference}",
-                hint="it was registered by another client; ask its publisher to run: aenv push",
-            )
-        with progress(found.reference, found.archive_bytes) as on_bytes:
-            archive = client.download(found.archive, on_bytes)
+    client = gateway.connect()
+    found = client.environment(bare, version)
+    if not found.archive:
+        raise ConfigError(
+            f"the hub has no source archive of {found.reference}",
+            hint="it was registered by another client; ask its publisher to run: aenv push",
+        )
+    with progress(found.reference, found.archive_bytes) as on_bytes:
+        archive = client.download(found.archive, on_bytes)
     _unpack(archive, found.digest, target)
     console.say(f"pulled {found.reference}")
     shown = {"name": bare, "version": found.version, "digest": found.digest}

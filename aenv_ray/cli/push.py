@@ -15,13 +15,11 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
     Output,
     ProjectPath,
-    SystemUrl,
-    Timeout,
     WorkDir,
-    gateway,
+    GatewayOptions,
+    with_gateway,
     project_of,
 )
 from aenv_ray.cli.terminal.output import Format, progress, show, size
@@ -31,7 +29,9 @@ if TYPE_CHECKING:
     from aenv_ray.project.project import Project
 
 
+@with_gateway
 def push(
+    gateway: GatewayOptions,
     path: ProjectPath = Path(),
     work_dir: WorkDir = Path(),
     version: Annotated[
@@ -48,9 +48,6 @@ def push(
         bool, typer.Option("--force", help="No effect: a published version never changes.")
     ] = False,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Publish a project.
 
@@ -71,12 +68,12 @@ def push(
         if dry_run:
             _show_dry(package, output)
             return
-    with gateway(system_url, api_key, timeout) as client:
-        if not client.has_artifact(package.sha256):
-            with progress(source.reference, len(package.data)) as on_bytes:
-                client.upload(package.data, package.sha256, on_bytes)
-        console.say(f"loading {source.reference} in a sandbox …")
-        found = client.publish(package.sha256, allow_secret or [])
+    client = gateway.connect()
+    if not client.has_artifact(package.sha256):
+        with progress(source.reference, len(package.data)) as on_bytes:
+            client.upload(package.data, package.sha256, on_bytes)
+    console.say(f"loading {source.reference} in a sandbox …")
+    found = client.publish(package.sha256, allow_secret or [])
     console.say(f"published {found.reference}, {size(found.archive_bytes)}")
     show(found.shown(), output, found.reference)
 

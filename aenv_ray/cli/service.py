@@ -10,15 +10,13 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
     AsData,
     EnvironmentHere,
     Output,
-    SystemUrl,
-    Timeout,
     Yes,
     confirm,
-    gateway,
+    GatewayOptions,
+    with_gateway,
     reference_here,
     variables,
 )
@@ -91,7 +89,9 @@ _UP: Final = frozenset({"Running", "Pending"})
 
 
 @service.command()
+@with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
+    gateway: GatewayOptions,
     environment: EnvironmentHere = None,
     service_name: Annotated[
         str | None,
@@ -115,9 +115,6 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     ] = None,
     wait: Wait = 120.0,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Create a service of a published environment.
 
@@ -129,36 +126,35 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.cli.terminal import config_file
 
     name = environment or reference_here("service")
-    with gateway(system_url, api_key, timeout) as client:
-        made = client.services.create(
-            name,
-            service_name=service_name,
-            replicas=replicas,
-            autoscale=autoscale,
-            environment_variables=variables(env or [], "--env") or None,
-            engine=engine,
-            owner=owner or config_file.find().values.owner,
-            image=image,
-            cpu=cpu,
-            memory=memory,
-            port=port,
-            enable_storage=enable_storage,
-            storage_size=storage_size,
-            mount_path=mount_path,
-        )
-        console.say(f"created service {made.id}")
-        _show(_settled(client, made, wait), output)
+    client = gateway.connect()
+    made = client.services.create(
+        name,
+        service_name=service_name,
+        replicas=replicas,
+        autoscale=autoscale,
+        environment_variables=variables(env or [], "--env") or None,
+        engine=engine,
+        owner=owner or config_file.find().values.owner,
+        image=image,
+        cpu=cpu,
+        memory=memory,
+        port=port,
+        enable_storage=enable_storage,
+        storage_size=storage_size,
+        mount_path=mount_path,
+    )
+    console.say(f"created service {made.id}")
+    _show(_settled(client, made, wait), output)
 
 
 @service.command("list")
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Only this NAME[@VERSION].")
     ] = None,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """List services, the newest first.
 
@@ -166,31 +162,30 @@ def list_(
       aenv service list --name mini-terminal
       aenv service list -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.services.find(name)
+    found = gateway.connect().services.find(name)
     rows = [one.shown() | {"environment": one.environment} for one in found]
     show_rows(rows, output, _COLUMNS, empty="no services; create one with: aenv service create")
 
 
 @service.command()
+@with_gateway
 def get(
+    gateway: GatewayOptions,
     service_id: ServiceId,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show one service.
 
     Example:
       aenv service get helpdesk -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        _show(client.services.get(service_id), output)
+    _show(gateway.connect().services.get(service_id), output)
 
 
 @service.command()
+@with_gateway
 def update(  # noqa: PLR0913, PLR0917  # each is an option
+    gateway: GatewayOptions,
     service_id: ServiceId,
     replicas: Replicas = None,
     autoscale: Annotated[
@@ -209,9 +204,6 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     mount_path: Mount = None,
     wait: Wait = 120.0,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Change a service; old replicas end when new ones are healthy.
 
@@ -238,29 +230,27 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     }
     if all(value is None for value in changes.values()):
         raise typer.BadParameter("no change given, for example --replicas, --to or --env")
-    with gateway(system_url, api_key, timeout) as client:
-        changed = client.services.update(service_id, **changes)
-        _show(_settled(client, changed, wait), output)
+    client = gateway.connect()
+    changed = client.services.update(service_id, **changes)
+    _show(_settled(client, changed, wait), output)
 
 
 @service.command()
+@with_gateway
 def logs(
+    gateway: GatewayOptions,
     service_id: ServiceId,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")
     ] = None,
     output: AsData = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Print the output of a service's replicas.
 
     Example:
       aenv service logs helpdesk --tail 20
     """
-    with gateway(system_url, api_key, timeout) as client:
-        text = client.services.logs(service_id, tail)
+    text = gateway.connect().services.logs(service_id, tail)
     if output in {None, Format.TABLE}:
         sys.stdout.write(printable(text, keep="\n\t"))
     else:
@@ -268,16 +258,15 @@ def logs(
 
 
 @service.command()
+@with_gateway
 def delete(
+    gateway: GatewayOptions,
     service_id: ServiceId,
     delete_storage: Annotated[
         bool, typer.Option("--delete-storage", help="Also delete its storage.")
     ] = False,
     yes: Yes = False,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """End a service after its running calls.
 
@@ -288,10 +277,10 @@ def delete(
       aenv service delete helpdesk --yes
       aenv service delete notes --delete-storage --yes
     """
-    with gateway(system_url, api_key, timeout) as client:
-        what = " and delete its storage" if delete_storage else ""
-        confirm(f"End service {service_id}{what}?", yes)
-        client.services.delete(service_id, delete_storage=delete_storage)
+    client = gateway.connect()
+    what = " and delete its storage" if delete_storage else ""
+    confirm(f"End service {service_id}{what}?", yes)
+    client.services.delete(service_id, delete_storage=delete_storage)
     show({"id": service_id, "deleted": True}, output, service_id)
 
 

@@ -15,19 +15,17 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
     Output,
-    SystemUrl,
-    Timeout,
     Yes,
     confirm,
-    gateway,
-    knows_gateway,
+    GatewayOptions,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
+    from aenv_ray.client.gateway import Gateway
     from aenv_ray.hub.backup import BackupSummary
     from aenv_ray.local_fabric import LocalFabric
 
@@ -48,11 +46,10 @@ _AUDIT: Final[Columns] = {
 }
 
 
+@with_gateway
 def status(
+    gateway: GatewayOptions,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show the fabric of `aenv up` and the configured gateway.
 
@@ -69,8 +66,8 @@ def status(
     facts: dict[str, Any] = {"state": "down"}
     if fabric is not None:
         facts = _local(fabric)
-    if knows_gateway(system_url):
-        facts |= _remote(system_url, api_key, timeout)
+    if gateway.is_known():
+        facts |= _remote(gateway.connect())
     if facts.get("gateway") == "ok" and facts["state"] == "down":
         facts["state"] = "up"
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
@@ -118,16 +115,15 @@ def _local(fabric: LocalFabric) -> dict[str, Any]:
     return facts
 
 
-def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
-    with gateway(system_url, api_key, timeout_s) as client:
-        facts: dict[str, Any] = {"url": client.url}
-        try:
-            client.health()
-            facts["instances"] = client.count_instances()
-            facts["nodes"] = client.nodes()
-            facts["hub"] = client.hub()
-        except AenvError as exc:
-            return facts | {"gateway": exc.message}
+def _remote(client: Gateway) -> dict[str, Any]:
+    facts: dict[str, Any] = {"url": client.url}
+    try:
+        client.health()
+        facts["instances"] = client.count_instances()
+        facts["nodes"] = client.nodes()
+        facts["hub"] = client.hub()
+    except AenvError as exc:
+        return facts | {"gateway": exc.message}
     return facts | {"gateway": "ok"}
 
 
@@ -139,23 +135,23 @@ hub = typer.Typer(
 
 
 @hub.command("status")
+@with_gateway
 def hub_status(
+    gateway: GatewayOptions,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show the hub's contents, storage and start time.
 
     Example:
       aenv hub status -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        show(client.hub(), output)
+    show(gateway.connect().hub(), output)
 
 
 @hub.command()
+@with_gateway
 def audit(
+    gateway: GatewayOptions,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of records.")
     ] = 50,
@@ -163,17 +159,13 @@ def audit(
         str | None, typer.Option("--before", help="Only records older than this id.")
     ] = None,
     output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
 ) -> None:
     """Show who changed what, the latest first; needs an admin token.
 
     Example:
       aenv hub audit -n 20
     """
-    with gateway(system_url, api_key, timeout) as client:
-        rows = client.audit_log(limit, before)
+    rows = gateway.connect().audit_log(limit, before)
     show_rows(rows, output, _AUDIT, empty="the audit log is empty")
 
 

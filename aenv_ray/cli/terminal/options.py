@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
     from aenv_ray.local_fabric import LocalFabric
     from aenv_ray.project.project import Project
+
+P = ParamSpec("P")
 
 FormatAlias = Annotated[
     Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
@@ -31,18 +36,6 @@ AsData = Annotated[
 EnvironmentHere = Annotated[
     str | None,
     typer.Argument(metavar="[NAME[@VERSION]]", help="Default: the environment of ./config.json."),
-]
-SystemUrl = Annotated[
-    str | None,
-    typer.Option("--system-url", help="Gateway. Default: AENV_SYSTEM_URL, config file, aenv up."),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", help="Token. Default: AENV_API_KEY, config file, aenv up."),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", min=0.1, help="Seconds for one response. Default: config file, 30."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ProjectPath = Annotated[
@@ -120,6 +113,76 @@ def gateway(
         url, next(filter(None, tokens), None), timeout_s=timeout_s or values.hub_config.timeout
     )
     return Gateway(http)
+
+
+class GatewayOptions:
+    """The options that name a gateway; `with_gateway` passes them to a command.
+
+    Args:
+        clients: Closes the clients when the command ends.
+        system_url: As for `gateway`, like the others.
+        api_key: A token.
+        timeout: Seconds for one response.
+    """
+
+    def __init__(
+        self,
+        clients: contextlib.ExitStack,
+        *,
+        system_url: Annotated[
+            str | None,
+            typer.Option(help="Gateway. Default: AENV_SYSTEM_URL, config file, aenv up."),
+        ] = None,
+        api_key: Annotated[
+            str | None, typer.Option(help="Token. Default: AENV_API_KEY, config file, aenv up.")
+        ] = None,
+        timeout: Annotated[
+            float | None,
+            typer.Option(min=0.1, help="Seconds for one response. Default: config file, 30."),
+        ] = None,
+    ) -> None:
+        self._clients = clients
+        self._system_url = system_url
+        self._api_key = api_key
+        self._timeout_s = timeout
+
+    def connect(self, timeout_s: float | None = None) -> Gateway:
+        """Return a client of the gateway; it is closed when the command ends.
+
+        Args:
+            timeout_s: For one response, if the command has another ``--timeout``.
+
+        Raises:
+            ConfigError: As for `gateway`.
+        """
+        client = gateway(self._system_url, self._api_key, timeout_s or self._timeout_s)
+        return self._clients.enter_context(client)
+
+    def is_known(self) -> bool:
+        """Return whether `connect` would find a gateway."""
+        return knows_gateway(self._system_url)
+
+
+def with_gateway(command: Callable[Concatenate[GatewayOptions, P], None]) -> Callable[P, None]:
+    """Add the options of `GatewayOptions` to a command, after its own, and pass it their values.
+
+    Args:
+        command: Receives them as its first argument. An option that it has itself is not added.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    shared = list(inspect.signature(GatewayOptions, eval_str=True).parameters.values())[1:]
+    added = [one for one in shared if one.name not in {mine.name for mine in own}]
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        given: dict[str, Any] = {one.name: kwargs.pop(one.name) for one in added}
+        with contextlib.ExitStack() as clients:
+            command(GatewayOptions(clients, **given), *args, **kwargs)
+
+    # Typer reads both.
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return wrapped
 
 
 def knows_gateway(system_url: str | None) -> bool:
