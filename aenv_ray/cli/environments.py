@@ -1,4 +1,4 @@
-"""``aenv list, search, get, release, delete``: published environments."""
+"""``aenv list, search, get, release, delete, grant, pool``: published environments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import typer
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
     FormatAlias,
+    GatewayOptions,
     Output,
     Yes,
     confirm,
-    GatewayOptions,
-    with_gateway,
     reference,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import (
     Columns,
@@ -228,3 +228,99 @@ def _lines(found: EnvironmentAnswer, registered: list[dict[str, Any]]) -> str:
     return "\n".join(
         [facts, *(f"{name:<{width}}  {text}".rstrip() for name, text in named.items())]
     )
+
+
+# --- who may use a name ---------------------------------------------------------------------------
+
+_RIGHTS: Final = ("use", "publish", "none")
+_GRANT_COLUMNS: Final[Columns] = {
+    "NAME": lambda g: g["name"],
+    "OWNER": lambda g: g["owner"],
+    "RIGHT": lambda g: g["right"],
+}
+
+
+@with_gateway
+def grant(
+    gateway: GatewayOptions,
+    name: Annotated[str, typer.Argument(help="Name of an environment that you own.")],
+    owner: Annotated[
+        str | None, typer.Argument(help="Who gets the right; * for everybody. Omit to list.")
+    ] = None,
+    right: Annotated[
+        str | None, typer.Argument(metavar="use|publish|none", help="none revokes.")
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Let other owners use or publish an environment.
+
+    A name belongs to its first publisher, and nobody else sees it without a
+    grant. Without OWNER, the grants are listed.
+
+    Example:
+      aenv grant helper bob use
+      aenv grant helper '*' use
+      aenv grant helper bob none
+      aenv grant helper
+    """
+    if (owner is None) != (right is None) or right not in (None, *_RIGHTS):
+        raise ConfigError(
+            "aenv grant needs an owner and a right: use, publish or none",
+            hint=f"for example: aenv grant {name} bob use",
+        )
+    client = gateway.connect()
+    if owner is None or right is None:
+        found = client.name(name)
+    else:
+        found = client.grant(name, owner, None if right == "none" else right)
+    rows = [{"name": name, "owner": found["owner"], "right": "owner"}]
+    rows += [
+        {"name": name, "owner": holder, "right": given}
+        for holder, given in sorted(found["grants"].items())
+    ]
+    show_rows(rows, output, _GRANT_COLUMNS, empty="no grants")
+
+
+# --- warm pools -----------------------------------------------------------------------------------
+
+pool = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Keep sandboxes ready, so that creates take milliseconds.\n\n"
+    "Example:\n  aenv pool set mini-terminal 8",
+
+)  # fmt: skip
+
+_POOL_COLUMNS: Final[Columns] = {
+    "ENVIRONMENT": lambda p: p["environment"],
+    "WANTED": lambda p: p["count"],
+    "READY": lambda p: p["ready"],
+}
+
+
+@pool.command("list")
+@with_gateway
+def list_pools(gateway: GatewayOptions, output: Output = None) -> None:
+    """List the warm pools.
+
+    Example:
+      aenv pool list
+    """
+    rows = gateway.connect().pools()
+    show_rows(rows, output, _POOL_COLUMNS, empty="no pools; create one with: aenv pool set")
+
+
+@pool.command("set")
+@with_gateway
+def set_pool(
+    gateway: GatewayOptions,
+    environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
+    output: Output = None,
+) -> None:
+    """Keep COUNT sandboxes of an environment ready.
+
+    Example:
+      aenv pool set mini-terminal 8
+      aenv pool set mini-terminal 0
+    """
+    show(gateway.connect().set_pool(environment, count), output)

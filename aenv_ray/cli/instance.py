@@ -18,13 +18,13 @@ from aenv_ray.cli.terminal.options import (
     AsData,
     Engine,
     EnvironmentHere,
+    GatewayOptions,
     Output,
     Yes,
     confirm,
-    GatewayOptions,
-    with_gateway,
     reference_here,
     variables,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, show_rows
 from aenv_ray.errors import (
@@ -281,7 +281,8 @@ def exec(
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --", param_hint="COMMAND")
-    done = gateway.connect().exec(instance_id, command[0] if len(command) == 1 else command, timeout)
+    words = command[0] if len(command) == 1 else command
+    done = gateway.connect().exec(instance_id, words, timeout)
     if chosen(output) is not Format.TABLE:
         show(done, output)
         return

@@ -12,13 +12,13 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
     AsData,
     EnvironmentHere,
+    GatewayOptions,
     Output,
     Yes,
     confirm,
-    GatewayOptions,
-    with_gateway,
     reference_here,
     variables,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, Format, moment, printable, show, show_rows
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output, Yes, confirm, GatewayOptions, with_gateway
+from aenv_ray.cli.terminal.options import GatewayOptions, Output, Yes, confirm, with_gateway
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows
 
 token = typer.Typer(
@@ -68,17 +68,16 @@ def create(
     role = role or ("agent" if instance else "user")
     if owner is None and not (role == "agent" and instance):
         owner = config_file.find().values.owner or local_ray.user()
-    made = gateway.connect().create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
+    made = gateway.connect().create_token(
+        role=role, owner=owner, instance_id=instance, ttl=ttl, note=note
+    )
     console.say(f"created {made.role or role} token {made.id}; it cannot be shown again")
     show(made.shown(), output, made.token or "")
 
 
 @token.command("list")
 @with_gateway
-def list_(
-    gateway: GatewayOptions,
-    output: Output = None,
-) -> None:
+def list_(gateway: GatewayOptions, output: Output = None) -> None:
     """List tokens, without their secrets.
 
     Example:
