@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Format
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def doctor(
         bool, typer.Option("--gateway", help="With --security: judge as if a gateway ran here.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Check what aenv needs on this machine.
 

@@ -9,10 +9,10 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    FormatAlias,
+    FormatOption,
     GatewayOptions,
-    Output,
-    Yes,
+    OutputOption,
+    YesOption,
     confirm,
     reference,
     with_gateway,
@@ -32,13 +32,17 @@ from aenv_ray.errors import ConfigError
 if TYPE_CHECKING:
     from aenv_ray.client.gateway_records import EnvironmentAnswer
 
-Name = Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")]
-Version = Annotated[
+ReferenceArgument = Annotated[
+    str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")
+]
+VersionOption = Annotated[
     str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
 ]
-Limit = Annotated[int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Rows to skip.")]
-Tag = Annotated[str | None, typer.Option("--tag", "--tags", help="Only with this tag.")]
+RowLimitOption = Annotated[
+    int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")
+]
+OffsetOption = Annotated[int, typer.Option("--offset", min=0, help="Rows to skip.")]
+TagOption = Annotated[str | None, typer.Option("--tag", "--tags", help="Only with this tag.")]
 
 _COLUMNS: Final[Columns] = {
     "NAME": lambda e: e["name"],
@@ -54,7 +58,7 @@ _COLUMNS: Final[Columns] = {
 def list_(
     gateway: GatewayOptions,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
-    tag: Tag = None,
+    tag: TagOption = None,
     status: Annotated[
         str | None,
         typer.Option("--status", metavar="STATUS", help="For example Ready."),
@@ -62,10 +66,10 @@ def list_(
     latest: Annotated[
         bool, typer.Option("--latest", help="Only the highest version of each environment.")
     ] = False,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    output: Output = None,
-    format_: FormatAlias = None,
+    limit: RowLimitOption = 100,
+    offset: OffsetOption = 0,
+    output: OutputOption = None,
+    format_: FormatOption = None,
 ) -> None:
     """List the published environments.
 
@@ -86,13 +90,13 @@ def search(
     words: Annotated[
         list[str], typer.Argument(metavar="WORD...", help="Each must occur in name, text or tags.")
     ],
-    tag: Tag = None,
+    tag: TagOption = None,
     every_version: Annotated[
         bool, typer.Option("--all", "-a", help="All versions, not only the highest.")
     ] = False,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    output: Output = None,
+    limit: RowLimitOption = 100,
+    offset: OffsetOption = 0,
+    output: OutputOption = None,
 ) -> None:
     """Search the published environments.
 
@@ -109,16 +113,16 @@ def search(
 @with_gateway
 def get(
     gateway: GatewayOptions,
-    name: Name,
-    version: Version = None,
+    name: ReferenceArgument,
+    version: VersionOption = None,
     versions: Annotated[
         bool, typer.Option("--versions", help="List all versions, the highest first.")
     ] = False,
     functions: Annotated[
         bool, typer.Option("--functions", help="Only its tools, functions and rewards.")
     ] = False,
-    output: Output = None,
-    format_: FormatAlias = None,
+    output: OutputOption = None,
+    format_: FormatOption = None,
 ) -> None:
     """Show a published environment.
 
@@ -155,9 +159,9 @@ _FUNCTION_COLUMNS: Final[Columns] = {
 @with_gateway
 def release(
     gateway: GatewayOptions,
-    name: Name,
-    version: Version = None,
-    output: Output = None,
+    name: ReferenceArgument,
+    version: VersionOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Set the status of a version to Released, for good.
 
@@ -175,10 +179,10 @@ def release(
 @with_gateway
 def delete(
     gateway: GatewayOptions,
-    name: Name,
-    version: Version = None,
-    yes: Yes = False,
-    output: Output = None,
+    name: ReferenceArgument,
+    version: VersionOption = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Delete a published version that is not in use.
 
@@ -250,7 +254,7 @@ def grant(
     right: Annotated[
         str | None, typer.Argument(metavar="use|publish|none", help="none revokes.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Let other owners use or publish an environment.
 
@@ -299,7 +303,7 @@ _POOL_COLUMNS: Final[Columns] = {
 
 @pool.command("list")
 @with_gateway
-def list_pools(gateway: GatewayOptions, output: Output = None) -> None:
+def list_pools(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """List the warm pools.
 
     Example:
@@ -315,7 +319,7 @@ def set_pool(
     gateway: GatewayOptions,
     environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
     count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Keep COUNT sandboxes of an environment ready.
 

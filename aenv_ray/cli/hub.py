@@ -14,7 +14,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import GatewayOptions, Output, Yes, confirm, with_gateway
+from aenv_ray.cli.terminal.options import (
+    GatewayOptions,
+    OutputOption,
+    YesOption,
+    confirm,
+    with_gateway,
+)
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
 from aenv_ray.errors import ConfigError
 
@@ -41,7 +47,7 @@ _AUDIT: Final[Columns] = {
 
 @hub.command("status")
 @with_gateway
-def hub_status(gateway: GatewayOptions, output: Output = None) -> None:
+def hub_status(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """Show the hub's contents, storage and start time.
 
     Example:
@@ -60,7 +66,7 @@ def audit(
     before: Annotated[
         str | None, typer.Option("--before", help="Only records older than this id.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Show who changed what, the latest first; needs an admin token.
 
@@ -74,7 +80,7 @@ def audit(
 @hub.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; - for stdout.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Write what the hub stores to a file, even while it is in use.
 
@@ -106,8 +112,8 @@ def restore(
     replace: Annotated[
         bool, typer.Option("--replace", help="Delete what the hub has now.")
     ] = False,
-    yes: Yes = False,
-    output: Output = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Restore a backup into an empty hub.
 

@@ -15,12 +15,12 @@ import typer
 from aenv_ray.cli.local.signals import interrupts, uninterrupted
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    AsData,
-    Engine,
-    EnvironmentHere,
+    DataFormatOption,
+    EngineOption,
+    EnvironmentArgument,
     GatewayOptions,
-    Output,
-    Yes,
+    OutputOption,
+    YesOption,
     confirm,
     reference_here,
     variables,
@@ -46,7 +46,7 @@ instance = typer.Typer(
     "Example:\n  aenv instance create mini-terminal",
 )  # fmt: skip
 
-InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
+InstanceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
@@ -66,7 +66,7 @@ _COLUMNS: Final[Columns] = {
 @with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
     gateway: GatewayOptions,
-    environment: EnvironmentHere = None,
+    environment: EnvironmentArgument = None,
     datasource: Annotated[
         str, typer.Option("--datasource", "-d", help="Set in the instance as AENV_DATASOURCE.")
     ] = "",
@@ -85,7 +85,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE, repeatable.")
     ] = None,
-    engine: Engine = None,
+    engine: EngineOption = None,
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Create this many, or none on failure.")
     ] = 1,
@@ -108,7 +108,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         int,
         typer.Option("--max-retries", min=0, help="Retries if the fabric is full or unreachable."),
     ] = 10,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create an instance and keep it until Ctrl-C or its TTL.
 
@@ -169,7 +169,7 @@ def list_(
         str | None, typer.Option("--status", help="Only this status, for example Running.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = 1000,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """List instances, the newest first.
 
@@ -191,8 +191,8 @@ def list_(
 @with_gateway
 def get(
     gateway: GatewayOptions,
-    instance_id: InstanceId,
-    output: Output = None,
+    instance_id: InstanceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one instance.
 
@@ -207,8 +207,8 @@ def get(
 @with_gateway
 def info(
     gateway: GatewayOptions,
-    instance_id: InstanceId,
-    output: Output = None,
+    instance_id: InstanceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one instance with its health and what it offers.
 
@@ -237,8 +237,8 @@ def info(
 def delete(
     gateway: GatewayOptions,
     instance_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Instance ids.")],
-    yes: Yes = False,
-    output: Output = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """End instances.
 
@@ -258,7 +258,7 @@ def delete(
 @with_gateway
 def exec(
     gateway: GatewayOptions,
-    instance_id: InstanceId,
+    instance_id: InstanceIdArgument,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="A single word is run by the shell."),
@@ -266,7 +266,7 @@ def exec(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds until the command is stopped.")
     ] = 60.0,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Run a command in an instance and exit with its exit code.
 
@@ -298,9 +298,9 @@ def exec(
 @with_gateway
 def renew(
     gateway: GatewayOptions,
-    instance_id: InstanceId,
+    instance_id: InstanceIdArgument,
     ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now, for example 30m or 2h.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Move the deadline of an instance to TTL from now.
 
@@ -317,14 +317,14 @@ def renew(
 @with_gateway
 def logs(
     gateway: GatewayOptions,
-    instance_id: InstanceId,
+    instance_id: InstanceIdArgument,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
     ] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last lines. Default: all stored.")
     ] = None,
-    output: AsData = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Print the output of an instance.
 

@@ -18,9 +18,9 @@ import typer
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
     GatewayOptions,
-    Output,
-    ProjectPath,
-    WorkDir,
+    OutputOption,
+    ProjectArgument,
+    WorkDirOption,
     project_of,
     reference,
     with_gateway,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @with_gateway
 def push(
     gateway: GatewayOptions,
-    path: ProjectPath = Path(),
-    work_dir: WorkDir = Path(),
+    path: ProjectArgument = Path(),
+    work_dir: WorkDirOption = Path(),
     version: Annotated[
         str | None, typer.Option("--version", "-v", help="Default: that of config.json.")
     ] = None,
@@ -51,7 +51,7 @@ def push(
     force: Annotated[
         bool, typer.Option("--force", help="No effect: a published version never changes.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Publish a project.
 
@@ -146,7 +146,7 @@ def pull(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the project's files; keep others.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Download an environment's project and print its path.
 

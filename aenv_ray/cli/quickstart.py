@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def quickstart(
         bool, typer.Option("--json", help="Same as -o json: a summary without progress bar.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy.")] = 0,
-    engine: Engine = None,
-    output: Output = None,
+    engine: EngineOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Run rollouts of mini-terminal on a running or a new local Ray.
 

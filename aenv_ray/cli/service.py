@@ -10,11 +10,11 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    AsData,
-    EnvironmentHere,
+    DataFormatOption,
+    EnvironmentArgument,
     GatewayOptions,
-    Output,
-    Yes,
+    OutputOption,
+    YesOption,
     confirm,
     reference_here,
     variables,
@@ -33,46 +33,48 @@ service = typer.Typer(
     "Example:\n  aenv service create mini-terminal",
 )  # fmt: skip
 
-ServiceId = Annotated[str, typer.Argument(metavar="ID", help="Service id.")]
-Replicas = Annotated[
+ServiceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Service id.")]
+ReplicasOption = Annotated[
     int | None,
     typer.Option("--replicas", "-r", min=0, help="Number of sandboxes; 0 pauses the service."),
 ]
-Scale = Annotated[
+AutoscaleOption = Annotated[
     str | None, typer.Option("--autoscale", help="MIN:MAX replicas, depending on load.")
 ]
-Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")]
-Wait = Annotated[
+VariablesOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
+]
+WaitOption = Annotated[
     float,
     typer.Option("--wait", min=0, help="Seconds to wait until it is healthy; 0 does not wait."),
 ]
-Cpu = Annotated[
+CpuOption = Annotated[
     str | None, typer.Option("--cpu", help="Cores of each sandbox: 2, 500m; '' for the default.")
 ]
-Memory = Annotated[
+MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory of each sandbox: 4Gi; '' for the default.")
 ]
-Engine = Annotated[
+ServiceEngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes; '' for the default."),
 ]
-Image = Annotated[
+ServiceImageOption = Annotated[
     str | None, typer.Option("--image", help="Container image. Default: the environment's.")
 ]
-Port = Annotated[
+PortOption = Annotated[
     int | None,
     typer.Option(
         "--port", "-p", min=0, max=65535, help="Forward requests to this port inside the sandbox."
     ),
 ]
-Storage = Annotated[
+StorageOption = Annotated[
     bool | None,
     typer.Option("--enable-storage/--no-storage", help="Keep a directory when sandboxes end."),
 ]
-Size = Annotated[
+StorageSizeOption = Annotated[
     str | None, typer.Option("--storage-size", help="Storage size: 10Gi; can be increased.")
 ]
-Mount = Annotated[
+MountPathOption = Annotated[
     str | None, typer.Option("--mount-path", help="Path of the storage in the sandbox.")
 ]
 
@@ -92,29 +94,29 @@ _UP: Final = frozenset({"Running", "Pending"})
 @with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
     gateway: GatewayOptions,
-    environment: EnvironmentHere = None,
+    environment: EnvironmentArgument = None,
     service_name: Annotated[
         str | None,
         typer.Option(
             "--service-name", "-s", help="Service id: a-z, 0-9 and -. Default: generated."
         ),
     ] = None,
-    replicas: Replicas = None,
-    autoscale: Scale = None,
-    env: Variables = None,
-    engine: Engine = None,
-    image: Image = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    port: Port = None,
-    enable_storage: Storage = None,
-    storage_size: Size = None,
-    mount_path: Mount = None,
+    replicas: ReplicasOption = None,
+    autoscale: AutoscaleOption = None,
+    env: VariablesOption = None,
+    engine: ServiceEngineOption = None,
+    image: ServiceImageOption = None,
+    cpu: CpuOption = None,
+    memory: MemoryOption = None,
+    port: PortOption = None,
+    enable_storage: StorageOption = None,
+    storage_size: StorageSizeOption = None,
+    mount_path: MountPathOption = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="Default: config file, else the token's owner.")
     ] = None,
-    wait: Wait = 120.0,
-    output: Output = None,
+    wait: WaitOption = 120.0,
+    output: OutputOption = None,
 ) -> None:
     """Create a service of a published environment.
 
@@ -154,7 +156,7 @@ def list_(
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Only this NAME[@VERSION].")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """List services, the newest first.
 
@@ -171,8 +173,8 @@ def list_(
 @with_gateway
 def get(
     gateway: GatewayOptions,
-    service_id: ServiceId,
-    output: Output = None,
+    service_id: ServiceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one service.
 
@@ -186,24 +188,24 @@ def get(
 @with_gateway
 def update(  # noqa: PLR0913, PLR0917  # each is an option
     gateway: GatewayOptions,
-    service_id: ServiceId,
-    replicas: Replicas = None,
+    service_id: ServiceIdArgument,
+    replicas: ReplicasOption = None,
     autoscale: Annotated[
         str | None,
         typer.Option("--autoscale", help="MIN:MAX replicas, depending on load; '' disables it."),
     ] = None,
-    env: Variables = None,
+    env: VariablesOption = None,
     to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
-    engine: Engine = None,
-    image: Image = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    port: Port = None,
-    enable_storage: Storage = None,
-    storage_size: Size = None,
-    mount_path: Mount = None,
-    wait: Wait = 120.0,
-    output: Output = None,
+    engine: ServiceEngineOption = None,
+    image: ServiceImageOption = None,
+    cpu: CpuOption = None,
+    memory: MemoryOption = None,
+    port: PortOption = None,
+    enable_storage: StorageOption = None,
+    storage_size: StorageSizeOption = None,
+    mount_path: MountPathOption = None,
+    wait: WaitOption = 120.0,
+    output: OutputOption = None,
 ) -> None:
     """Change a service; old replicas end when new ones are healthy.
 
@@ -239,11 +241,11 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
 @with_gateway
 def logs(
     gateway: GatewayOptions,
-    service_id: ServiceId,
+    service_id: ServiceIdArgument,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")
     ] = None,
-    output: AsData = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Print the output of a service's replicas.
 
@@ -261,12 +263,12 @@ def logs(
 @with_gateway
 def delete(
     gateway: GatewayOptions,
-    service_id: ServiceId,
+    service_id: ServiceIdArgument,
     delete_storage: Annotated[
         bool, typer.Option("--delete-storage", help="Also delete its storage.")
     ] = False,
-    yes: Yes = False,
-    output: Output = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """End a service after its running calls.
 

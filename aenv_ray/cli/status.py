@@ -11,7 +11,7 @@ import typer
 
 import aenv_ray
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import GatewayOptions, Output, with_gateway
+from aenv_ray.cli.terminal.options import GatewayOptions, OutputOption, with_gateway
 from aenv_ray.cli.terminal.output import Format, moment, show, size
 from aenv_ray.errors import AenvError
 
@@ -27,7 +27,7 @@ _HINTS: Final = {
 
 
 @with_gateway
-def status(gateway: GatewayOptions, output: Output = None) -> None:
+def status(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """Show the fabric of `aenv up` and the configured gateway.
 
     Exits with 0 only if everything is up.
@@ -109,7 +109,7 @@ def version(
         bool, typer.Option("--short", "-s", help="Only the version of aenv-ray.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", "-j", help="Same as -o json.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Show the versions of aenv-ray and of the packages it runs on.
 

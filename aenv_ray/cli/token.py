@@ -7,7 +7,13 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import GatewayOptions, Output, Yes, confirm, with_gateway
+from aenv_ray.cli.terminal.options import (
+    GatewayOptions,
+    OutputOption,
+    YesOption,
+    confirm,
+    with_gateway,
+)
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows
 
 token = typer.Typer(
@@ -50,7 +56,7 @@ def create(
         typer.Option("--ttl", "-t", help="Lifetime, for example 8h or 7d. Default: no end."),
     ] = None,
     note: Annotated[str | None, typer.Option("--note", help="Shown in listings.")] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create a token and print it; it cannot be shown again.
 
@@ -77,7 +83,7 @@ def create(
 
 @token.command("list")
 @with_gateway
-def list_(gateway: GatewayOptions, output: Output = None) -> None:
+def list_(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """List tokens, without their secrets.
 
     Example:
@@ -92,8 +98,8 @@ def list_(gateway: GatewayOptions, output: Output = None) -> None:
 def revoke(
     gateway: GatewayOptions,
     token_id: Annotated[str, typer.Argument(metavar="ID", help="Token id, see: aenv token list.")],
-    yes: Yes = False,
-    output: Output = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Revoke a token; fails if it does not exist.
 

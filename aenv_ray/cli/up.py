@@ -16,7 +16,7 @@ import typer
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.files import FileLock, make_private
@@ -48,7 +48,7 @@ def up(
     num_cpus: Annotated[
         int | None, typer.Option("--num-cpus", min=1, help="CPUs for Ray. Default: all.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Start Ray, hub and gateway on this machine.
 
@@ -316,7 +316,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def down(output: Output = None) -> None:
+def down(output: OutputOption = None) -> None:
     """End what `aenv up` started, with its instances.
 
     The hub's data stays on disk. Also works if `aenv up` failed halfway.

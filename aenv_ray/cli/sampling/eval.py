@@ -11,7 +11,7 @@ import typer
 from aenv_ray.cli.sampling import model_options as model
 from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
 from aenv_ray.errors import AenvError, ConfigError
 
@@ -27,32 +27,32 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
             metavar="SUITE", help="Environments, separated by commas, or a TOML or JSON file."
         ),
     ],
-    policy: given.Policy,
-    limit: given.Limit = None,
-    samples_per_task: given.SamplesPerTask = 1,
-    concurrency: given.Concurrency = "16",
-    runners: given.Runners = "auto",
-    infra_retries: given.InfraRetries = 2,
-    episode_timeout: given.EpisodeTimeout = None,
-    engine: Engine = None,
+    policy: given.PolicyOption,
+    limit: given.TaskLimitOption = None,
+    samples_per_task: given.SamplesPerTaskOption = 1,
+    concurrency: given.ConcurrencyOption = "16",
+    runners: given.RunnersOption = "auto",
+    infra_retries: given.InfraRetriesOption = 2,
+    episode_timeout: given.EpisodeTimeoutOption = None,
+    engine: EngineOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory for the episodes and results.json.")
     ] = None,
-    force: given.Force = False,
+    force: given.OverwriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    base_url: model.BaseUrl = None,
-    api_key_env: model.ApiKeyEnv = None,
-    system: model.System = None,
-    prompt: model.Prompt = None,
-    max_turns: model.MaxTurns = None,
-    max_tokens: model.MaxTokens = None,
-    max_cost: model.MaxCost = None,
-    price: model.Price = None,
-    stop_tool: model.StopTool = None,
-    request: model.Request = None,
-    stream: model.Stream = False,
-    images: model.Images = False,
-    output: Output = None,
+    base_url: model.BaseUrlOption = None,
+    api_key_env: model.ApiKeyEnvOption = None,
+    system: model.SystemOption = None,
+    prompt: model.PromptOption = None,
+    max_turns: model.MaxTurnsOption = None,
+    max_tokens: model.MaxTokensOption = None,
+    max_cost: model.MaxCostOption = None,
+    price: model.PriceOption = None,
+    stop_tool: model.StopToolOption = None,
+    request: model.RequestOption = None,
+    stream: model.StreamOption = False,
+    images: model.ImagesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Play several benchmarks with a policy; print one table.
 

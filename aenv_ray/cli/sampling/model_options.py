@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-BaseUrl = Annotated[
+BaseUrlOption = Annotated[
     str | None,
     typer.Option(
         "--base-url",
@@ -16,7 +16,7 @@ BaseUrl = Annotated[
         help="Model: endpoint, up to /v1. Default: OPENAI_BASE_URL, else OpenAI's.",
     ),
 ]
-ApiKeyEnv = Annotated[
+ApiKeyEnvOption = Annotated[
     str | None,
     typer.Option(
         "--api-key-env",
@@ -24,7 +24,7 @@ ApiKeyEnv = Annotated[
         help="Model: variable that holds the API key. Default: OPENAI_API_KEY.",
     ),
 ]
-System = Annotated[
+SystemOption = Annotated[
     str | None,
     typer.Option(
         "--system",
@@ -32,7 +32,7 @@ System = Annotated[
         help="Model: template of the system message over the task's fields; '' for none.",
     ),
 ]
-Prompt = Annotated[
+PromptOption = Annotated[
     str | None,
     typer.Option(
         "--prompt",
@@ -40,19 +40,19 @@ Prompt = Annotated[
         help="Model: template of the first user message. Default: {instruction}.",
     ),
 ]
-MaxTurns = Annotated[
+MaxTurnsOption = Annotated[
     int | None,
     typer.Option("--max-turns", min=1, help="Model: maximum answers in an episode. Default: 50."),
 ]
-MaxTokens = Annotated[
+MaxTokensOption = Annotated[
     int | None,
     typer.Option("--max-tokens", min=1, help="Model: maximum tokens in an episode."),
 ]
-MaxCost = Annotated[
+MaxCostOption = Annotated[
     float | None,
     typer.Option("--max-cost", help="Model: maximum cost of an episode; needs --price."),
 ]
-Price = Annotated[
+PriceOption = Annotated[
     str | None,
     typer.Option(
         "--price",
@@ -61,7 +61,7 @@ Price = Annotated[
         "'reported', if the endpoint states the cost of each answer.",
     ),
 ]
-StopTool = Annotated[
+StopToolOption = Annotated[
     list[str] | None,
     typer.Option(
         "--stop-tool",
@@ -69,7 +69,7 @@ StopTool = Annotated[
         help="Model: tool whose success ends the episode, repeatable.",
     ),
 ]
-Request = Annotated[
+RequestOption = Annotated[
     str | None,
     typer.Option(
         "--request",
@@ -77,8 +77,8 @@ Request = Annotated[
         help="Model: further fields of each request: '{\"temperature\": 0.7}'.",
     ),
 ]
-Stream = Annotated[bool, typer.Option("--stream", help="Model: ask for streamed answers.")]
-Images = Annotated[
+StreamOption = Annotated[bool, typer.Option("--stream", help="Model: ask for streamed answers.")]
+ImagesOption = Annotated[
     bool,
     typer.Option("--images", help="Model: pass it the images of results."),
 ]

@@ -11,7 +11,7 @@ import typer
 from aenv_ray.cli.sampling import model_options as model
 from aenv_ray.cli.sampling import sampling_options as given
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output, variables
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         str,
         typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
     ],
-    policy: given.PolicyOrNone = None,
+    policy: given.OptionalPolicyOption = None,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -38,8 +38,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         list[str] | None,
         typer.Option("--task-id", help="Id or pattern of tasks to keep, repeatable: 'count-*'."),
     ] = None,
-    shuffle: given.Shuffle = None,
-    limit: given.Limit = None,
+    shuffle: given.ShuffleOption = None,
+    limit: given.TaskLimitOption = None,
     task_field: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,8 +62,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         int | None,
         typer.Option("--rollouts", "-n", min=1, help="Number of episodes. Default: one per task."),
     ] = None,
-    concurrency: given.Concurrency = "16",
-    samples_per_task: given.SamplesPerTask = 1,
+    concurrency: given.ConcurrencyOption = "16",
+    samples_per_task: given.SamplesPerTaskOption = 1,
     hedge: Annotated[
         int,
         typer.Option(
@@ -72,16 +72,16 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             help="Start this many extra episodes of each task; keep the first that finish.",
         ),
     ] = 0,
-    runners: given.Runners = "auto",
+    runners: given.RunnersOption = "auto",
     out: Annotated[Path, typer.Option("--out", help="JSON Lines file, or a directory.")] = Path(
         "episodes.jsonl"
     ),
-    force: given.Force = False,
+    force: given.OverwriteOption = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue: run the episodes that the file lacks.")
     ] = False,
-    infra_retries: given.InfraRetries = 2,
-    episode_timeout: given.EpisodeTimeout = None,
+    infra_retries: given.InfraRetriesOption = 2,
+    episode_timeout: given.EpisodeTimeoutOption = None,
     reward_on_death: Annotated[
         float,
         typer.Option(
@@ -103,23 +103,23 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         ),
     ] = "0.0",
     ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
-    engine: Engine = None,
+    engine: EngineOption = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,
-    base_url: model.BaseUrl = None,
-    api_key_env: model.ApiKeyEnv = None,
-    system: model.System = None,
-    prompt: model.Prompt = None,
-    max_turns: model.MaxTurns = None,
-    max_tokens: model.MaxTokens = None,
-    max_cost: model.MaxCost = None,
-    price: model.Price = None,
-    stop_tool: model.StopTool = None,
-    request: model.Request = None,
-    stream: model.Stream = False,
-    images: model.Images = False,
-    output: Output = None,
+    base_url: model.BaseUrlOption = None,
+    api_key_env: model.ApiKeyEnvOption = None,
+    system: model.SystemOption = None,
+    prompt: model.PromptOption = None,
+    max_turns: model.MaxTurnsOption = None,
+    max_tokens: model.MaxTokensOption = None,
+    max_cost: model.MaxCostOption = None,
+    price: model.PriceOption = None,
+    stop_tool: model.StopToolOption = None,
+    request: model.RequestOption = None,
+    stream: model.StreamOption = False,
+    images: model.ImagesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Run episodes of an environment with a policy.
 

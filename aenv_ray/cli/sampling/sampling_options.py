@@ -12,12 +12,12 @@ _POLICY: Final = typer.Option(
     help="openai:MODEL, reference, null, random, random:SEED, module:function, "
     "file.py:function or module:Class.",
 )
-Policy = Annotated[str, _POLICY]
-PolicyOrNone = Annotated[str | None, _POLICY]
-Shuffle = Annotated[
+PolicyOption = Annotated[str, _POLICY]
+OptionalPolicyOption = Annotated[str | None, _POLICY]
+ShuffleOption = Annotated[
     int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the tasks.")
 ]
-Limit = Annotated[
+TaskLimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, help="Maximum number of tasks, after shuffling.")
 ]
 
@@ -33,7 +33,7 @@ def _bounds(text: str) -> str:
     return text
 
 
-Concurrency = Annotated[
+ConcurrencyOption = Annotated[
     str,
     typer.Option(
         "--concurrency",
@@ -43,17 +43,17 @@ Concurrency = Annotated[
         help="Concurrent instances, or bounds between which their number adapts.",
     ),
 ]
-SamplesPerTask = Annotated[
+SamplesPerTaskOption = Annotated[
     int, typer.Option("--samples-per-task", min=1, help="Episodes of each task, as a group.")
 ]
-Runners = Annotated[
+RunnersOption = Annotated[
     str, typer.Option("--runners", help="Where the policy runs: nodes, driver or auto.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
-InfraRetries = Annotated[
+OverwriteOption = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
+InfraRetriesOption = Annotated[
     int, typer.Option("--infra-retries", min=0, help="Retries after infrastructure failures.")
 ]
-EpisodeTimeout = Annotated[
+EpisodeTimeoutOption = Annotated[
     str | None,
     typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
 ]

@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-FormatAlias = Annotated[
+FormatOption = Annotated[
     Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Format | None,
     typer.Option("--output", "-o", help="Default: config file, else table."),
 ]
-AsData = Annotated[
+DataFormatOption = Annotated[
     Format | None, typer.Option("--output", "-o", help="json or yaml. Default: plain text.")
 ]
-EnvironmentHere = Annotated[
+EnvironmentArgument = Annotated[
     str | None,
     typer.Argument(metavar="[NAME[@VERSION]]", help="Default: the environment of ./config.json."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-ProjectPath = Annotated[
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ProjectArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="Project directory, or a built-in environment.")
 ]
-WorkDir = Annotated[
+WorkDirOption = Annotated[
     Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
 ]
-Engine = Annotated[
+EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes. Default: by project or node."),
 ]

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from aenv_ray.cli.terminal import config_file
-from aenv_ray.cli.terminal.options import GatewayOptions, Output, with_gateway
+from aenv_ray.cli.terminal.options import GatewayOptions, OutputOption, with_gateway
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.config import settings
 
@@ -18,7 +18,7 @@ clients: list[Gateway] = []
 
 
 @with_gateway
-def plain(gateway: GatewayOptions, output: Output = None) -> None:
+def plain(gateway: GatewayOptions, output: OutputOption = None) -> None:
     clients.append(gateway.connect())
     assert not clients[-1].http._http.is_closed
 
