@@ -12,7 +12,7 @@ import typer
 from aenv_ray.cli import nodes
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import OutputOption, YesOption, confirm, variables
-from aenv_ray.cli.terminal.output import show
+from aenv_ray.cli.terminal.output import show, show_findings
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -304,7 +304,6 @@ def doctor(
       aenv cluster doctor production
       aenv cluster doctor --alerts
     """
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.cluster import checks, manifests
 
     if alerts:

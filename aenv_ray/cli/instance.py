@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -50,7 +51,6 @@ InstanceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Instance 
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
-_HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -417,23 +417,20 @@ def _output(done: dict[str, Any], name: str) -> bytes:
 # --- create ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _CreateRequest:
-    """Creates instances exactly once, even if a response is lost."""
+    """Creates instances exactly once, even if a response is lost.
 
-    def __init__(
-        self,
-        client: Gateway,
-        environment: str,
-        options: dict[str, Any],
-        deadline_s: float,
-        retries: int,
-    ) -> None:
-        self._client = client
-        self._environment = environment
-        self._options = options
-        self._deadline_s = deadline_s
-        self._retries = retries
-        self._key = secrets.token_hex(16)
+    It retries itself, because `--max-retries` and `--startup-timeout` also cover a full fabric; the
+    client sends each request once.
+    """
+
+    client: Gateway
+    environment: str
+    options: dict[str, Any]
+    deadline_s: float
+    retries: int
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def send(self, check: Callable[[Gateway, InstanceAnswer], None] | None) -> list[InstanceAnswer]:
         """Return the instances once they run and `check` passed; otherwise none is left.
@@ -442,32 +439,32 @@ class _CreateRequest:
             AenvError: The gateway's error.
         """
         try:
-            made = self._attempt(self._retries + 1)
+            made = self._attempt(self.retries + 1)
         except (KeyboardInterrupt, DeadlineExceeded):
             # They may exist. A request with the same key returns the same instances.
             console.say("undoing the create …")
             with uninterrupted():
-                _end(self._client, self._attempt(1))
+                _end(self.client, self._attempt(1))
             raise
         try:
             for one in made:
                 if check is not None:
-                    check(self._client, one)
+                    check(self.client, one)
         except BaseException:
             with uninterrupted():
-                _end(self._client, made)
+                _end(self.client, made)
             raise
         return made
 
     def _attempt(self, attempts: int) -> list[InstanceAnswer]:
-        ends = time.monotonic() + self._deadline_s
+        ends = time.monotonic() + self.deadline_s
         pause_s = 0.2
         while True:
             attempts -= 1
             left_s = max(ends - time.monotonic(), 1.0)
             try:
-                return self._client.create(
-                    self._environment, self._options, key=self._key, timeout_s=left_s, attempts=1
+                return self.client.create(
+                    self.environment, self.options, key=self.key, timeout_s=left_s, attempts=1
                 )
             except AenvError as exc:
                 retry_s = max(pause_s, getattr(exc, "retry_after_s", 0.0))
@@ -478,8 +475,10 @@ class _CreateRequest:
 
 
 def _expect_healthy(client: Gateway, made: InstanceAnswer) -> None:
+    from aenv_ray.runtime.door.dispatch import HEALTHY
+
     found = client.check_health(made.id)
-    if str(found.get("status")) not in _HEALTHY:
+    if str(found.get("status")) not in HEALTHY:
         raise SandboxStartFailed(
             f"{made.id} is {found.get('status')}: {found.get('message', '')}",
             instance_id=made.id,

@@ -22,7 +22,7 @@ from aenv_ray.cli.terminal.options import (
     directory_of,
     project_of,
 )
-from aenv_ray.cli.terminal.output import Format, show
+from aenv_ray.cli.terminal.output import Format, show, show_findings
 from aenv_ray.errors import ConfigError
 
 _COMMAND_NOT_FOUND: Final = 127
@@ -80,7 +80,6 @@ def run_tests(
 
 
 def _check(path: Path, output: Format | None) -> None:
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.findings import Finding, Verdict
     from aenv_ray.testing.environment_check import check_environment
 
