@@ -70,8 +70,6 @@ def up(
             console.say("removing a broken earlier fabric")
             _take_down(found)
             found = None
-        if found is None:
-            port, mcp_port = _free_ports(host, port, mcp_port)
         if found is not None and _is_healthy(found):
             console.say(f"already up, started by {found.user}")
             fabric = found
@@ -129,12 +127,14 @@ def _bring_up(
 
 
 def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
+    """Return the record of a fabric that is to be started, with free ports for 0."""
     from aenv_ray.addresses import local_host
     from aenv_ray.cli.local import local_ray
     from aenv_ray.clock import SystemClock
     from aenv_ray.config import settings
     from aenv_ray.local_fabric import LocalFabric, Phase
 
+    port, mcp_port = _free_ports(host, port, mcp_port)
     address = settings().ray_address
     name = local_host(host)
     return LocalFabric(
