@@ -18,7 +18,6 @@ from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
-    from aenv_ray.local_fabric import LocalFabric
     from aenv_ray.project.project import Project
 
 P = ParamSpec("P")
@@ -96,13 +95,14 @@ def gateway(
     values = file.values
     named = system_url or settings().system_url or values.gateway
     local = local_fabric.read(settings().data_dir)
-    if named is None and local is None:
+    address = named or (local.url if local is not None else None)
+    if address is None:
         raise ConfigError(
             "no gateway is configured",
             hint="start a local one with: aenv up; or name one with --system-url, AENV_SYSTEM_URL "
             "or: aenv config set system_url URL",
         )
-    url = parse_url(named or _url_of(local))
+    url = parse_url(address)
     is_local = local is not None and parse_url(local.url) == url
     if named is not None and named == values.gateway and config_file.is_of_directory(file.path):
         console.say(f"using gateway {url} from {file.path}")
@@ -193,10 +193,6 @@ def knows_gateway(system_url: str | None) -> bool:
 
     named = system_url or settings().system_url or config_file.find().values.gateway
     return named is not None or local_fabric.read(settings().data_dir) is not None
-
-
-def _url_of(local: LocalFabric | None) -> str:
-    return local.url if local is not None else ""
 
 
 def reference(name: str, version: str | None) -> tuple[str, str | None]:
