@@ -22,7 +22,7 @@ from aenv_ray.cli.terminal.options import (
     with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import BackupInvalid, ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.hub.backup import BackupSummary
@@ -133,7 +133,10 @@ def restore(
     with _read(file) as source:
         if replace:
             confirm("Delete everything in the hub and restore the backup?", yes)
-        summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
+        try:
+            summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
+        except BackupInvalid as exc:
+            raise BackupInvalid(f"{file}: {exc.message}", hint=exc.hint) from exc
     console.say(f"restored {_content(summary)}")
     show(summary.model_dump(), output, str(summary.versions))
 
