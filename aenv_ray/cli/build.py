@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output, ProjectPath, WorkDir, project_of
+from aenv_ray.cli.terminal.options import OutputOption, ProjectArgument, WorkDirOption, project_of
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -27,8 +27,8 @@ _PLATFORM: Final = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_.]+){1,2}")
 
 
 def build(
-    path: ProjectPath = Path(),
-    work_dir: WorkDir = Path(),
+    path: ProjectArgument = Path(),
+    work_dir: WorkDirOption = Path(),
     image_name: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +61,7 @@ def build(
     push: Annotated[
         bool, typer.Option("--push/--no-push", help="Push the image to the registry.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Build the image of a project and record it in config.json.
 

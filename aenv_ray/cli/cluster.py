@@ -11,8 +11,8 @@ import typer
 
 from aenv_ray.cli import nodes
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output, Yes, confirm, variables
-from aenv_ray.cli.terminal.output import show
+from aenv_ray.cli.terminal.options import OutputOption, YesOption, confirm, variables
+from aenv_ray.cli.terminal.output import show, show_findings
 from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,47 +31,49 @@ cluster.command("undrain")(nodes.undrain)
 _UP_S: Final = 900.0
 _DOWN_S: Final = 600.0
 
-Source = Annotated[
+OverlayArgument = Annotated[
     str,
     typer.Argument(
         metavar="[OVERLAY]", help="dev, production, your own directory, or rendered YAML."
     ),
 ]
-Values = Annotated[
+ValuesOption = Annotated[
     Path | None,
     typer.Option("--values", "-f", help="YAML with values that override the overlay's."),
 ]
-Settings = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Set one value of values.yaml. Repeatable."),
 ]
-Image = Annotated[
+ClusterImageOption = Annotated[
     str | None,
     typer.Option("--image", help="Image of Ray, and of sandboxes whose project names none."),
 ]
-Namespace = Annotated[
+NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the cluster. Default: aenv.")
 ]
-Context = Annotated[
+ContextOption = Annotated[
     str | None,
     typer.Option("--context", help="Context of the kube config. Default: the current one."),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Maximum seconds to wait.")]
-Force = Annotated[bool, typer.Option("--force", help="Take over fields that other managers own.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=1, help="Maximum seconds to wait.")]
+TakeOverOption = Annotated[
+    bool, typer.Option("--force", help="Take over fields that other managers own.")
+]
 
 
 @cluster.command("render")
 def render(
-    source: Source = "dev",
-    values: Values = None,
-    setting: Settings = None,
-    image: Image = None,
-    namespace: Namespace = None,
+    source: OverlayArgument = "dev",
+    values: ValuesOption = None,
+    setting: SetOption = None,
+    image: ClusterImageOption = None,
+    namespace: NamespaceOption = None,
     copy_to: Annotated[
         Path | None,
         typer.Option("--copy-to", help="Copy the manifests to a new directory, to change them."),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Print the manifests of a cluster, without connecting to it.
 
@@ -94,21 +96,21 @@ def render(
 
 @cluster.command("apply")
 def apply(
-    source: Source = "dev",
-    values: Values = None,
-    setting: Settings = None,
-    image: Image = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    force: Force = False,
+    source: OverlayArgument = "dev",
+    values: ValuesOption = None,
+    setting: SetOption = None,
+    image: ClusterImageOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    force: TakeOverOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Have the API check everything without changing it.")
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until everything is ready.")
     ] = True,
-    timeout: Timeout = _UP_S,
-    output: Output = None,
+    timeout: TimeoutOption = _UP_S,
+    output: OutputOption = None,
 ) -> None:
     """Create a cluster, or change it, by server-side apply.
 
@@ -136,13 +138,13 @@ def apply(
 
 @cluster.command("upgrade")
 def upgrade(
-    source: Source = "dev",
-    values: Values = None,
-    setting: Settings = None,
-    image: Image = None,
-    namespace: Namespace = None,
-    context: Context = None,
-    force: Force = False,
+    source: OverlayArgument = "dev",
+    values: ValuesOption = None,
+    setting: SetOption = None,
+    image: ClusterImageOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    force: TakeOverOption = False,
     at_once: Annotated[
         int, typer.Option("--at-once", min=1, help="Workers that may be missing at a time.")
     ] = 1,
@@ -158,7 +160,7 @@ def upgrade(
             "batch of workers, and an hour.",
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Apply a new version, and replace the pods of the old one.
 
@@ -185,12 +187,12 @@ def upgrade(
 
 @cluster.command("status")
 def status(
-    namespace: Namespace = None,
-    context: Context = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
     token: Annotated[
         bool, typer.Option("--token", help="Print only the gateway's admin token.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Show the state of a cluster, and what is not ready.
 
@@ -219,9 +221,9 @@ def scale(
         str, typer.Argument(metavar="MIN[:MAX]", help="Minimum and maximum number of workers.")
     ],
     group: Annotated[str, typer.Option("--group", "-g", help="Worker group.")] = "kubernetes",
-    namespace: Namespace = None,
-    context: Context = None,
-    output: Output = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Set the minimum and maximum of a worker group.
 
@@ -247,15 +249,15 @@ def scale(
 
 @cluster.command("delete")
 def delete(
-    namespace: Namespace = None,
-    context: Context = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
     storage: Annotated[
         bool,
         typer.Option("--delete-storage", help="Also delete all volumes and Secrets, irrevocably."),
     ] = False,
-    timeout: Timeout = _DOWN_S,
-    yes: Yes = False,
-    output: Output = None,
+    timeout: TimeoutOption = _DOWN_S,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Delete a cluster with all its instances.
 
@@ -280,17 +282,17 @@ def delete(
 
 @cluster.command("doctor")
 def doctor(
-    source: Source = "dev",
-    values: Values = None,
-    setting: Settings = None,
-    image: Image = None,
-    namespace: Namespace = None,
-    context: Context = None,
+    source: OverlayArgument = "dev",
+    values: ValuesOption = None,
+    setting: SetOption = None,
+    image: ClusterImageOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
     alerts: Annotated[
         bool,
         typer.Option("--alerts", help="Only name the first step for each alert, offline."),
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Check permissions, resource kinds, quota, storage and nodes.
 
@@ -302,7 +304,6 @@ def doctor(
       aenv cluster doctor production
       aenv cluster doctor --alerts
     """
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.cluster import checks, manifests
 
     if alerts:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import FormatAlias, Output, Yes, confirm
+from aenv_ray.cli.terminal.options import FormatOption, OutputOption, YesOption, confirm
 from aenv_ray.cli.terminal.output import Format, show, show_done
 from aenv_ray.errors import ConfigError
 
@@ -21,15 +21,17 @@ config = typer.Typer(
     "Example:\n  aenv config set system_url https://gateway.example.com",
 )  # fmt: skip
 
-Secrets = Annotated[bool, typer.Option("--show-secrets", help="Do not mask tokens and passwords.")]
+ShowSecretsOption = Annotated[
+    bool, typer.Option("--show-secrets", help="Do not mask tokens and passwords.")
+]
 
 
 @config.command("show")
 def show_all(
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only this setting.")] = None,
-    show_secrets: Secrets = False,
-    output: Output = None,
-    format_: FormatAlias = None,
+    show_secrets: ShowSecretsOption = False,
+    output: OutputOption = None,
+    format_: FormatOption = None,
 ) -> None:
     """Show all settings, including defaults.
 
@@ -48,8 +50,8 @@ def show_all(
 @config.command()
 def get(
     key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
-    show_secrets: Secrets = False,
-    output: Output = None,
+    show_secrets: ShowSecretsOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Print one setting; exits with 3 if it does not exist.
 
@@ -69,7 +71,7 @@ def get(
 def set_(
     key: Annotated[str, typer.Argument(metavar="KEY", help="For example hub_config.timeout.")],
     value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON or text.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Change one setting.
 
@@ -91,7 +93,7 @@ def init(
     path: Annotated[
         Path | None, typer.Option("--path", help="Default: ~/.aenv/cli_config.json.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create a config file with the defaults and print its path.
 
@@ -111,8 +113,8 @@ def init(
 @config.command()
 def reset(
     force: Annotated[bool, typer.Option("--force", help="Same as --yes.")] = False,
-    yes: Yes = False,
-    output: Output = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Reset all settings to the defaults; the old file is backed up.
 
@@ -137,7 +139,7 @@ def reset(
 @config.command()
 def load(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON file with settings.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Import the settings of a file; other settings are unchanged.
 
@@ -158,7 +160,7 @@ def export(
     output: Annotated[
         Path, typer.Option("--output", help="File to write, or - for standard output.")
     ] = Path("cli_config_export.json"),
-    show_secrets: Secrets = False,
+    show_secrets: ShowSecretsOption = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     form: Annotated[
         Format | None,
@@ -189,7 +191,7 @@ def export(
 
 
 @config.command("path")
-def path_(output: Output = None) -> None:
+def path_(output: OutputOption = None) -> None:
     """Print the path of the config file.
 
     Example:

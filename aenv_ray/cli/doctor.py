@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
-from aenv_ray.cli.terminal.output import Format
+from aenv_ray.cli.terminal.options import OutputOption
+from aenv_ray.cli.terminal.output import Format, show_findings
 
 if TYPE_CHECKING:
     from aenv_ray.findings import Finding
@@ -22,7 +22,7 @@ def doctor(
         bool, typer.Option("--gateway", help="With --security: judge as if a gateway ran here.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Check what aenv needs on this machine.
 
@@ -48,7 +48,6 @@ def doctor(
 def _security(form: Format | None, *, gateway: bool) -> None:
     from aenv_ray import local_fabric
     from aenv_ray.cli.checks import security as security_checks
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.config import settings
     from aenv_ray.findings import Verdict
 
@@ -65,7 +64,6 @@ def _security(form: Format | None, *, gateway: bool) -> None:
 
 
 def _general(form: Format | None) -> None:
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.config import read_settings
     from aenv_ray.findings import Verdict
 

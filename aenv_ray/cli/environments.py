@@ -1,4 +1,4 @@
-"""``aenv list, search, get, release, delete``: published environments."""
+"""``aenv list, search, get, release, delete, grant, pool``: published environments."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
-    FormatAlias,
-    Output,
-    SystemUrl,
-    Timeout,
-    Yes,
+    FormatOption,
+    GatewayOptions,
+    OutputOption,
+    YesOption,
     confirm,
-    gateway,
     reference,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import (
     Columns,
@@ -34,13 +32,17 @@ from aenv_ray.errors import ConfigError
 if TYPE_CHECKING:
     from aenv_ray.client.gateway_records import EnvironmentAnswer
 
-Name = Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")]
-Version = Annotated[
+ReferenceArgument = Annotated[
+    str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")
+]
+VersionOption = Annotated[
     str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
 ]
-Limit = Annotated[int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Rows to skip.")]
-Tag = Annotated[str | None, typer.Option("--tag", "--tags", help="Only with this tag.")]
+RowLimitOption = Annotated[
+    int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")
+]
+OffsetOption = Annotated[int, typer.Option("--offset", min=0, help="Rows to skip.")]
+TagOption = Annotated[str | None, typer.Option("--tag", "--tags", help="Only with this tag.")]
 
 _COLUMNS: Final[Columns] = {
     "NAME": lambda e: e["name"],
@@ -52,9 +54,11 @@ _COLUMNS: Final[Columns] = {
 }
 
 
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
-    tag: Tag = None,
+    tag: TagOption = None,
     status: Annotated[
         str | None,
         typer.Option("--status", metavar="STATUS", help="For example Ready."),
@@ -62,13 +66,10 @@ def list_(
     latest: Annotated[
         bool, typer.Option("--latest", help="Only the highest version of each environment.")
     ] = False,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    output: Output = None,
-    format_: FormatAlias = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    limit: RowLimitOption = 100,
+    offset: OffsetOption = 0,
+    output: OutputOption = None,
+    format_: FormatOption = None,
 ) -> None:
     """List the published environments.
 
@@ -79,25 +80,23 @@ def list_(
       aenv list -o json
     """
     filters = {"name": name, "tag": tag, "status": status, "latest": "true" if latest else None}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.environments(limit, offset=offset, **filters)
+    found = gateway.connect().environments(limit, offset=offset, **filters)
     _show_found(found, output or format_, "no environments; publish one with: aenv push")
 
 
+@with_gateway
 def search(
+    gateway: GatewayOptions,
     words: Annotated[
         list[str], typer.Argument(metavar="WORD...", help="Each must occur in name, text or tags.")
     ],
-    tag: Tag = None,
+    tag: TagOption = None,
     every_version: Annotated[
         bool, typer.Option("--all", "-a", help="All versions, not only the highest.")
     ] = False,
-    limit: Limit = 100,
-    offset: Offset = 0,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    limit: RowLimitOption = 100,
+    offset: OffsetOption = 0,
+    output: OutputOption = None,
 ) -> None:
     """Search the published environments.
 
@@ -107,25 +106,23 @@ def search(
       aenv search terminal bash
     """
     filters = {"text": " ".join(words), "tag": tag, "latest": None if every_version else "true"}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.environments(limit, offset=offset, **filters)
+    found = gateway.connect().environments(limit, offset=offset, **filters)
     _show_found(found, output, "nothing found")
 
 
+@with_gateway
 def get(
-    name: Name,
-    version: Version = None,
+    gateway: GatewayOptions,
+    name: ReferenceArgument,
+    version: VersionOption = None,
     versions: Annotated[
         bool, typer.Option("--versions", help="List all versions, the highest first.")
     ] = False,
     functions: Annotated[
         bool, typer.Option("--functions", help="Only its tools, functions and rewards.")
     ] = False,
-    output: Output = None,
-    format_: FormatAlias = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
+    format_: FormatOption = None,
 ) -> None:
     """Show a published environment.
 
@@ -139,12 +136,12 @@ def get(
     form = output or format_
     if form is None and not sys.stdout.isatty():
         form = Format.JSON
-    with gateway(system_url, api_key, timeout) as client:
-        if versions:
-            _show_found(client.versions(bare), form, f"no versions of {bare}")
-            return
-        found = client.environment(bare, version)
-        registered = found.functions or client.functions(found.name, found.version)
+    client = gateway.connect()
+    if versions:
+        _show_found(client.versions(bare), form, f"no versions of {bare}")
+        return
+    found = client.environment(bare, version)
+    registered = found.functions or client.functions(found.name, found.version)
     if functions:
         show_rows(registered, form, _FUNCTION_COLUMNS, empty="no tools, functions or rewards")
     else:
@@ -159,13 +156,12 @@ _FUNCTION_COLUMNS: Final[Columns] = {
 }
 
 
+@with_gateway
 def release(
-    name: Name,
-    version: Version = None,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    gateway: GatewayOptions,
+    name: ReferenceArgument,
+    version: VersionOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Set the status of a version to Released, for good.
 
@@ -173,21 +169,20 @@ def release(
       aenv release todo@1.0.0
     """
     bare, version = reference(name, version)
-    with gateway(system_url, api_key, timeout) as client:
-        version = version or client.environment(bare).version
-        client.release_environment(bare, version)
-        found = client.environment(bare, version)
+    client = gateway.connect()
+    version = version or client.environment(bare).version
+    client.release_environment(bare, version)
+    found = client.environment(bare, version)
     show(_data(found), output, f"{found.reference} {found.status_word}")
 
 
+@with_gateway
 def delete(
-    name: Name,
-    version: Version = None,
-    yes: Yes = False,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    gateway: GatewayOptions,
+    name: ReferenceArgument,
+    version: VersionOption = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Delete a published version that is not in use.
 
@@ -199,9 +194,9 @@ def delete(
     bare, version = reference(name, version)
     if version is None:
         raise ConfigError(f"no version given for {name}", hint=f"write {bare}@VERSION")
-    with gateway(system_url, api_key, timeout) as client:
-        confirm(f"Delete {bare}@{version} permanently?", yes)
-        client.delete_environment(bare, version)
+    client = gateway.connect()
+    confirm(f"Delete {bare}@{version} permanently?", yes)
+    client.delete_environment(bare, version)
     console.say(f"deleted {bare}@{version}")
     show({"name": bare, "version": version, "deleted": True}, output, f"{bare}@{version}")
 
@@ -237,3 +232,99 @@ def _lines(found: EnvironmentAnswer, registered: list[dict[str, Any]]) -> str:
     return "\n".join(
         [facts, *(f"{name:<{width}}  {text}".rstrip() for name, text in named.items())]
     )
+
+
+# --- who may use a name ---------------------------------------------------------------------------
+
+_RIGHTS: Final = ("use", "publish", "none")
+_GRANT_COLUMNS: Final[Columns] = {
+    "NAME": lambda g: g["name"],
+    "OWNER": lambda g: g["owner"],
+    "RIGHT": lambda g: g["right"],
+}
+
+
+@with_gateway
+def grant(
+    gateway: GatewayOptions,
+    name: Annotated[str, typer.Argument(help="Name of an environment that you own.")],
+    owner: Annotated[
+        str | None, typer.Argument(help="Who gets the right; * for everybody. Omit to list.")
+    ] = None,
+    right: Annotated[
+        str | None, typer.Argument(metavar="use|publish|none", help="none revokes.")
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Let other owners use or publish an environment.
+
+    A name belongs to its first publisher, and nobody else sees it without a
+    grant. Without OWNER, the grants are listed.
+
+    Example:
+      aenv grant helper bob use
+      aenv grant helper '*' use
+      aenv grant helper bob none
+      aenv grant helper
+    """
+    if (owner is None) != (right is None) or right not in (None, *_RIGHTS):
+        raise ConfigError(
+            "aenv grant needs an owner and a right: use, publish or none",
+            hint=f"for example: aenv grant {name} bob use",
+        )
+    client = gateway.connect()
+    if owner is None or right is None:
+        found = client.name(name)
+    else:
+        found = client.grant(name, owner, None if right == "none" else right)
+    rows = [{"name": name, "owner": found["owner"], "right": "owner"}]
+    rows += [
+        {"name": name, "owner": holder, "right": given}
+        for holder, given in sorted(found["grants"].items())
+    ]
+    show_rows(rows, output, _GRANT_COLUMNS, empty="no grants")
+
+
+# --- warm pools -----------------------------------------------------------------------------------
+
+pool = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+    help="Keep sandboxes ready, so that creates take milliseconds.\n\n"
+    "Example:\n  aenv pool set mini-terminal 8",
+
+)  # fmt: skip
+
+_POOL_COLUMNS: Final[Columns] = {
+    "ENVIRONMENT": lambda p: p["environment"],
+    "WANTED": lambda p: p["count"],
+    "READY": lambda p: p["ready"],
+}
+
+
+@pool.command("list")
+@with_gateway
+def list_pools(gateway: GatewayOptions, output: OutputOption = None) -> None:
+    """List the warm pools.
+
+    Example:
+      aenv pool list
+    """
+    rows = gateway.connect().pools()
+    show_rows(rows, output, _POOL_COLUMNS, empty="no pools; create one with: aenv pool set")
+
+
+@pool.command("set")
+@with_gateway
+def set_pool(
+    gateway: GatewayOptions,
+    environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
+    output: OutputOption = None,
+) -> None:
+    """Keep COUNT sandboxes of an environment ready.
+
+    Example:
+      aenv pool set mini-terminal 8
+      aenv pool set mini-terminal 0
+    """
+    show(gateway.connect().set_pool(environment, count), output)

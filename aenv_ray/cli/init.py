@@ -13,7 +13,7 @@ import typer
 
 from aenv_ray import ids
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Format, show
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -43,7 +43,7 @@ def init(
     config_only: Annotated[
         bool, typer.Option("--config-only", help="Write only WORK_DIR/config.json.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create an environment project and print its path.
 

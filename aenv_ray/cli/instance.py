@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -15,18 +16,16 @@ import typer
 from aenv_ray.cli.local.signals import interrupts, uninterrupted
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
-    AsData,
-    Engine,
-    EnvironmentHere,
-    Output,
-    SystemUrl,
-    Timeout,
-    Yes,
+    DataFormatOption,
+    EngineOption,
+    EnvironmentArgument,
+    GatewayOptions,
+    OutputOption,
+    YesOption,
     confirm,
-    gateway,
     reference_here,
     variables,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, show_rows
 from aenv_ray.errors import (
@@ -48,11 +47,10 @@ instance = typer.Typer(
     "Example:\n  aenv instance create mini-terminal",
 )  # fmt: skip
 
-InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
+InstanceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
-_HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -65,8 +63,10 @@ _COLUMNS: Final[Columns] = {
 
 
 @instance.command()
+@with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
-    environment: EnvironmentHere = None,
+    gateway: GatewayOptions,
+    environment: EnvironmentArgument = None,
     datasource: Annotated[
         str, typer.Option("--datasource", "-d", help="Set in the instance as AENV_DATASOURCE.")
     ] = "",
@@ -85,7 +85,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE, repeatable.")
     ] = None,
-    engine: Engine = None,
+    engine: EngineOption = None,
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Create this many, or none on failure.")
     ] = 1,
@@ -108,9 +108,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         int,
         typer.Option("--max-retries", min=0, help="Retries if the fabric is full or unreachable."),
     ] = 10,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
+    output: OutputOption = None,
 ) -> None:
     """Create an instance and keep it until Ctrl-C or its TTL.
 
@@ -136,7 +134,8 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     }
     wanted = {key: value for key, value in options.items() if value is not None}
     name = environment or reference_here("instance")
-    with gateway(system_url, api_key, timeout) as client, interrupts():
+    client = gateway.connect(timeout)
+    with interrupts():
         create_request = _CreateRequest(client, name, wanted, startup_timeout, max_retries)
         made = create_request.send(None if skip_health else _expect_healthy)
         if engine is None:
@@ -155,7 +154,9 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
 
 
 @instance.command("list")
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
     version: Annotated[
         str | None, typer.Option("--version", help="Only this version; requires --name.")
@@ -168,10 +169,7 @@ def list_(
         str | None, typer.Option("--status", help="Only this status, for example Running.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")] = 1000,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> None:
     """List instances, the newest first.
 
@@ -184,48 +182,44 @@ def list_(
     variables([label] if label else [], "--label")
     env = f"{name}@{version}" if version else name
     filters = {"env": env, "owner": owner, "label": label, "status": status}
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instances(limit, **filters)
+    found = gateway.connect().instances(limit, **filters)
     of = f" of {env}" if env else ""
     show_rows([_data(one) for one in found], output, _COLUMNS, empty=f"no instances{of}")
 
 
 @instance.command()
+@with_gateway
 def get(
-    instance_id: InstanceId,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    gateway: GatewayOptions,
+    instance_id: InstanceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one instance.
 
     Example:
       aenv instance get mini-terminal-abc12345 -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instance(instance_id)
+    found = gateway.connect().instance(instance_id)
     show(found.shown(), output, _lines(found))
 
 
 @instance.command()
+@with_gateway
 def info(
-    instance_id: InstanceId,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    gateway: GatewayOptions,
+    instance_id: InstanceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one instance with its health and what it offers.
 
     Example:
       aenv instance info mini-terminal-abc12345
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.instance(instance_id)
-        health = client.check_health(instance_id)
-        tools, functions = client.tools(instance_id), client.functions_of(instance_id)
-        resources, prompts = client.resources(instance_id), client.prompts(instance_id)
+    client = gateway.connect()
+    found = client.instance(instance_id)
+    health = client.check_health(instance_id)
+    tools, functions = client.tools(instance_id), client.functions_of(instance_id)
+    resources, prompts = client.resources(instance_id), client.prompts(instance_id)
     lines = _lines(found) | {
         "health": health.get("status"),
         "tools": [tool.get("name") for tool in tools],
@@ -239,31 +233,32 @@ def info(
 
 
 @instance.command()
+@with_gateway
 def delete(
+    gateway: GatewayOptions,
     instance_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Instance ids.")],
-    yes: Yes = False,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """End instances.
 
     Example:
       aenv instance delete mini-terminal-abc12345 --yes
     """
-    with gateway(system_url, api_key, timeout) as client:
-        confirm(f"End {', '.join(instance_ids)}?", yes)
-        for instance_id in instance_ids:
-            client.delete(instance_id)
-            console.say(f"ended {instance_id}")
+    client = gateway.connect()
+    confirm(f"End {', '.join(instance_ids)}?", yes)
+    for instance_id in instance_ids:
+        client.delete(instance_id)
+        console.say(f"ended {instance_id}")
     rows = [{"id": instance_id, "deleted": True} for instance_id in instance_ids]
     show(rows, output, "\n".join(instance_ids))
 
 
 @instance.command(context_settings={"allow_interspersed_args": False})
+@with_gateway
 def exec(
-    instance_id: InstanceId,
+    gateway: GatewayOptions,
+    instance_id: InstanceIdArgument,
     command: Annotated[
         list[str],
         typer.Argument(metavar="COMMAND...", help="A single word is run by the shell."),
@@ -271,9 +266,7 @@ def exec(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds until the command is stopped.")
     ] = 60.0,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
+    output: OutputOption = None,
 ) -> None:
     """Run a command in an instance and exit with its exit code.
 
@@ -288,8 +281,8 @@ def exec(
         command = command[1:]
     if not command:
         raise typer.BadParameter("name a command after --", param_hint="COMMAND")
-    with gateway(system_url, api_key) as client:
-        done = client.exec(instance_id, command[0] if len(command) == 1 else command, timeout)
+    words = command[0] if len(command) == 1 else command
+    done = gateway.connect().exec(instance_id, words, timeout)
     if chosen(output) is not Format.TABLE:
         show(done, output)
         return
@@ -302,13 +295,12 @@ def exec(
 
 
 @instance.command()
+@with_gateway
 def renew(
-    instance_id: InstanceId,
+    gateway: GatewayOptions,
+    instance_id: InstanceIdArgument,
     ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now, for example 30m or 2h.")],
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> None:
     """Move the deadline of an instance to TTL from now.
 
@@ -317,24 +309,22 @@ def renew(
     Example:
       aenv instance renew mini-terminal-abc12345 2h
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.renew(instance_id, ttl)
+    found = gateway.connect().renew(instance_id, ttl)
     show(found.shown(), output, f"{found.id} ends {moment(found.deadline)}")
 
 
 @instance.command()
+@with_gateway
 def logs(
-    instance_id: InstanceId,
+    gateway: GatewayOptions,
+    instance_id: InstanceIdArgument,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
     ] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last lines. Default: all stored.")
     ] = None,
-    output: AsData = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Print the output of an instance.
 
@@ -345,16 +335,13 @@ def logs(
       aenv instance logs mini-terminal-abc12345
       aenv instance logs mini-terminal-abc12345 -f --tail 10
     """
-    from aenv_ray.cli.terminal.options import knows_gateway
-
     as_data = None if output is Format.TABLE else output
     if follow and as_data is not None:
         raise typer.BadParameter("cannot be combined with -o", param_hint="--follow")
-    if not knows_gateway(system_url):
+    if not gateway.is_known():
         _print(_logs_over_ray(instance_id, tail, follow), instance_id, as_data)
         return
-    with gateway(system_url, api_key, timeout) as client:
-        _print(client.logs(instance_id, tail, follow), instance_id, as_data)
+    _print(gateway.connect().logs(instance_id, tail, follow), instance_id, as_data)
 
 
 def _print(pieces: Iterator[str], instance_id: str, as_data: Format | None) -> None:
@@ -430,23 +417,20 @@ def _output(done: dict[str, Any], name: str) -> bytes:
 # --- create ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _CreateRequest:
-    """Creates instances exactly once, even if a response is lost."""
+    """Creates instances exactly once, even if a response is lost.
 
-    def __init__(
-        self,
-        client: Gateway,
-        environment: str,
-        options: dict[str, Any],
-        deadline_s: float,
-        retries: int,
-    ) -> None:
-        self._client = client
-        self._environment = environment
-        self._options = options
-        self._deadline_s = deadline_s
-        self._retries = retries
-        self._key = secrets.token_hex(16)
+    It retries itself, because `--max-retries` and `--startup-timeout` also cover a full fabric; the
+    client sends each request once.
+    """
+
+    client: Gateway
+    environment: str
+    options: dict[str, Any]
+    deadline_s: float
+    retries: int
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def send(self, check: Callable[[Gateway, InstanceAnswer], None] | None) -> list[InstanceAnswer]:
         """Return the instances once they run and `check` passed; otherwise none is left.
@@ -455,32 +439,32 @@ class _CreateRequest:
             AenvError: The gateway's error.
         """
         try:
-            made = self._attempt(self._retries + 1)
+            made = self._attempt(self.retries + 1)
         except (KeyboardInterrupt, DeadlineExceeded):
             # They may exist. A request with the same key returns the same instances.
             console.say("undoing the create …")
             with uninterrupted():
-                _end(self._client, self._attempt(1))
+                _end(self.client, self._attempt(1))
             raise
         try:
             for one in made:
                 if check is not None:
-                    check(self._client, one)
+                    check(self.client, one)
         except BaseException:
             with uninterrupted():
-                _end(self._client, made)
+                _end(self.client, made)
             raise
         return made
 
     def _attempt(self, attempts: int) -> list[InstanceAnswer]:
-        ends = time.monotonic() + self._deadline_s
+        ends = time.monotonic() + self.deadline_s
         pause_s = 0.2
         while True:
             attempts -= 1
             left_s = max(ends - time.monotonic(), 1.0)
             try:
-                return self._client.create(
-                    self._environment, self._options, key=self._key, timeout_s=left_s, attempts=1
+                return self.client.create(
+                    self.environment, self.options, key=self.key, timeout_s=left_s, attempts=1
                 )
             except AenvError as exc:
                 retry_s = max(pause_s, getattr(exc, "retry_after_s", 0.0))
@@ -491,8 +475,10 @@ class _CreateRequest:
 
 
 def _expect_healthy(client: Gateway, made: InstanceAnswer) -> None:
+    from aenv_ray.runtime.door.dispatch import HEALTHY
+
     found = client.check_health(made.id)
-    if str(found.get("status")) not in _HEALTHY:
+    if str(found.get("status")) not in HEALTHY:
         raise SandboxStartFailed(
             f"{made.id} is {found.get('status')}: {found.get('message', '')}",
             instance_id=made.id,

@@ -48,8 +48,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "replay": "aenv_ray.cli.sampling.replay:replay",
     "rescore": "aenv_ray.cli.sampling.replay:rescore",
     "synthesize": "aenv_ray.cli.sampling.synthesize:synthesize",
-    "push": "aenv_ray.cli.push:push",
-    "pull": "aenv_ray.cli.pull:pull",
+    "push": "aenv_ray.cli.publish:push",
+    "pull": "aenv_ray.cli.publish:pull",
     "list": "aenv_ray.cli.environments:list_",
     "search": "aenv_ray.cli.environments:search",
     "get": "aenv_ray.cli.environments:get",
@@ -57,13 +57,13 @@ COMMANDS: Final[Mapping[str, str]] = {
     "delete": "aenv_ray.cli.environments:delete",
     "instance": "aenv_ray.cli.instance:instance",
     "service": "aenv_ray.cli.service:service",
-    "pool": "aenv_ray.cli.pool:pool",
+    "pool": "aenv_ray.cli.environments:pool",
     "token": "aenv_ray.cli.token:token",
-    "grant": "aenv_ray.cli.grant:grant",
-    "hub": "aenv_ray.cli.status:hub",
+    "grant": "aenv_ray.cli.environments:grant",
+    "hub": "aenv_ray.cli.hub:hub",
     "cluster": "aenv_ray.cli.cluster:cluster",
     "config": "aenv_ray.cli.config:config",
-    "version": "aenv_ray.cli.version:version",
+    "version": "aenv_ray.cli.status:version",
 }
 """Name → ``module:attribute``, in the order of ``aenv --help``.
 

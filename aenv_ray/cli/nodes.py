@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, show, show_rows
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _POLL_S: Final = 2.0
 _DRAIN_S: Final = 1800.0
 
-Node = Annotated[
+NodeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[NODE]",
@@ -40,7 +40,7 @@ COLUMNS: Final[Columns] = {
 }
 
 
-def nodes(output: Output = None) -> None:
+def nodes(output: OutputOption = None) -> None:
     """List the nodes, and whether they take instances.
 
     Run it where RAY_ADDRESS is set, or on the machine of `aenv up`.
@@ -53,7 +53,7 @@ def nodes(output: Output = None) -> None:
 
 
 def drain(
-    node: Node = None,
+    node: NodeArgument = None,
     move_services: Annotated[
         bool,
         typer.Option(
@@ -70,7 +70,7 @@ def drain(
             "--timeout", min=0, help="Maximum seconds to wait, also for a head that is away."
         ),
     ] = _DRAIN_S,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Prepare a node to be stopped: it takes no new instances.
 
@@ -101,7 +101,7 @@ def drain(
     show(_shown(state), output)
 
 
-def undrain(node: Node = None, output: Output = None) -> None:
+def undrain(node: NodeArgument = None, output: OutputOption = None) -> None:
     """Let a node take instances again.
 
     Example:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
-    from aenv_ray.sampling import Sampling, Task
+    from aenv_ray.sampling import Task
 
 ENVIRONMENT: Final = "mini-terminal"
 _EXPLORING: Final = ("ls -la", "pwd", "cat *.txt | head -5", "wc -c * 2>/dev/null", "env | sort")
@@ -50,23 +50,29 @@ def quickstart(
         bool, typer.Option("--json", help="Same as -o json: a summary without progress bar.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the random policy.")] = 0,
-    engine: Engine = None,
-    output: Output = None,
+    engine: EngineOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Run rollouts of mini-terminal on a running or a new local Ray.
 
     Example:
       aenv quickstart --policy wrong --rollouts 128 --concurrency 32
     """
+    from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.sampling import rollouts as shown
+    from aenv_ray.project import project
+    from aenv_ray.sampling import load_tasks, sample
     from aenv_ray.trajectories.shards import check_output
 
     check_output(out, overwrite=True)
     shown.check_writable(out)
     owner = f"quickstart-{secrets.token_hex(4)}"
-    sampling = _prepare(policy, rollouts, concurrency, out, seed, engine, owner)
-    from aenv_ray.actors.fabric import driver_api
-
+    source = project.resolve(ENVIRONMENT)
+    tasks = load_tasks(source.path / "tasks.jsonl")
+    sampling = sample(
+        source.reference, _scripted(policy, seed), [tasks[n % len(tasks)] for n in range(rollouts)],
+        concurrency=concurrency, out=out, overwrite=True, engine=engine, owner=owner,
+    )  # fmt: skip
     form = Format.JSON if as_json else chosen(output)
     quiet = form is not Format.TABLE
     with shown.on_ray():
@@ -84,27 +90,6 @@ def quickstart(
         console.say(f"episodes written to {out}")
     if finished.infra_failed or left:
         raise typer.Exit(1)
-
-
-def _prepare(
-    policy: PolicyName,
-    rollouts: int,
-    concurrency: int,
-    out: Path,
-    seed: int,
-    engine: str | None,
-    owner: str,
-) -> Sampling:
-    from aenv_ray.project import project
-    from aenv_ray.sampling import load_tasks, sample
-
-    source = project.resolve(ENVIRONMENT)
-    tasks = load_tasks(source.path / "tasks.jsonl")
-    chosen = [tasks[index % len(tasks)] for index in range(rollouts)]
-    return sample(
-        source.reference, _scripted(policy, seed), chosen,
-        concurrency=concurrency, out=out, overwrite=True, engine=engine, owner=owner,
-    )  # fmt: skip
 
 
 def _scripted(policy: PolicyName, seed: int) -> Any:

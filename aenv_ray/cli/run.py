@@ -17,7 +17,13 @@ import typer
 from aenv_ray.addresses import is_loopback
 from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, project_of, variables
+from aenv_ray.cli.terminal.options import (
+    DataFormatOption,
+    ProjectArgument,
+    WorkDirOption,
+    project_of,
+    variables,
+)
 from aenv_ray.errors import AenvError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,8 +37,8 @@ _POLL_S: Final = 0.5
 
 def run(
     context: typer.Context,
-    path: ProjectPath = Path(),
-    work_dir: WorkDir = Path(),
+    path: ProjectArgument = Path(),
+    work_dir: WorkDirOption = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="0 chooses a free port.")
@@ -51,7 +57,7 @@ def run(
         list[str] | None,
         typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment variable, repeatable."),
     ] = None,
-    output: AsData = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Serve a project on this machine until Ctrl-C.
 

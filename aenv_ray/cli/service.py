@@ -10,17 +10,15 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
-    AsData,
-    EnvironmentHere,
-    Output,
-    SystemUrl,
-    Timeout,
-    Yes,
+    DataFormatOption,
+    EnvironmentArgument,
+    GatewayOptions,
+    OutputOption,
+    YesOption,
     confirm,
-    gateway,
     reference_here,
     variables,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, Format, moment, printable, show, show_rows
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
@@ -35,46 +33,48 @@ service = typer.Typer(
     "Example:\n  aenv service create mini-terminal",
 )  # fmt: skip
 
-ServiceId = Annotated[str, typer.Argument(metavar="ID", help="Service id.")]
-Replicas = Annotated[
+ServiceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Service id.")]
+ReplicasOption = Annotated[
     int | None,
     typer.Option("--replicas", "-r", min=0, help="Number of sandboxes; 0 pauses the service."),
 ]
-Scale = Annotated[
+AutoscaleOption = Annotated[
     str | None, typer.Option("--autoscale", help="MIN:MAX replicas, depending on load.")
 ]
-Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")]
-Wait = Annotated[
+VariablesOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
+]
+WaitOption = Annotated[
     float,
     typer.Option("--wait", min=0, help="Seconds to wait until it is healthy; 0 does not wait."),
 ]
-Cpu = Annotated[
+CpuOption = Annotated[
     str | None, typer.Option("--cpu", help="Cores of each sandbox: 2, 500m; '' for the default.")
 ]
-Memory = Annotated[
+MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory of each sandbox: 4Gi; '' for the default.")
 ]
-Engine = Annotated[
+ServiceEngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes; '' for the default."),
 ]
-Image = Annotated[
+ServiceImageOption = Annotated[
     str | None, typer.Option("--image", help="Container image. Default: the environment's.")
 ]
-Port = Annotated[
+PortOption = Annotated[
     int | None,
     typer.Option(
         "--port", "-p", min=0, max=65535, help="Forward requests to this port inside the sandbox."
     ),
 ]
-Storage = Annotated[
+StorageOption = Annotated[
     bool | None,
     typer.Option("--enable-storage/--no-storage", help="Keep a directory when sandboxes end."),
 ]
-Size = Annotated[
+StorageSizeOption = Annotated[
     str | None, typer.Option("--storage-size", help="Storage size: 10Gi; can be increased.")
 ]
-Mount = Annotated[
+MountPathOption = Annotated[
     str | None, typer.Option("--mount-path", help="Path of the storage in the sandbox.")
 ]
 
@@ -91,33 +91,32 @@ _UP: Final = frozenset({"Running", "Pending"})
 
 
 @service.command()
+@with_gateway
 def create(  # noqa: PLR0913, PLR0917  # each is an option
-    environment: EnvironmentHere = None,
+    gateway: GatewayOptions,
+    environment: EnvironmentArgument = None,
     service_name: Annotated[
         str | None,
         typer.Option(
             "--service-name", "-s", help="Service id: a-z, 0-9 and -. Default: generated."
         ),
     ] = None,
-    replicas: Replicas = None,
-    autoscale: Scale = None,
-    env: Variables = None,
-    engine: Engine = None,
-    image: Image = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    port: Port = None,
-    enable_storage: Storage = None,
-    storage_size: Size = None,
-    mount_path: Mount = None,
+    replicas: ReplicasOption = None,
+    autoscale: AutoscaleOption = None,
+    env: VariablesOption = None,
+    engine: ServiceEngineOption = None,
+    image: ServiceImageOption = None,
+    cpu: CpuOption = None,
+    memory: MemoryOption = None,
+    port: PortOption = None,
+    enable_storage: StorageOption = None,
+    storage_size: StorageSizeOption = None,
+    mount_path: MountPathOption = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="Default: config file, else the token's owner.")
     ] = None,
-    wait: Wait = 120.0,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    wait: WaitOption = 120.0,
+    output: OutputOption = None,
 ) -> None:
     """Create a service of a published environment.
 
@@ -129,36 +128,35 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.cli.terminal import config_file
 
     name = environment or reference_here("service")
-    with gateway(system_url, api_key, timeout) as client:
-        made = client.services.create(
-            name,
-            service_name=service_name,
-            replicas=replicas,
-            autoscale=autoscale,
-            environment_variables=variables(env or [], "--env") or None,
-            engine=engine,
-            owner=owner or config_file.find().values.owner,
-            image=image,
-            cpu=cpu,
-            memory=memory,
-            port=port,
-            enable_storage=enable_storage,
-            storage_size=storage_size,
-            mount_path=mount_path,
-        )
-        console.say(f"created service {made.id}")
-        _show(_settled(client, made, wait), output)
+    client = gateway.connect()
+    made = client.services.create(
+        name,
+        service_name=service_name,
+        replicas=replicas,
+        autoscale=autoscale,
+        environment_variables=variables(env or [], "--env") or None,
+        engine=engine,
+        owner=owner or config_file.find().values.owner,
+        image=image,
+        cpu=cpu,
+        memory=memory,
+        port=port,
+        enable_storage=enable_storage,
+        storage_size=storage_size,
+        mount_path=mount_path,
+    )
+    console.say(f"created service {made.id}")
+    _show(_settled(client, made, wait), output)
 
 
 @service.command("list")
+@with_gateway
 def list_(
+    gateway: GatewayOptions,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Only this NAME[@VERSION].")
     ] = None,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> None:
     """List services, the newest first.
 
@@ -166,52 +164,48 @@ def list_(
       aenv service list --name mini-terminal
       aenv service list -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        found = client.services.find(name)
+    found = gateway.connect().services.find(name)
     rows = [one.shown() | {"environment": one.environment} for one in found]
     show_rows(rows, output, _COLUMNS, empty="no services; create one with: aenv service create")
 
 
 @service.command()
+@with_gateway
 def get(
-    service_id: ServiceId,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    gateway: GatewayOptions,
+    service_id: ServiceIdArgument,
+    output: OutputOption = None,
 ) -> None:
     """Show one service.
 
     Example:
       aenv service get helpdesk -o json
     """
-    with gateway(system_url, api_key, timeout) as client:
-        _show(client.services.get(service_id), output)
+    _show(gateway.connect().services.get(service_id), output)
 
 
 @service.command()
+@with_gateway
 def update(  # noqa: PLR0913, PLR0917  # each is an option
-    service_id: ServiceId,
-    replicas: Replicas = None,
+    gateway: GatewayOptions,
+    service_id: ServiceIdArgument,
+    replicas: ReplicasOption = None,
     autoscale: Annotated[
         str | None,
         typer.Option("--autoscale", help="MIN:MAX replicas, depending on load; '' disables it."),
     ] = None,
-    env: Variables = None,
+    env: VariablesOption = None,
     to: Annotated[str | None, typer.Option("--to", help="Another version: NAME@VERSION.")] = None,
-    engine: Engine = None,
-    image: Image = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    port: Port = None,
-    enable_storage: Storage = None,
-    storage_size: Size = None,
-    mount_path: Mount = None,
-    wait: Wait = 120.0,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    engine: ServiceEngineOption = None,
+    image: ServiceImageOption = None,
+    cpu: CpuOption = None,
+    memory: MemoryOption = None,
+    port: PortOption = None,
+    enable_storage: StorageOption = None,
+    storage_size: StorageSizeOption = None,
+    mount_path: MountPathOption = None,
+    wait: WaitOption = 120.0,
+    output: OutputOption = None,
 ) -> None:
     """Change a service; old replicas end when new ones are healthy.
 
@@ -238,29 +232,27 @@ def update(  # noqa: PLR0913, PLR0917  # each is an option
     }
     if all(value is None for value in changes.values()):
         raise typer.BadParameter("no change given, for example --replicas, --to or --env")
-    with gateway(system_url, api_key, timeout) as client:
-        changed = client.services.update(service_id, **changes)
-        _show(_settled(client, changed, wait), output)
+    client = gateway.connect()
+    changed = client.services.update(service_id, **changes)
+    _show(_settled(client, changed, wait), output)
 
 
 @service.command()
+@with_gateway
 def logs(
-    service_id: ServiceId,
+    gateway: GatewayOptions,
+    service_id: ServiceIdArgument,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")
     ] = None,
-    output: AsData = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Print the output of a service's replicas.
 
     Example:
       aenv service logs helpdesk --tail 20
     """
-    with gateway(system_url, api_key, timeout) as client:
-        text = client.services.logs(service_id, tail)
+    text = gateway.connect().services.logs(service_id, tail)
     if output in {None, Format.TABLE}:
         sys.stdout.write(printable(text, keep="\n\t"))
     else:
@@ -268,16 +260,15 @@ def logs(
 
 
 @service.command()
+@with_gateway
 def delete(
-    service_id: ServiceId,
+    gateway: GatewayOptions,
+    service_id: ServiceIdArgument,
     delete_storage: Annotated[
         bool, typer.Option("--delete-storage", help="Also delete its storage.")
     ] = False,
-    yes: Yes = False,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """End a service after its running calls.
 
@@ -288,10 +279,10 @@ def delete(
       aenv service delete helpdesk --yes
       aenv service delete notes --delete-storage --yes
     """
-    with gateway(system_url, api_key, timeout) as client:
-        what = " and delete its storage" if delete_storage else ""
-        confirm(f"End service {service_id}{what}?", yes)
-        client.services.delete(service_id, delete_storage=delete_storage)
+    client = gateway.connect()
+    what = " and delete its storage" if delete_storage else ""
+    confirm(f"End service {service_id}{what}?", yes)
+    client.services.delete(service_id, delete_storage=delete_storage)
     show({"id": service_id, "deleted": True}, output, service_id)
 
 

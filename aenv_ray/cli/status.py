@@ -1,59 +1,33 @@
-"""``aenv status`` and ``aenv hub``: the fabric on this machine, the configured gateway, its hub."""
+"""``aenv status`` and ``aenv version``: the fabric, the configured gateway, what is installed."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+import aenv_ray
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import (
-    ApiKey,
-    Output,
-    SystemUrl,
-    Timeout,
-    Yes,
-    confirm,
-    gateway,
-    knows_gateway,
-)
-from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
-from aenv_ray.errors import AenvError, BackupInvalid, ConfigError
+from aenv_ray.cli.terminal.options import GatewayOptions, OutputOption, with_gateway
+from aenv_ray.cli.terminal.output import Format, moment, show, size
+from aenv_ray.errors import AenvError
 
 if TYPE_CHECKING:
-    from aenv_ray.hub.backup import BackupSummary
+    from aenv_ray.client.gateway import Gateway
     from aenv_ray.local_fabric import LocalFabric
 
+_PACKAGES: Final = ("ray", "fastmcp", "mcp")
 _HINTS: Final = {
     "starting": "if no aenv up is running, start it with: aenv up; or end it with: aenv down",
     "broken": "repair it with: aenv up; or end it with: aenv down",
 }
 
-_AUDIT: Final[Columns] = {
-    "ID": lambda r: r["id"],
-    "TIME": lambda r: moment(r["at"]),
-    "WHO": lambda r: r["actor"],
-    "ROLE": lambda r: r["role"],
-    "ACTION": lambda r: r["action"],
-    "SUBJECT": lambda r: r["subject"],
-    "OUTCOME": lambda r: r["outcome"],
-    "DETAIL": lambda r: ", ".join(f"{key}={value}" for key, value in r["detail"].items()),
-}
 
-
-def status(
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
-) -> None:
+@with_gateway
+def status(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """Show the fabric of `aenv up` and the configured gateway.
 
     Exits with 0 only if everything is up.
@@ -69,8 +43,8 @@ def status(
     facts: dict[str, Any] = {"state": "down"}
     if fabric is not None:
         facts = _local(fabric)
-    if knows_gateway(system_url):
-        facts |= _remote(system_url, api_key, timeout)
+    if gateway.is_known():
+        facts |= _remote(gateway.connect())
     if facts.get("gateway") == "ok" and facts["state"] == "down":
         facts["state"] = "up"
     elif facts.get("gateway") != "ok" and facts["state"] == "up":
@@ -118,177 +92,41 @@ def _local(fabric: LocalFabric) -> dict[str, Any]:
     return facts
 
 
-def _remote(system_url: str | None, api_key: str | None, timeout_s: float | None) -> dict[str, Any]:
-    with gateway(system_url, api_key, timeout_s) as client:
-        facts: dict[str, Any] = {"url": client.url}
-        try:
-            client.health()
-            facts["instances"] = client.count_instances()
-            facts["nodes"] = client.nodes()
-            facts["hub"] = client.hub()
-        except AenvError as exc:
-            return facts | {"gateway": exc.message}
+def _remote(client: Gateway) -> dict[str, Any]:
+    facts: dict[str, Any] = {"url": client.url}
+    try:
+        client.health()
+        facts["instances"] = client.count_instances()
+        facts["nodes"] = client.nodes()
+        facts["hub"] = client.hub()
+    except AenvError as exc:
+        return facts | {"gateway": exc.message}
     return facts | {"gateway": "ok"}
 
 
-hub = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True,
-    help="Show, back up and restore the hub with all it stores.\n\n"
-    "Example:\n  aenv hub status",
-)  # fmt: skip
-
-
-@hub.command("status")
-def hub_status(
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
-) -> None:
-    """Show the hub's contents, storage and start time.
-
-    Example:
-      aenv hub status -o json
-    """
-    with gateway(system_url, api_key, timeout) as client:
-        show(client.hub(), output)
-
-
-@hub.command()
-def audit(
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of records.")
-    ] = 50,
-    before: Annotated[
-        str | None, typer.Option("--before", help="Only records older than this id.")
-    ] = None,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
-) -> None:
-    """Show who changed what, the latest first; needs an admin token.
-
-    Example:
-      aenv hub audit -n 20
-    """
-    with gateway(system_url, api_key, timeout) as client:
-        rows = client.audit_log(limit, before)
-    show_rows(rows, output, _AUDIT, empty="the audit log is empty")
-
-
-@hub.command()
-def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; - for stdout.")],
-    output: Output = None,
-) -> None:
-    """Write what the hub stores to a file, even while it is in use.
-
-    The file shows one moment: versions with their archives, grants, quotas,
-    services, tokens and the audit log. It holds hashes of tokens and the variables
-    of services, so keep it secret. Run this on the machine or pod of the hub; it
-    needs neither a gateway nor Ray.
-
-    Example:
-      aenv hub backup hub.tar
-    """
-    import asyncio
-
-    from aenv_ray.config import settings
-    from aenv_ray.hub import backup as backups
-
-    with _written(file) as target:
-        summary = asyncio.run(backups.write_backup(settings(), target))
-    console.say(f"backed up {_content(summary)}")
-    for reference in summary.missing:
-        console.say(f"its archive in the artifact store is missing or damaged: {reference}")
-    if str(file) != "-":
-        show(summary.model_dump(), output, str(file))
-
-
-@hub.command()
-def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup; - for stdin.")],
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Delete what the hub has now.")
+def version(
+    short: Annotated[
+        bool, typer.Option("--short", "-s", help="Only the version of aenv-ray.")
     ] = False,
-    yes: Yes = False,
-    output: Output = None,
+    as_json: Annotated[bool, typer.Option("--json", "-j", help="Same as -o json.")] = False,
+    output: OutputOption = None,
 ) -> None:
-    """Restore a backup into an empty hub.
-
-    The file is checked before anything is changed. Tokens of the hub stay valid,
-    and audit records that are later than the backup are kept. Leases of running
-    instances are not touched.
+    """Show the versions of aenv-ray and of the packages it runs on.
 
     Example:
-      aenv hub restore hub.tar
-      aenv hub restore hub.tar --replace --yes
+      aenv version --json
     """
-    import asyncio
-
-    from aenv_ray.config import settings
-    from aenv_ray.hub import backup as backups
-
-    with _read(file) as source:
-        if replace:
-            confirm("Delete everything in the hub and restore the backup?", yes)
-        try:
-            summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
-        except BackupInvalid as exc:
-            raise BackupInvalid(f"{file}: {exc.message}", hint=exc.hint) from exc
-    console.say(f"restored {_content(summary)}")
-    show(summary.model_dump(), output, str(summary.versions))
+    facts: dict[str, str | None] = {"aenv-ray": aenv_ray.__version__}
+    if not short:
+        facts["python"] = platform.python_version()
+        facts |= {name: _installed(name) for name in _PACKAGES}
+        facts["platform"] = platform.platform()
+    lines = {name: value or "not installed" for name, value in facts.items()}
+    show(facts, Format.JSON if as_json else output, aenv_ray.__version__ if short else lines)
 
 
-def _content(summary: BackupSummary) -> str:
-    return (
-        f"{summary.versions} versions, {summary.artifacts} archives "
-        f"({size(summary.artifact_bytes)}), {summary.tokens} tokens and "
-        f"{summary.audit_records} audit records"
-    )
-
-
-@contextlib.contextmanager
-def _written(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file that only this user can read, and that appears once it is complete."""
-    if str(file) == "-":
-        yield sys.stdout.buffer
-        return
-    part: Path | None = None
+def _installed(package: str) -> str | None:
     try:
-        fd, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        part = Path(name)
-        with open(fd, "wb") as target:
-            yield target
-            target.flush()
-            os.fsync(fd)
-        part.replace(file)
-    except BaseException as exc:
-        if part is not None:
-            part.unlink()
-        if isinstance(exc, OSError) and exc.errno is not None:
-            raise ConfigError(
-                f"{file} cannot be written: {exc.strerror}", hint="choose another path"
-            ) from exc
-        raise
-
-
-@contextlib.contextmanager
-def _read(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file; a pipe is copied first, because a backup is read twice."""
-    is_stdin = str(file) == "-"
-    try:
-        source = sys.stdin.buffer if is_stdin else file.open("rb")
-    except OSError as exc:
-        raise ConfigError(
-            f"{file} cannot be read: {exc.strerror}", hint="pass the path of a backup"
-        ) from exc
-    with contextlib.nullcontext(source) if is_stdin else source:
-        if source.seekable():
-            yield source
-            return
-        with tempfile.TemporaryFile() as copy:
-            shutil.copyfileobj(source, copy)
-            copy.seek(0)
-            yield copy
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -15,8 +15,14 @@ import typer
 
 import aenv_ray
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import AsData, ProjectPath, WorkDir, directory_of, project_of
-from aenv_ray.cli.terminal.output import Format, show
+from aenv_ray.cli.terminal.options import (
+    DataFormatOption,
+    ProjectArgument,
+    WorkDirOption,
+    directory_of,
+    project_of,
+)
+from aenv_ray.cli.terminal.output import Format, show, show_findings
 from aenv_ray.errors import ConfigError
 
 _COMMAND_NOT_FOUND: Final = 127
@@ -25,15 +31,15 @@ _GRACE_S: Final = 5.0
 
 
 def run_tests(
-    path: ProjectPath = Path(),
-    work_dir: WorkDir = Path(),
+    path: ProjectArgument = Path(),
+    work_dir: WorkDirOption = Path(),
     check: Annotated[
         bool,
         typer.Option(
             "--check", help="Check the project in a fresh sandbox; do not run the script."
         ),
     ] = False,
-    output: AsData = None,
+    output: DataFormatOption = None,
 ) -> None:
     """Run a project's own test script, or check the project.
 
@@ -74,7 +80,6 @@ def run_tests(
 
 
 def _check(path: Path, output: Format | None) -> None:
-    from aenv_ray.cli.checks.printing import show_findings
     from aenv_ray.findings import Finding, Verdict
     from aenv_ray.testing.environment_check import check_environment
 

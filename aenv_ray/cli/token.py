@@ -7,7 +7,13 @@ from typing import Annotated, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import ApiKey, Output, SystemUrl, Timeout, Yes, confirm, gateway
+from aenv_ray.cli.terminal.options import (
+    GatewayOptions,
+    OutputOption,
+    YesOption,
+    confirm,
+    with_gateway,
+)
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows
 
 token = typer.Typer(
@@ -28,7 +34,9 @@ _COLUMNS: Final[Columns] = {
 
 
 @token.command()
+@with_gateway
 def create(
+    gateway: GatewayOptions,
     role: Annotated[
         str | None,
         typer.Option(
@@ -48,10 +56,7 @@ def create(
         typer.Option("--ttl", "-t", help="Lifetime, for example 8h or 7d. Default: no end."),
     ] = None,
     note: Annotated[str | None, typer.Option("--note", help="Shown in listings.")] = None,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> None:
     """Create a token and print it; it cannot be shown again.
 
@@ -69,46 +74,41 @@ def create(
     role = role or ("agent" if instance else "user")
     if owner is None and not (role == "agent" and instance):
         owner = config_file.find().values.owner or local_ray.user()
-    with gateway(system_url, api_key, timeout) as client:
-        made = client.create_token(role=role, owner=owner, instance_id=instance, ttl=ttl, note=note)
+    made = gateway.connect().create_token(
+        role=role, owner=owner, instance_id=instance, ttl=ttl, note=note
+    )
     console.say(f"created {made.role or role} token {made.id}; it cannot be shown again")
     show(made.shown(), output, made.token or "")
 
 
 @token.command("list")
-def list_(
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
-) -> None:
+@with_gateway
+def list_(gateway: GatewayOptions, output: OutputOption = None) -> None:
     """List tokens, without their secrets.
 
     Example:
       aenv token list
     """
-    with gateway(system_url, api_key, timeout) as client:
-        rows = [one.shown() for one in client.tokens()]
+    rows = [one.shown() for one in gateway.connect().tokens()]
     show_rows(rows, output, _COLUMNS, empty="no tokens")
 
 
 @token.command()
+@with_gateway
 def revoke(
+    gateway: GatewayOptions,
     token_id: Annotated[str, typer.Argument(metavar="ID", help="Token id, see: aenv token list.")],
-    yes: Yes = False,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    yes: YesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Revoke a token; fails if it does not exist.
 
     Example:
       aenv token revoke 0123456789abcdef --yes
     """
-    with gateway(system_url, api_key, timeout) as client:
-        confirm(f"Revoke token {token_id}?", yes)
-        was_there = client.revoke_token(token_id)
+    client = gateway.connect()
+    confirm(f"Revoke token {token_id}?", yes)
+    was_there = client.revoke_token(token_id)
     if not was_there:
         console.error(f"no such token {token_id}", "see: aenv token list")
         raise typer.Exit(1)

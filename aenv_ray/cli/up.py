@@ -16,7 +16,7 @@ import typer
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.cli.local.signals import interrupts
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import show
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.files import FileLock, make_private
@@ -48,7 +48,7 @@ def up(
     num_cpus: Annotated[
         int | None, typer.Option("--num-cpus", min=1, help="CPUs for Ray. Default: all.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Start Ray, hub and gateway on this machine.
 
@@ -70,8 +70,6 @@ def up(
             console.say("removing a broken earlier fabric")
             _take_down(found)
             found = None
-        if found is None:
-            port, mcp_port = _free_ports(host, port, mcp_port)
         if found is not None and _is_healthy(found):
             console.say(f"already up, started by {found.user}")
             fabric = found
@@ -129,12 +127,14 @@ def _bring_up(
 
 
 def _planned(host: str, port: int, mcp_port: int) -> LocalFabric:
+    """Return the record of a fabric that is to be started, with free ports for 0."""
     from aenv_ray.addresses import local_host
     from aenv_ray.cli.local import local_ray
     from aenv_ray.clock import SystemClock
     from aenv_ray.config import settings
     from aenv_ray.local_fabric import LocalFabric, Phase
 
+    port, mcp_port = _free_ports(host, port, mcp_port)
     address = settings().ray_address
     name = local_host(host)
     return LocalFabric(
@@ -316,7 +316,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def down(output: Output = None) -> None:
+def down(output: OutputOption = None) -> None:
     """End what `aenv up` started, with its instances.
 
     The hub's data stays on disk. Also works if `aenv up` failed halfway.

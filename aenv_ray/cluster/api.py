@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.addresses import retry_after_s
-from aenv_ray.cluster.objects import KINDS, Document, Kind
+from aenv_ray.cluster.objects import KINDS, Document, ObjectKind
 from aenv_ray.engines.kubernetes.permissions import Permission
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, Forbidden, Unauthorized
 
@@ -86,7 +86,7 @@ class ClusterApi:
         """Disconnect."""
         self._client.close()
 
-    def get(self, kind: Kind, namespace: str | None, name: str) -> Document | None:
+    def get(self, kind: ObjectKind, namespace: str | None, name: str) -> Document | None:
         """Return an object, or None if it does not exist.
 
         Raises:
@@ -95,7 +95,7 @@ class ClusterApi:
         return self.request("GET", kind.path(namespace, name), missing=True)
 
     def find(
-        self, kind: Kind, namespace: str | None = None, selector: str | None = None
+        self, kind: ObjectKind, namespace: str | None = None, selector: str | None = None
     ) -> list[Document]:
         """Return the objects of a kind; an empty list if the cluster does not have the kind.
 
@@ -114,7 +114,7 @@ class ClusterApi:
                 return found
 
     def apply(
-        self, kind: Kind, document: Document, *, force: bool = False, dry_run: bool = False
+        self, kind: ObjectKind, document: Document, *, force: bool = False, dry_run: bool = False
     ) -> Document:
         """Create or change an object by server-side apply; idempotent.
 
@@ -134,7 +134,9 @@ class ClusterApi:
         )
         return done or {}
 
-    def create(self, kind: Kind, document: Document, *, dry_run: bool = False) -> Document | None:
+    def create(
+        self, kind: ObjectKind, document: Document, *, dry_run: bool = False
+    ) -> Document | None:
         """Create an object; return None if one of that name exists.
 
         Raises:
@@ -146,7 +148,7 @@ class ClusterApi:
 
     def patch(
         self,
-        kind: Kind,
+        kind: ObjectKind,
         namespace: str,
         name: str,
         operations: list[dict[str, Any]],
@@ -169,7 +171,7 @@ class ClusterApi:
         return done or {}
 
     def delete(
-        self, kind: Kind, namespace: str | None, name: str, *, grace_s: int | None = None
+        self, kind: ObjectKind, namespace: str | None, name: str, *, grace_s: int | None = None
     ) -> None:
         """Delete an object, and then what it owns; an object that does not exist is not an error.
 

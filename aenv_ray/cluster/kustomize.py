@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.cluster import yaml_files
+from aenv_ray.cluster.objects import Document
 from aenv_ray.errors import ConfigError
 
 FILE: Final = "kustomization.yaml"
@@ -32,8 +33,6 @@ _MERGE_KEYS: Final[Mapping[str, str]] = {
 """Lists of built-in objects that are merged by a key; other lists are replaced."""
 _BUILT_IN: Final = frozenset({"v1", "apps/v1", "batch/v1"})
 _DIRECTIVE: Final = "$patch"
-
-Document = dict[str, Any]
 
 
 def render(directory: Path, change: Callable[[Document], Document] | None = None) -> list[Document]:

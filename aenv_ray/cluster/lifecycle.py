@@ -403,11 +403,11 @@ class Lifecycle:
     def _ends(self) -> list[str]:
         return [f"pod {pod['metadata']['name']} is ending" for pod in self.snapshot().pods]
 
-    def _delete_all(self, kind: objects.Kind, selector: str = PART_OF) -> None:
+    def _delete_all(self, kind: objects.ObjectKind, selector: str = PART_OF) -> None:
         for document in self._api.find(kind, self._namespace, selector):
             self._delete(kind, document)
 
-    def _delete(self, kind: objects.Kind, document: Document) -> None:
+    def _delete(self, kind: objects.ObjectKind, document: Document) -> None:
         metadata = document["metadata"]
         self._api.delete(kind, metadata.get("namespace"), metadata["name"])
         self._say(f"{kind.name} {metadata['name']}: deleted")

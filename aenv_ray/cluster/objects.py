@@ -20,7 +20,7 @@ GATEWAY: Final = "aenv-gateway"
 Document = dict[str, Any]
 
 
-class Kind(NamedTuple):
+class ObjectKind(NamedTuple):
     """A kind of objects, and its path in the API."""
 
     name: str
@@ -47,36 +47,36 @@ class Kind(NamedTuple):
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
-KINDS: Final[Mapping[str, Kind]] = {
+KINDS: Final[Mapping[str, ObjectKind]] = {
     kind.name: kind
     for kind in (
-        Kind("Namespace", "", "v1", "namespaces", False),
-        Kind("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", False),
-        Kind("ServiceAccount", "", "v1", "serviceaccounts"),
-        Kind("Secret", "", "v1", "secrets"),
-        Kind("ConfigMap", "", "v1", "configmaps"),
-        Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
-        Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
-        Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
-        Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
-        Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
-        Kind("Service", "", "v1", "services"),
-        Kind("StatefulSet", "apps", "v1", "statefulsets"),
-        Kind("RayCluster", "ray.io", "v1", "rayclusters"),
-        Kind("RayJob", "ray.io", "v1", "rayjobs"),
-        Kind("Pod", "", "v1", "pods"),
-        Kind("Event", "", "v1", "events"),
-        Kind("Node", "", "v1", "nodes", False),
-        Kind("ResourceQuota", "", "v1", "resourcequotas"),
-        Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False),
-        Kind("Deployment", "apps", "v1", "deployments"),
+        ObjectKind("Namespace", "", "v1", "namespaces", False),
+        ObjectKind("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", False),
+        ObjectKind("ServiceAccount", "", "v1", "serviceaccounts"),
+        ObjectKind("Secret", "", "v1", "secrets"),
+        ObjectKind("ConfigMap", "", "v1", "configmaps"),
+        ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
+        ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
+        ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+        ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+        ObjectKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+        ObjectKind("Service", "", "v1", "services"),
+        ObjectKind("StatefulSet", "apps", "v1", "statefulsets"),
+        ObjectKind("RayCluster", "ray.io", "v1", "rayclusters"),
+        ObjectKind("RayJob", "ray.io", "v1", "rayjobs"),
+        ObjectKind("Pod", "", "v1", "pods"),
+        ObjectKind("Event", "", "v1", "events"),
+        ObjectKind("Node", "", "v1", "nodes", False),
+        ObjectKind("ResourceQuota", "", "v1", "resourcequotas"),
+        ObjectKind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False),
+        ObjectKind("Deployment", "apps", "v1", "deployments"),
     )
 }
 """By name, in the order in which to apply them."""
 _ORDER: Final = tuple(KINDS)
 
 
-def kind_of(document: Mapping[str, Any]) -> Kind:
+def kind_of(document: Mapping[str, Any]) -> ObjectKind:
     """Return the kind of an object.
 
     Raises:

@@ -1,10 +1,9 @@
 """Completes a built-in environment with files of another project, of which the user has a copy.
 
 The file ``assembly.json`` of the built-in names the files to copy. The result is an ordinary
-project
-in the data directory. Its digest thus covers all files, and it runs on every node and engine. Only
-built-in environments are assembled: otherwise a publisher could copy files of the users who run a
-project.
+project in the data directory. Its digest thus covers all files, and it runs on every node and
+engine. Only built-in environments are assembled: otherwise a publisher could copy files of the
+users who run a project.
 """
 
 from __future__ import annotations

@@ -38,18 +38,30 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
     assert lint(config).returncode != 0
 
 
-def test_every_package_of_ours_has_its_place() -> None:
-    """A new package needs a layer."""
+PROJECTS = ("envs/", "cli/template/", "runtime/shim/", "testing/contract_environment/")
+"""Projects of environments, which are not packages of ours."""
+
+
+def layers_of_contracts() -> list[set[str]]:
+    """Return the modules that each contract with layers names."""
     config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    layers = next(
-        contract["layers"] for contract in config["tool"]["importlinter"]["contracts"]
+    return [
+        {name.strip(" ()") for row in contract["layers"] for name in row.split("|")}
+        for contract in config["tool"]["importlinter"]["contracts"]
         if contract["type"] == "layers"
-    )  # fmt: skip
-    placed = {
-        name.strip(" ()").removeprefix("aenv_ray.") for row in layers for name in row.split("|")
-    }
+    ]
+
+
+def test_every_package_of_ours_has_its_place() -> None:
+    """A new package needs a layer, at whatever depth; so does a new module at the top."""
     root = REPOSITORY / "aenv_ray"
-    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"actors"}
-    packages |= {f"actors.{path.parent.name}" for path in root.glob("actors/*/__init__.py")}
-    modules = {path.stem for path in root.glob("*.py")} - {"__init__"}
-    assert packages | modules <= placed
+    packages = {
+        f"aenv_ray.{'.'.join(path.parent.relative_to(root).parts)}"
+        for path in root.glob("*/**/__init__.py")
+        if not path.relative_to(root).as_posix().startswith(PROJECTS)
+    } - {"aenv_ray.actors"}
+    modules = {f"aenv_ray.{path.stem}" for path in root.glob("*.py")} - {"aenv_ray.__init__"}
+    first, *others = layers_of_contracts()
+    top = {name for name in packages if name.count(".") == 1} | modules
+    assert top <= first
+    assert packages <= first.union(*others)

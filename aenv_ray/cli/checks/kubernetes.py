@@ -7,20 +7,19 @@ checks run on a worker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
+from aenv_ray.cli.checks import node as node_checks
 from aenv_ray.config import Settings
 from aenv_ray.errors import AenvError
 from aenv_ray.findings import Finding, Verdict
 
 if TYPE_CHECKING:
-    from aenv_ray.engines.base import Sandbox
+    from aenv_ray.engines.base import Engine, Sandbox
     from aenv_ray.engines.kubernetes.client import KubernetesClient
 
 ENGINE: Final = "engine kubernetes"
@@ -82,7 +81,7 @@ async def examine(settings: Settings, client: KubernetesClient) -> list[Finding]
             mend = f"grant it in a Role of namespace {client.namespace}, as clusters/kuberay does"
             return [Finding(ENGINE, Verdict.FAILED, found, mend)]
         begun = time.monotonic()
-        async with _tried(settings, client) as sandbox:
+        async with node_checks.tried(_engine(settings, client), _TRY_S) as sandbox:
             took_s = time.monotonic() - begun
             network = await _network(sandbox)
             found = f"works in namespace {client.namespace}, {sandbox.start_mode}, {took_s:.1f} s"
@@ -109,27 +108,16 @@ async def _missing(client: KubernetesClient) -> list[str]:
     return words
 
 
-@contextlib.asynccontextmanager
-async def _tried(settings: Settings, client: KubernetesClient) -> AsyncIterator[Sandbox]:
-    """Yield an instance of mini-terminal in a pod, and delete it afterwards."""
-    from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
+def _engine(settings: Settings, client: KubernetesClient) -> Engine:
     from aenv_ray.engines.kubernetes.engine import KubernetesEngine
     from aenv_ray.engines.kubernetes.settings import PodSettings
     from aenv_ray.ids import HostId
-    from aenv_ray.project import project
 
-    engine = KubernetesEngine(
+    return KubernetesEngine(
         HostId(f"doctor-{secrets.token_hex(4)}"), runtime_dir=settings.runtime_dir,
         data_dir=settings.data_dir, scope="doctor", settings=PodSettings.of(settings),
         client=client, schedule_s=_SCHEDULE_S,
     )  # fmt: skip
-    source = project.resolve("mini-terminal")
-    async with (
-        asyncio.timeout(_TRY_S),
-        fresh_sandbox(source, lifetime_s=_TRY_S, make_engine=lambda _: engine) as sandbox,
-    ):
-        await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
-        yield sandbox
 
 
 async def _network(sandbox: Sandbox) -> Finding:

@@ -199,7 +199,7 @@ async def process_isolation(settings: Settings) -> Isolation:
             HostId("doctor"), runtime_dir=root / "r", data_dir=root / "d", scope="doctor",
             owner_pid=os.getpid(), isolation=settings.isolation or "auto",
         )  # fmt: skip
-        async with _tried(engine) as sandbox:
+        async with tried(engine) as sandbox:
             return sandbox.isolation
 
 
@@ -250,7 +250,7 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
                 owner_pid=os.getpid(), address=settings.docker_host, image=settings.docker_image,
                 runtime=settings.docker_runtime,
             )  # fmt: skip
-            async with _tried(engine):
+            async with tried(engine):
                 pass
     except CHECK_ERRORS as exc:
         return Finding(name, Verdict.FAILED, line(exc), f"docker pull {settings.docker_image}")
@@ -258,22 +258,17 @@ async def _docker_engine(settings: Settings, daemon: str) -> Finding:
 
 
 @contextlib.asynccontextmanager
-async def _tried(engine: Engine) -> AsyncIterator[Sandbox]:
-    """Yield an instance of mini-terminal that answers, and delete it afterwards."""
+async def tried(engine: Engine, timeout_s: float = _TRY_S) -> AsyncIterator[Sandbox]:
+    """Yield an instance of mini-terminal, without network, that answers; delete it afterwards."""
     from aenv_ray.actors.host.fresh_sandbox import fresh_sandbox
     from aenv_ray.project import project
-    from aenv_ray.project.config import NetworkMode
 
     source = project.resolve("mini-terminal")
-    deploy = source.config.deploy.model_copy(update={"network": NetworkMode.NONE})
-    config = source.config.model_copy(update={"deploy": deploy})
     async with (
-        asyncio.timeout(_TRY_S),
-        fresh_sandbox(
-            source, lifetime_s=_TRY_S, config=config, make_engine=lambda _: engine
-        ) as sandbox,
+        asyncio.timeout(timeout_s),
+        fresh_sandbox(source, lifetime_s=timeout_s, make_engine=lambda _: engine) as sandbox,
     ):
-        await sandbox.request("tools/list", {}, deadline_s=_TRY_S)
+        await sandbox.request("tools/list", {}, deadline_s=timeout_s)
         yield sandbox
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli.sampling import model_options as model
-from aenv_ray.cli.sampling import sampling_options as given
+from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
 from aenv_ray.errors import AenvError, ConfigError
 
@@ -27,32 +26,32 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
             metavar="SUITE", help="Environments, separated by commas, or a TOML or JSON file."
         ),
     ],
-    policy: given.Policy,
-    limit: given.Limit = None,
-    samples_per_task: given.SamplesPerTask = 1,
-    concurrency: given.Concurrency = "16",
-    runners: given.Runners = "auto",
-    infra_retries: given.InfraRetries = 2,
-    episode_timeout: given.EpisodeTimeout = None,
-    engine: Engine = None,
+    policy: options.PolicyOption,
+    limit: options.TaskLimitOption = None,
+    samples_per_task: options.SamplesPerTaskOption = 1,
+    concurrency: options.ConcurrencyOption = "16",
+    runners: options.RunnersOption = "auto",
+    infra_retries: options.InfraRetriesOption = 2,
+    episode_timeout: options.EpisodeTimeoutOption = None,
+    engine: EngineOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory for the episodes and results.json.")
     ] = None,
-    force: given.Force = False,
+    force: options.OverwriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    base_url: model.BaseUrl = None,
-    api_key_env: model.ApiKeyEnv = None,
-    system: model.System = None,
-    prompt: model.Prompt = None,
-    max_turns: model.MaxTurns = None,
-    max_tokens: model.MaxTokens = None,
-    max_cost: model.MaxCost = None,
-    price: model.Price = None,
-    stop_tool: model.StopTool = None,
-    request: model.Request = None,
-    stream: model.Stream = False,
-    images: model.Images = False,
-    output: Output = None,
+    base_url: options.BaseUrlOption = None,
+    api_key_env: options.ApiKeyEnvOption = None,
+    system: options.SystemOption = None,
+    prompt: options.PromptOption = None,
+    max_turns: options.MaxTurnsOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    max_cost: options.MaxCostOption = None,
+    price: options.PriceOption = None,
+    stop_tool: options.StopToolOption = None,
+    request: options.RequestOption = None,
+    stream: options.StreamOption = False,
+    images: options.ImagesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Play several benchmarks with a policy; print one table.
 
@@ -73,23 +72,23 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.sampling.suites import read_suite
 
-    options = model.given(
+    chosen_model = options.model_options(
         base_url=base_url,
         api_key_env=api_key_env,
-        system=model.template(system, "--system"),
-        prompt=model.template(prompt, "--prompt"),
+        system=system,
+        prompt=prompt,
         max_turns=max_turns,
         max_tokens=max_tokens,
         max_cost=max_cost,
-        prices=model.prices(price),
-        stop_tools=tuple(stop_tool or ()),
-        request=model.request_fields(request),
+        price=price,
+        stop_tool=stop_tool,
+        request=request,
         stream=stream,
         images=images,
     )
     form = Format.JSON if as_json else output
     benchmarks = read_suite(suite)
-    act = named_policy(policy, options)
+    act = named_policy(policy, chosen_model)
     if out is not None:
         _prepare(out, benchmarks, force=force)
     evaluation = _Evaluation(out, force=force, quiet=chosen(form) is not Format.TABLE)

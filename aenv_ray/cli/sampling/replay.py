@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aenv_ray.cli.sampling.trajectories import Source, show_comparison
+from aenv_ray.cli.sampling.trajectories import RecordArgument, show_comparison
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from aenv_ray.sampling.replay import Replay
     from aenv_ray.trajectories import Episode, Trajectories
 
-Environment = Annotated[
+EnvironmentOption = Annotated[
     str | None,
     typer.Option("--environment", help="NAME@VERSION or a path. Default: that of the episodes."),
 ]
-Concurrency = Annotated[
+ReplayConcurrencyOption = Annotated[
     int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
 ]
-Files = Annotated[
+FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--files", help="Directory whose files the recorded tasks may bring; repeatable."),
 ]
 
 
 def replay(
-    path: Source,
-    environment: Environment = None,
-    files: Files = None,
-    concurrency: Concurrency = 16,
-    engine: Engine = None,
-    output: Output = None,
+    path: RecordArgument,
+    environment: EnvironmentOption = None,
+    files: FilesOption = None,
+    concurrency: ReplayConcurrencyOption = 16,
+    engine: EngineOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Run recorded calls again on new instances and compare.
 
@@ -58,13 +58,13 @@ def replay(
 
 
 def rescore(
-    path: Source,
+    path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
-    environment: Environment = None,
-    files: Files = None,
-    concurrency: Concurrency = 16,
-    engine: Engine = None,
-    output: Output = None,
+    environment: EnvironmentOption = None,
+    files: FilesOption = None,
+    concurrency: ReplayConcurrencyOption = 16,
+    engine: EngineOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Score recorded episodes again with a changed reward.
 

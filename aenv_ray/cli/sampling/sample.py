@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aenv_ray.cli.sampling import model_options as model
-from aenv_ray.cli.sampling import sampling_options as given
+from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output, variables
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         str,
         typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
     ],
-    policy: given.PolicyOrNone = None,
+    policy: options.OptionalPolicyOption = None,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -38,8 +37,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         list[str] | None,
         typer.Option("--task-id", help="Id or pattern of tasks to keep, repeatable: 'count-*'."),
     ] = None,
-    shuffle: given.Shuffle = None,
-    limit: given.Limit = None,
+    shuffle: options.ShuffleOption = None,
+    limit: options.TaskLimitOption = None,
     task_field: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,8 +61,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         int | None,
         typer.Option("--rollouts", "-n", min=1, help="Number of episodes. Default: one per task."),
     ] = None,
-    concurrency: given.Concurrency = "16",
-    samples_per_task: given.SamplesPerTask = 1,
+    concurrency: options.ConcurrencyOption = "16",
+    samples_per_task: options.SamplesPerTaskOption = 1,
     hedge: Annotated[
         int,
         typer.Option(
@@ -72,16 +71,16 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             help="Start this many extra episodes of each task; keep the first that finish.",
         ),
     ] = 0,
-    runners: given.Runners = "auto",
+    runners: options.RunnersOption = "auto",
     out: Annotated[Path, typer.Option("--out", help="JSON Lines file, or a directory.")] = Path(
         "episodes.jsonl"
     ),
-    force: given.Force = False,
+    force: options.OverwriteOption = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue: run the episodes that the file lacks.")
     ] = False,
-    infra_retries: given.InfraRetries = 2,
-    episode_timeout: given.EpisodeTimeout = None,
+    infra_retries: options.InfraRetriesOption = 2,
+    episode_timeout: options.EpisodeTimeoutOption = None,
     reward_on_death: Annotated[
         float,
         typer.Option(
@@ -103,23 +102,23 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
         ),
     ] = "0.0",
     ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
-    engine: Engine = None,
+    engine: EngineOption = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
     ] = None,
-    base_url: model.BaseUrl = None,
-    api_key_env: model.ApiKeyEnv = None,
-    system: model.System = None,
-    prompt: model.Prompt = None,
-    max_turns: model.MaxTurns = None,
-    max_tokens: model.MaxTokens = None,
-    max_cost: model.MaxCost = None,
-    price: model.Price = None,
-    stop_tool: model.StopTool = None,
-    request: model.Request = None,
-    stream: model.Stream = False,
-    images: model.Images = False,
-    output: Output = None,
+    base_url: options.BaseUrlOption = None,
+    api_key_env: options.ApiKeyEnvOption = None,
+    system: options.SystemOption = None,
+    prompt: options.PromptOption = None,
+    max_turns: options.MaxTurnsOption = None,
+    max_tokens: options.MaxTokensOption = None,
+    max_cost: options.MaxCostOption = None,
+    price: options.PriceOption = None,
+    stop_tool: options.StopToolOption = None,
+    request: options.RequestOption = None,
+    stream: options.StreamOption = False,
+    images: options.ImagesOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Run episodes of an environment with a policy.
 
@@ -146,23 +145,23 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.trajectories.shards import check_output
 
-    model_options = model.given(
+    chosen_model = options.model_options(
         base_url=base_url,
         api_key_env=api_key_env,
-        system=model.template(system, "--system"),
-        prompt=model.template(prompt, "--prompt"),
+        system=system,
+        prompt=prompt,
         max_turns=max_turns,
         max_tokens=max_tokens,
         max_cost=max_cost,
-        prices=model.prices(price),
-        stop_tools=tuple(stop_tool or ()),
-        request=model.request_fields(request),
+        price=price,
+        stop_tool=stop_tool,
+        request=request,
         stream=stream,
         images=images,
     )
     if (policy is None) == (predictions is None):
         raise typer.BadParameter("give either --policy or --predictions", param_hint="--policy")
-    act = named_policy(policy or "null", model_options)
+    act = named_policy(policy or "null", chosen_model)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
     if not resume:

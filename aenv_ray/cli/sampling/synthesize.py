@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Engine, Output
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show, table
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -64,8 +64,8 @@ def synthesize(
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
     ] = 16,
-    engine: Engine = None,
-    output: Output = None,
+    engine: EngineOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Check proposed tasks and keep those that prove to be right.
 

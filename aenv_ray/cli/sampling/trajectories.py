@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import Output
+from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -33,10 +33,10 @@ trajectories = typer.Typer(
     rich_markup_mode=None,
 )
 
-Source = Annotated[
+RecordArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="JSON Lines, Parquet, or a directory of shards.")
 ]
-Out = Annotated[Path, typer.Option("--out", help="File to write.")]
+OutOption = Annotated[Path, typer.Option("--out", help="File to write.")]
 _TEXT_SHOWN: Final = 2000
 _DIFFERENCES_SHOWN: Final = 20
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> Trajectories:
 
 
 @trajectories.command("list")
-def list_(path: Source, output: Output = None) -> None:
+def list_(path: RecordArgument, output: OutputOption = None) -> None:
     """List episodes.
 
     Example:
@@ -92,10 +92,10 @@ def list_(path: Source, output: Output = None) -> None:
 
 @trajectories.command("show")
 def show_(
-    path: Source,
+    path: RecordArgument,
     index: Annotated[int, typer.Argument(help="Number of the episode.")],
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Show one episode with its steps.
 
@@ -150,9 +150,9 @@ def _indented(text: str, limit: int | None) -> str:
 
 @trajectories.command("stats")
 def stats(
-    path: Source,
+    path: RecordArgument,
     by: Annotated[By, typer.Option("--by", help="What to group by.")] = By.TASK,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Show figures of episodes by task, or of calls by tool.
 
@@ -195,7 +195,7 @@ def stats(
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Episodes to compare with.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Episodes to compare.")],
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Compare two runs task by task. Exits with 1 if they differ.
 
@@ -237,8 +237,8 @@ def show_comparison(found: Comparison, output: Format | None) -> None:
 
 @trajectories.command("filter")
 def filter_(  # each is an option
-    path: Source,
-    out: Out,
+    path: RecordArgument,
+    out: OutOption,
     status: Annotated[
         list[str] | None, typer.Option("--status", help="Only these outcomes; repeatable.")
     ] = None,
@@ -254,7 +254,7 @@ def filter_(  # each is an option
     tool: Annotated[
         str | None, typer.Option("--tool", help="Only episodes that called this tool.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Write the episodes that match all conditions, as JSON Lines.
 
@@ -308,15 +308,15 @@ def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Pa
 
 @trajectories.command("export")
 def export(
-    path: Source,
-    out: Out,
+    path: RecordArgument,
+    out: OutOption,
     form: Annotated[
         Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
     ] = Export.CHAT,
     min_gap: Annotated[
         float, typer.Option("--min-gap", min=0, help="For pairs: rewards must differ by more.")
     ] = 0.0,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Export episodes for training or analysis.
 
@@ -365,9 +365,9 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
 
 @trajectories.command("report")
 def report(
-    path: Source,
+    path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Write a report with plots as one self-contained HTML file.
 
@@ -383,7 +383,7 @@ def report(
 
 
 @trajectories.command("schema")
-def schema(output: Output = None) -> None:
+def schema(output: OutputOption = None) -> None:
     """Print the JSON Schema of a recorded episode.
 
     Example:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
@@ -15,43 +18,32 @@ from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
-    from aenv_ray.local_fabric import LocalFabric
     from aenv_ray.project.project import Project
 
-FormatAlias = Annotated[
+P = ParamSpec("P")
+
+FormatOption = Annotated[
     Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Format | None,
     typer.Option("--output", "-o", help="Default: config file, else table."),
 ]
-AsData = Annotated[
+DataFormatOption = Annotated[
     Format | None, typer.Option("--output", "-o", help="json or yaml. Default: plain text.")
 ]
-EnvironmentHere = Annotated[
+EnvironmentArgument = Annotated[
     str | None,
     typer.Argument(metavar="[NAME[@VERSION]]", help="Default: the environment of ./config.json."),
 ]
-SystemUrl = Annotated[
-    str | None,
-    typer.Option("--system-url", help="Gateway. Default: AENV_SYSTEM_URL, config file, aenv up."),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", help="Token. Default: AENV_API_KEY, config file, aenv up."),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", min=0.1, help="Seconds for one response. Default: config file, 30."),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-ProjectPath = Annotated[
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ProjectArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="Project directory, or a built-in environment.")
 ]
-WorkDir = Annotated[
+WorkDirOption = Annotated[
     Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
 ]
-Engine = Annotated[
+EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes. Default: by project or node."),
 ]
@@ -103,13 +95,14 @@ def gateway(
     values = file.values
     named = system_url or settings().system_url or values.gateway
     local = local_fabric.read(settings().data_dir)
-    if named is None and local is None:
+    address = named or (local.url if local is not None else None)
+    if address is None:
         raise ConfigError(
             "no gateway is configured",
             hint="start a local one with: aenv up; or name one with --system-url, AENV_SYSTEM_URL "
             "or: aenv config set system_url URL",
         )
-    url = parse_url(named or _url_of(local))
+    url = parse_url(address)
     is_local = local is not None and parse_url(local.url) == url
     if named is not None and named == values.gateway and config_file.is_of_directory(file.path):
         console.say(f"using gateway {url} from {file.path}")
@@ -122,6 +115,76 @@ def gateway(
     return Gateway(http)
 
 
+class GatewayOptions:
+    """The options that name a gateway; `with_gateway` passes them to a command.
+
+    Args:
+        clients: Closes the clients when the command ends.
+        system_url: As for `gateway`, like the others.
+        api_key: A token.
+        timeout: Seconds for one response.
+    """
+
+    def __init__(
+        self,
+        clients: contextlib.ExitStack,
+        *,
+        system_url: Annotated[
+            str | None,
+            typer.Option(help="Gateway. Default: AENV_SYSTEM_URL, config file, aenv up."),
+        ] = None,
+        api_key: Annotated[
+            str | None, typer.Option(help="Token. Default: AENV_API_KEY, config file, aenv up.")
+        ] = None,
+        timeout: Annotated[
+            float | None,
+            typer.Option(min=0.1, help="Seconds for one response. Default: config file, 30."),
+        ] = None,
+    ) -> None:
+        self._clients = clients
+        self._system_url = system_url
+        self._api_key = api_key
+        self._timeout_s = timeout
+
+    def connect(self, timeout_s: float | None = None) -> Gateway:
+        """Return a client of the gateway; it is closed when the command ends.
+
+        Args:
+            timeout_s: For one response, if the command has another ``--timeout``.
+
+        Raises:
+            ConfigError: As for `gateway`.
+        """
+        client = gateway(self._system_url, self._api_key, timeout_s or self._timeout_s)
+        return self._clients.enter_context(client)
+
+    def is_known(self) -> bool:
+        """Return whether `connect` would find a gateway."""
+        return knows_gateway(self._system_url)
+
+
+def with_gateway(command: Callable[Concatenate[GatewayOptions, P], None]) -> Callable[P, None]:
+    """Add the options of `GatewayOptions` to a command, after its own, and pass it their values.
+
+    Args:
+        command: Receives them as its first argument. An option that it has itself is not added.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    shared = list(inspect.signature(GatewayOptions, eval_str=True).parameters.values())[1:]
+    added = [one for one in shared if one.name not in {mine.name for mine in own}]
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        given: dict[str, Any] = {one.name: kwargs.pop(one.name) for one in added}
+        with contextlib.ExitStack() as clients:
+            command(GatewayOptions(clients, **given), *args, **kwargs)
+
+    # Typer reads both.
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return wrapped
+
+
 def knows_gateway(system_url: str | None) -> bool:
     """Return whether `gateway` would find one."""
     from aenv_ray import local_fabric
@@ -130,10 +193,6 @@ def knows_gateway(system_url: str | None) -> bool:
 
     named = system_url or settings().system_url or config_file.find().values.gateway
     return named is not None or local_fabric.read(settings().data_dir) is not None
-
-
-def _url_of(local: LocalFabric | None) -> str:
-    return local.url if local is not None else ""
 
 
 def reference(name: str, version: str | None) -> tuple[str, str | None]:

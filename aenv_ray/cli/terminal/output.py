@@ -7,11 +7,13 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from aenv_ray.cli.terminal import console
+from aenv_ray.findings import Finding, Verdict
 
 _GAP: Final = "  "
 _LEAST: Final = 8
@@ -20,6 +22,12 @@ _BOLD, _OFF = "\033[1m", "\033[0m"
 
 Columns = Mapping[str, Callable[[Any], Any]]
 """Heading → function that returns a row's value."""
+
+_FINDING_COLUMNS: Final[Columns] = {
+    "CHECK": lambda c: c["name"],
+    "": lambda c: c["verdict"],
+    "FOUND": lambda c: c["found"],
+}
 
 
 class Format(StrEnum):
@@ -86,6 +94,14 @@ def show(data: Any, given: Format | None, lines: Mapping[str, Any] | str | None 
     if isinstance(shown, Mapping):
         shown = pairs(shown)
     _write(printable(str(shown), keep="\n\t") + "\n")
+
+
+def show_findings(findings: Sequence[Finding], given: Format | None) -> None:
+    """Print findings on standard output, and how to fix them on standard error."""
+    show_rows([asdict(finding) for finding in findings], given, _FINDING_COLUMNS)
+    for finding in findings:
+        if finding.mend and finding.verdict is not Verdict.OK:
+            console.say(f"\n{finding.name}: {finding.found}\n  {finding.mend}")
 
 
 def show_done(data: Any, given: Format | None) -> None:

@@ -1,10 +1,12 @@
-"""``aenv push``: publish a project under its name and version."""
+"""``aenv push`` and ``aenv pull``: publish a project, and download a published one."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -15,25 +17,27 @@ import typer
 
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
-    ApiKey,
-    Output,
-    ProjectPath,
-    SystemUrl,
-    Timeout,
-    WorkDir,
-    gateway,
+    GatewayOptions,
+    OutputOption,
+    ProjectArgument,
+    WorkDirOption,
     project_of,
+    reference,
+    with_gateway,
 )
 from aenv_ray.cli.terminal.output import Format, progress, show, size
+from aenv_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.hub.packing import Package
     from aenv_ray.project.project import Project
 
 
+@with_gateway
 def push(
-    path: ProjectPath = Path(),
-    work_dir: WorkDir = Path(),
+    gateway: GatewayOptions,
+    path: ProjectArgument = Path(),
+    work_dir: WorkDirOption = Path(),
     version: Annotated[
         str | None, typer.Option("--version", "-v", help="Default: that of config.json.")
     ] = None,
@@ -47,10 +51,7 @@ def push(
     force: Annotated[
         bool, typer.Option("--force", help="No effect: a published version never changes.")
     ] = False,
-    output: Output = None,
-    system_url: SystemUrl = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> None:
     """Publish a project.
 
@@ -71,12 +72,12 @@ def push(
         if dry_run:
             _show_dry(package, output)
             return
-    with gateway(system_url, api_key, timeout) as client:
-        if not client.has_artifact(package.sha256):
-            with progress(source.reference, len(package.data)) as on_bytes:
-                client.upload(package.data, package.sha256, on_bytes)
-        console.say(f"loading {source.reference} in a sandbox …")
-        found = client.publish(package.sha256, allow_secret or [])
+    client = gateway.connect()
+    if not client.has_artifact(package.sha256):
+        with progress(source.reference, len(package.data)) as on_bytes:
+            client.upload(package.data, package.sha256, on_bytes)
+    console.say(f"loading {source.reference} in a sandbox …")
+    found = client.publish(package.sha256, allow_secret or [])
     console.say(f"published {found.reference}, {size(found.archive_bytes)}")
     show(found.shown(), output, found.reference)
 
@@ -130,3 +131,70 @@ def _facts(package: Package) -> dict[str, Any]:
         "archive_bytes": len(package.data),
         "files": files,
     }
+
+
+@with_gateway
+def pull(
+    gateway: GatewayOptions,
+    name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    version: Annotated[
+        str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
+    ] = None,
+    work_dir: Annotated[
+        Path, typer.Option("--work-dir", "-w", help="Directory to create the project directory in.")
+    ] = Path(),
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the project's files; keep others.")
+    ] = False,
+    output: OutputOption = None,
+) -> None:
+    """Download an environment's project and print its path.
+
+    The project is checked against its digest and written to WORK_DIR/NAME,
+    completely or not at all.
+
+    Example:
+      aenv pull todo@1.0.0
+    """
+    bare, version = reference(name, version)
+    target = work_dir / bare
+    if target.exists() and not (target.is_dir() and (force or not any(target.iterdir()))):
+        raise ConfigError(
+            f"{target} exists already",
+            hint="overwrite its files with --force, or choose another --work-dir",
+        )
+    client = gateway.connect()
+    found = client.environment(bare, version)
+    if not found.archive:
+        raise ConfigError(
+            f"the hub has no source archive of {found.reference}",
+            hint="it was registered by another client; ask its publisher to run: aenv push",
+        )
+    with progress(found.reference, found.archive_bytes) as on_bytes:
+        archive = client.download(found.archive, on_bytes)
+    _unpack(archive, found.digest, target)
+    console.say(f"pulled {found.reference}")
+    shown = {"name": bare, "version": found.version, "digest": found.digest}
+    show(shown | {"path": str(target.resolve())}, output, str(target.resolve()))
+
+
+def _unpack(archive: bytes, digest: str, target: Path) -> None:
+    """Unpack an archive; a new directory is created completely or not at all.
+
+    Raises:
+        ConfigError: The archive has another digest, or the directory cannot be written.
+    """
+    from aenv_ray.project import project
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".aenv-pull-") as partial:
+            unpacked = project.unpack(archive, digest, Path(partial))
+            if target.is_dir() and any(target.iterdir()):
+                shutil.copytree(unpacked, target, symlinks=True, dirs_exist_ok=True)
+            else:
+                os.replace(unpacked, target)
+    except (OSError, shutil.Error) as exc:
+        raise ConfigError(
+            f"{target} cannot be written: {exc}", hint="choose another --work-dir"
+        ) from exc

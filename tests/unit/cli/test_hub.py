@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.cli.status import _read, _written
+from aenv_ray.cli.hub import _read, _written
 from aenv_ray.errors import ConfigError
 
 

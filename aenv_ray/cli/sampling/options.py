@@ -1,14 +1,69 @@
-"""Options of ``--policy openai:MODEL``."""
+"""Options of commands that sample episodes."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-BaseUrl = Annotated[
+_POLICY: Final = typer.Option(
+    "--policy",
+    "-p",
+    help="openai:MODEL, reference, null, random, random:SEED, module:function, "
+    "file.py:function or module:Class.",
+)
+PolicyOption = Annotated[str, _POLICY]
+OptionalPolicyOption = Annotated[str | None, _POLICY]
+ShuffleOption = Annotated[
+    int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the tasks.")
+]
+TaskLimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="Maximum number of tasks, after shuffling.")
+]
+
+
+def _bounds(text: str) -> str:
+    from aenv_ray.errors import ConfigError
+    from aenv_ray.sampling.runners.concurrency import concurrency_bounds
+
+    try:
+        concurrency_bounds(text)
+    except ConfigError as exc:
+        raise typer.BadParameter(exc.message) from None
+    return text
+
+
+ConcurrencyOption = Annotated[
+    str,
+    typer.Option(
+        "--concurrency",
+        "-c",
+        metavar="N|MIN-MAX",
+        callback=_bounds,
+        help="Concurrent instances, or bounds between which their number adapts.",
+    ),
+]
+SamplesPerTaskOption = Annotated[
+    int, typer.Option("--samples-per-task", min=1, help="Episodes of each task, as a group.")
+]
+RunnersOption = Annotated[
+    str, typer.Option("--runners", help="Where the policy runs: nodes, driver or auto.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
+InfraRetriesOption = Annotated[
+    int, typer.Option("--infra-retries", min=0, help="Retries after infrastructure failures.")
+]
+EpisodeTimeoutOption = Annotated[
+    str | None,
+    typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
+]
+
+
+# --- of --policy openai:MODEL ---------------------------------------------------------------------
+
+BaseUrlOption = Annotated[
     str | None,
     typer.Option(
         "--base-url",
@@ -16,7 +71,7 @@ BaseUrl = Annotated[
         help="Model: endpoint, up to /v1. Default: OPENAI_BASE_URL, else OpenAI's.",
     ),
 ]
-ApiKeyEnv = Annotated[
+ApiKeyEnvOption = Annotated[
     str | None,
     typer.Option(
         "--api-key-env",
@@ -24,7 +79,7 @@ ApiKeyEnv = Annotated[
         help="Model: variable that holds the API key. Default: OPENAI_API_KEY.",
     ),
 ]
-System = Annotated[
+SystemOption = Annotated[
     str | None,
     typer.Option(
         "--system",
@@ -32,7 +87,7 @@ System = Annotated[
         help="Model: template of the system message over the task's fields; '' for none.",
     ),
 ]
-Prompt = Annotated[
+PromptOption = Annotated[
     str | None,
     typer.Option(
         "--prompt",
@@ -40,19 +95,19 @@ Prompt = Annotated[
         help="Model: template of the first user message. Default: {instruction}.",
     ),
 ]
-MaxTurns = Annotated[
+MaxTurnsOption = Annotated[
     int | None,
     typer.Option("--max-turns", min=1, help="Model: maximum answers in an episode. Default: 50."),
 ]
-MaxTokens = Annotated[
+MaxTokensOption = Annotated[
     int | None,
     typer.Option("--max-tokens", min=1, help="Model: maximum tokens in an episode."),
 ]
-MaxCost = Annotated[
+MaxCostOption = Annotated[
     float | None,
     typer.Option("--max-cost", help="Model: maximum cost of an episode; needs --price."),
 ]
-Price = Annotated[
+PriceOption = Annotated[
     str | None,
     typer.Option(
         "--price",
@@ -61,7 +116,7 @@ Price = Annotated[
         "'reported', if the endpoint states the cost of each answer.",
     ),
 ]
-StopTool = Annotated[
+StopToolOption = Annotated[
     list[str] | None,
     typer.Option(
         "--stop-tool",
@@ -69,7 +124,7 @@ StopTool = Annotated[
         help="Model: tool whose success ends the episode, repeatable.",
     ),
 ]
-Request = Annotated[
+RequestOption = Annotated[
     str | None,
     typer.Option(
         "--request",
@@ -77,23 +132,43 @@ Request = Annotated[
         help="Model: further fields of each request: '{\"temperature\": 0.7}'.",
     ),
 ]
-Stream = Annotated[bool, typer.Option("--stream", help="Model: ask for streamed answers.")]
-Images = Annotated[
+StreamOption = Annotated[bool, typer.Option("--stream", help="Model: ask for streamed answers.")]
+ImagesOption = Annotated[
     bool,
     typer.Option("--images", help="Model: pass it the images of results."),
 ]
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that the user gave."""
+def model_options(
+    *,
+    system: str | None,
+    prompt: str | None,
+    price: str | None,
+    stop_tool: list[str] | None,
+    request: str | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return what the user gave of these options, as `named_policy` takes it.
+
+    Raises:
+        BadParameter: A file cannot be read, or an option is malformed.
+    """
+    values = {
+        **others,
+        "system": _template(system, "--system"),
+        "prompt": _template(prompt, "--prompt"),
+        "prices": _prices(price),
+        "stop_tools": tuple(stop_tool or ()),
+        "request": _request_fields(request),
+    }
     return {
         name: value
-        for name, value in options.items()
+        for name, value in values.items()
         if value is not None and value is not False and value != ()
     }
 
 
-def template(text: str | None, option: str) -> str | None:
+def _template(text: str | None, option: str) -> str | None:
     """Return a template, read from a file if it is written as ``@FILE``.
 
     Raises:
@@ -107,7 +182,7 @@ def template(text: str | None, option: str) -> str | None:
         raise typer.BadParameter(f"{text[1:]} cannot be read: {exc}", param_hint=option) from None
 
 
-def prices(text: str | None) -> tuple[float, float] | Literal["reported"] | None:
+def _prices(text: str | None) -> tuple[float, float] | Literal["reported"] | None:
     """Return the value of ``--price``.
 
     Raises:
@@ -127,7 +202,7 @@ def prices(text: str | None) -> tuple[float, float] | Literal["reported"] | None
     return asked, answered
 
 
-def request_fields(text: str | None) -> dict[str, Any] | None:
+def _request_fields(text: str | None) -> dict[str, Any] | None:
     """Return the fields of ``--request``.
 
     Raises:
