@@ -36,7 +36,7 @@ class AsyncFabric:
 
     def __init__(self, fabric: Fabric) -> None:
         self._controller = fabric.controller
-        self._protocol = CreateProtocol(fabric.controller, AsyncWaits())
+        self._protocol = CreateProtocol(fabric.controller, AsyncWaits(), quotas=fabric.quotas)
         self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
 
     async def create(
@@ -46,21 +46,28 @@ class AsyncFabric:
         density: ActorDensity,
         *,
         queue_s: float = QUEUE_S,
+        subjects: frozenset[str] = frozenset(),
         on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
         """Create instances with the ids of their specs, all or none.
 
         It waits for room in a full cluster for `queue_s`, but no longer than `QUEUE_S`.
 
-        If cancelled, instances that were already created are released. `on_queue` is as for
-        `CreateProtocol.create`.
+        If cancelled, instances that were already created are released. `subjects` and `on_queue`
+        are as for `CreateProtocol.create`.
 
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
         waits_s = min(queue_s, QUEUE_S)
         created = await self._protocol.create(
-            source, specs, density, waits_s, may_rename=False, on_queue=on_queue
+            source,
+            specs,
+            density,
+            waits_s,
+            subjects=subjects,
+            may_rename=False,
+            on_queue=on_queue,
         )
         by_id = {one.spec.instance_id: one for one in created}
         made = []

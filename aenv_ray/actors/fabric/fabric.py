@@ -19,7 +19,6 @@ from aenv_ray.project.project import Project
 if TYPE_CHECKING:
     from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.controller.placement import HostLoad
-    from aenv_ray.actors.fabric.quota_client import QuotaClaim
     from aenv_ray.actors.host.environment_relay import ConnectInner
 
 LOOK_S: Final = 0.5
@@ -65,8 +64,10 @@ class Fabric:
             self.controller = controller.ensure_controller(connect_inner)
         self._notice_after_s = NOTICE_AFTER_S
         notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
-        self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
-        self._quotas = QuotaClient()
+        self.quotas = QuotaClient()
+        self.protocol = CreateProtocol(
+            self.controller, BlockingWaits(self.wait), notices, quotas=self.quotas
+        )
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
         if not any_version:
             check_version(
@@ -113,6 +114,7 @@ class Fabric:
         Raises:
             AenvError: As `aenv_ray.create`; nothing is left behind.
         """
+        from aenv_ray.actors.fabric.quota_client import quota_subjects
         from aenv_ray.actors.fabric.waits import run_blocking
         from aenv_ray.actors.ray_shell import operator_policy
 
@@ -123,21 +125,11 @@ class Fabric:
         specs = options.specs(
             source, count, job_id=self.ray.job_id(), policy=operator_policy.current()
         )
-        claim = self._quotas.claim_quota(specs, options)
-        try:
-            created = run_blocking(
-                self.protocol.create(source, specs, options.actor, options.queue_s)
+        created = run_blocking(
+            self.protocol.create(
+                source, specs, options.actor, options.queue_s, subjects=quota_subjects(options)
             )
-        except BaseException:
-            if claim is not None and self.ray.is_connected():
-                claim.give_up()
-            raise
-        if claim is not None:
-            try:
-                claim.settle((one.spec, one.info.id) for one in created)
-            except BaseException:
-                self.release([one.info.id for one in created])
-                raise
+        )
         return [
             EnvHandle(one.info.id, one.spec.reference, one.host, self.controller) for one in created
         ]
@@ -153,12 +145,6 @@ class Fabric:
         from aenv_ray.actors.fabric.waits import run_blocking
 
         return run_blocking(self.protocol.shared_hosts.look(wanted, engines))
-
-    def claim_quota(
-        self, specs: Sequence[InstanceSpec], options: CreateOptions
-    ) -> QuotaClaim | None:
-        """See `QuotaClient.claim_quota`; blocks."""
-        return self._quotas.claim_quota(specs, options)
 
     # --- finding --------------------------------------------------------------------------------
 
