@@ -242,7 +242,7 @@ class CreateProtocol:
             if failures:
                 await self._release([one.info.id for one in created])
                 raise _group_error(failures[0], len(failures), len(specs))
-            counted += created
+            counted.extend(created)
         return created
 
     async def check_size(self, count: int, density: ActorDensity, places: int = 1) -> None:

@@ -13,7 +13,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.project.project import Project
 
 if TYPE_CHECKING:
