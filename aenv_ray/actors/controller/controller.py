@@ -40,8 +40,10 @@ from aenv_ray.actors.controller.placement import (
     node_for,
     usable,
 )
+from aenv_ray.actors.controller.remote_controller import RemoteController
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL, ConnectInner
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
@@ -77,7 +79,7 @@ DEDICATED_TRIES: Final = 2
 """Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
 
-DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
+DedicatedAnswer = tuple[RemoteHost | None, InstanceInfo | AenvError | ProjectMissing]
 """A dedicated host actor, if one was created, and its answer to the start of its instance."""
 
 
@@ -134,7 +136,7 @@ class Controller:
 
     async def shared_hosts(
         self, patience_s: float, wanted: int, need: Need
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """See `Admission.shared_hosts`."""
         return await self._admission.shared_hosts(patience_s, wanted, need)
 
@@ -212,7 +214,7 @@ class Controller:
 
     async def _create_on(
         self, spec: InstanceSpec, node: str | None, *, may_be_spare: bool
-    ) -> tuple[bool, Any, InstanceInfo | AenvError | ProjectMissing]:
+    ) -> tuple[bool, RemoteHost | None, InstanceInfo | AenvError | ProjectMissing]:
         """Create an instance on its own host; return whether that was a spare, and its answer."""
         self._creating.add(spec.instance_id)
         try:
@@ -344,7 +346,7 @@ class Controller:
 
     # --- finding ----------------------------------------------------------------------------
 
-    async def locate(self, instance_id: InstanceId) -> tuple[Any, InstanceInfo]:
+    async def locate(self, instance_id: InstanceId) -> tuple[RemoteHost, InstanceInfo]:
         """Return the host of an instance, and its info.
 
         Raises:
@@ -379,7 +381,7 @@ class Controller:
 
     async def _info_on(
         self, name: str, instance_id: str, silent: dict[str, FabricUnavailable]
-    ) -> tuple[Any, InstanceInfo] | None:
+    ) -> tuple[RemoteHost, InstanceInfo] | None:
         try:
             info = await self._ask(name, "info", instance_id)
         except AenvError as exc:
@@ -722,13 +724,13 @@ def controller_actor() -> Any:
     return ray_api.restartable_actor(Controller, max_concurrency=10_000)
 
 
-def ensure_controller(inner_instances: ConnectInner) -> Any:
+def ensure_controller(inner_instances: ConnectInner) -> RemoteController:
     """Return the controller of this cluster; start it if necessary.
 
     Args:
         inner_instances: As for `Controller`.
     """
-    return (
+    controller: RemoteController = (
         controller_actor()
         .options(
             name=ray_api.CONTROLLER_NAME,
@@ -739,3 +741,4 @@ def ensure_controller(inner_instances: ConnectInner) -> Any:
         )
         .remote(inner_instances)
     )
+    return controller

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
+from aenv_ray.actors.controller.remote_controller import RemoteController
 from aenv_ray.actors.fabric.quota_client import QuotaClaim, QuotaClient
 from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, need_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
@@ -175,7 +176,7 @@ class CreateProtocol:
 
     def __init__(
         self,
-        controller: Any,
+        controller: RemoteController,
         waits: Waits,
         notices: WaitNotices | None = None,
         scope: str = "",

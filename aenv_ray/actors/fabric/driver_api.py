@@ -49,8 +49,10 @@ def init(address: str | None = None) -> Fabric:
 
 def _connected(address: str | None) -> Fabric:
     """Return the connection, after connecting if necessary; the caller holds the lock."""
+    from aenv_ray.actors.ray_shell import ray_api
+
     global _fabric
-    if _fabric is None or not _fabric.ray.is_connected():
+    if _fabric is None or not ray_api.is_connected():
         _fabric = Fabric(connect_inner, address)
     return _fabric
 
@@ -92,6 +94,8 @@ def shutdown() -> None:
 
     Operations that other threads have under way fail with FabricUnavailable first.
     """
+    from aenv_ray.actors.ray_shell import ray_api
+
     global _fabric, _shutdowns
     with _fabric_lock:
         fabric, _fabric = _fabric, None
@@ -102,7 +106,7 @@ def shutdown() -> None:
         if not fabric.gate.close(LEAVE_S):
             logger.warning("shutting down although another thread still uses the fabric")
         if fabric.owns_ray:
-            fabric.ray.leave()
+            ray_api.leave()
 
 
 def create(

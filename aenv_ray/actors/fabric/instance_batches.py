@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions, OwnOptions
@@ -25,6 +25,11 @@ from aenv_ray.errors import FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+T = TypeVar("T")
+
 RELEASE_S: Final = 60.0
 """Longest wait for a release; if it fails, the instances end at their deadlines."""
 
@@ -37,8 +42,8 @@ class GatedWaits(AsyncWaits):
         self._gate = gate
 
     async def result(  # noqa: D102
-        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
-    ) -> Any:
+        self, reference: ObjectRef[T], what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> T:
         with self._gate:
             answer = asyncio.ensure_future(super().result(reference, what, deadline_s))
             waited_s = 0.0

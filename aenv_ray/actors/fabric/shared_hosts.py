@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import (
     ONE_SLOT,
@@ -21,6 +21,7 @@ from aenv_ray.actors.controller.placement import (
     on_nodes,
     spread,
 )
+from aenv_ray.actors.controller.remote_controller import RemoteController
 from aenv_ray.actors.fabric.waits import Waits
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.host.remote_host import RemoteHost
@@ -60,11 +61,11 @@ def need_of(specs: Sequence[InstanceSpec]) -> Need:
 class SharedHosts:
     """The shared hosts with their load, as the controller last reported them."""
 
-    def __init__(self, controller: Any, waits: Waits) -> None:
+    def __init__(self, controller: RemoteController, waits: Waits) -> None:
         self._controller = controller
         self._waits = waits
         self._lock = waits.lock()
-        self._hosts: list[tuple[HostLoad, Any]] = []
+        self._hosts: list[tuple[HostLoad, RemoteHost]] = []
         self._placed: dict[str, int] = {}
         self._looked_at = 0.0
 
@@ -162,7 +163,7 @@ class SharedHosts:
 
     async def look(
         self, wanted: int = 0, engines: Sequence[str] = ()
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts that can run one of `engines`, with their present load.
 
         Slots that are kept for waiting creates count as free.
