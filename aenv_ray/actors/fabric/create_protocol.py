@@ -111,20 +111,31 @@ class _Each:
         queue_s: Longest wait for room.
         listener: Receives the outcomes.
         tried: Ids of instances that may run and were not reported yet; this object updates it.
+        withheld: Gets the created instances instead of the listener. None: the listener gets them.
     """
 
     def __init__(
-        self, source: Project, queue_s: float, listener: CreateListener, tried: set[InstanceId]
+        self,
+        source: Project,
+        queue_s: float,
+        listener: CreateListener,
+        tried: set[InstanceId],
+        withheld: list[Created] | None,
     ) -> None:
         self.source = source
         self.queue_s = queue_s
         self.listener = listener
         self._tried = tried
+        self._withheld = withheld
 
     def tell(self, started: Sequence[_Started]) -> None:
         for one in started:
             self._tried.discard(one.spec.instance_id)
-            self.listener.on_outcome(one.result())
+            result = one.result()
+            if self._withheld is not None and isinstance(result, Created):
+                self._withheld.append(result)
+            else:
+                self.listener.on_outcome(result)
 
     def fail(self, specs: Sequence[InstanceSpec], error: AenvError) -> None:
         for spec in specs:
@@ -141,22 +152,6 @@ class _Each:
             await work
         except AenvError as exc:
             self.fail(specs, exc)
-
-
-class _Withheld:
-    """Withholds instances from a listener until the hub has recorded their leases."""
-
-    def __init__(self, listener: CreateListener, created: list[Created]) -> None:
-        self._listener = listener
-        self._created = created
-        self.on_queued = listener.on_queued
-        self.on_placed = listener.on_placed
-
-    def on_outcome(self, outcome: Created | AenvError) -> None:
-        if isinstance(outcome, Created):
-            self._created.append(outcome)
-        else:
-            self._listener.on_outcome(outcome)
 
 
 class CreateProtocol:
@@ -506,45 +501,37 @@ class CreateProtocol:
             for _ in specs:
                 listener.on_outcome(exc)
             return
-        if claim is None:
-            await self._create_each(source, specs, density, queue_s, listener)
-            return
         created: list[Created] = []
         try:
             async with self._counted(claim) as created:
-                withheld = _Withheld(listener, created)
-                await self._create_each(source, specs, density, queue_s, withheld)
+                tried = {spec.instance_id for spec in specs}
+                withheld = None if claim is None else created
+                each = _Each(source, queue_s, listener, tried, withheld)
+                try:
+                    if density is ActorDensity.DEDICATED:
+                        await self._dedicated_each(each, specs)
+                    else:
+                        await each.guarded(specs, self._place_each(each, list(specs), None))
+                except BaseException:
+                    if tried and ray_api.is_connected():
+                        self._controller.release.remote(sorted(tried))
+                    raise
         except AenvError as exc:
+            if claim is None:
+                raise
             for _ in created:
                 listener.on_outcome(exc)
         else:
             for one in created:
                 listener.on_outcome(one)
 
-    async def _create_each(
-        self,
-        source: Project,
-        specs: Sequence[InstanceSpec],
-        density: ActorDensity,
-        queue_s: float,
-        listener: CreateListener,
-    ) -> None:
-        tried = {spec.instance_id for spec in specs}
-        each = _Each(source, queue_s, listener, tried)
-        try:
-            if density is ActorDensity.DEDICATED:
-                async with asyncio.TaskGroup() as group:
-                    for spec in specs:
-                        group.create_task(each.guarded([spec], self._dedicated_each(each, spec)))
-            else:
-                await each.guarded(specs, self._place_each(each, list(specs), None))
-        except BaseException:
-            if tried and ray_api.is_connected():
-                self._controller.release.remote(sorted(tried))
-            raise
+    async def _dedicated_each(self, each: _Each, specs: Sequence[InstanceSpec]) -> None:
+        async def create(spec: InstanceSpec) -> None:
+            each.tell(await self._create_dedicated(each.source, [spec], each.queue_s))
 
-    async def _dedicated_each(self, each: _Each, spec: InstanceSpec) -> None:
-        each.tell(await self._create_dedicated(each.source, [spec], each.queue_s))
+        async with asyncio.TaskGroup() as group:
+            for spec in specs:
+                group.create_task(each.guarded([spec], create(spec)))
 
     async def _place_each(
         self, each: _Each, specs: list[InstanceSpec], avoid: set[str] | None
