@@ -102,7 +102,7 @@ class HostDirectory:
             raise
         return self.actors[name]
 
-    async def start_spare(self, name: str, node: str, spare_s: float) -> RemoteHost:
+    async def start_spare_host(self, name: str, node: str, spare_s: float) -> RemoteHost:
         """Start a dedicated host that ends unless an instance claims it within `spare_s`.
 
         It is not in `actors` until it is passed to `add`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import QUEUE_S, CreateOptions, group_size
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.models import InstanceInfo
 
@@ -165,7 +165,7 @@ def create(
         owner=owner, datasource=datasource, queue_timeout=queue_timeout, seed=seed,
         near=near,
     )  # fmt: skip
-    source = resolve(environment, init)
+    source = resolve_environment(environment, init)
     return init().create(source, 1, options)[0]
 
 
@@ -190,7 +190,7 @@ def create_many(
         AenvError: As `create`; nothing is left behind.
     """
     parsed = CreateOptions(actor=actor, **options)
-    number, source = group_size(count), resolve(environment, init)
+    number, source = group_size(count), resolve_environment(environment, init)
     return init().create(source, number, parsed)
 
 

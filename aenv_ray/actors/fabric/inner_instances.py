@@ -49,11 +49,11 @@ class FabricInstances:
         """See `InnerInstances.create`."""
         from aenv_ray.actors.fabric.create_options import RESERVED_LABELS, CreateOptions
         from aenv_ray.actors.fabric.quota_client import quota_subjects
-        from aenv_ray.actors.fabric.references import resolve
+        from aenv_ray.actors.fabric.references import resolve_environment
         from aenv_ray.models import ActorDensity
 
         await asyncio.to_thread(_check_use, reference, outer.owner)
-        source = await asyncio.to_thread(resolve, reference, lambda: self._fabric)
+        source = await asyncio.to_thread(resolve_environment, reference, lambda: self._fabric)
         # Labels of the fabric say what the outer instance is, such as a sandbox of a service.
         labels = {k: v for k, v in outer.labels.items() if not k.startswith(RESERVED_LABELS)}
         options = CreateOptions(

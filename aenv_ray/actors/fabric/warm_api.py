@@ -11,7 +11,7 @@ from aenv_ray.actors.controller.placement import spread
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.driver_api import init
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.fabric.waits import run_blocking
 from aenv_ray.actors.host.warm_requests import WarmRequest
 from aenv_ray.actors.ray_shell import operator_policy, ray_api
@@ -76,7 +76,7 @@ def warm(
         environment_variables=environment_variables, datasource=datasource,
     )  # fmt: skip
     idle_s = units.parse_duration_s(idle_timeout, what="idle timeout")
-    source = resolve(environment, init)
+    source = resolve_environment(environment, init)
     fabric = init()
     (pattern,) = options.specs(source, 1, job_id=ray_api.job_id(), policy=operator_policy.current())
     hosts = fabric.shared_hosts(count, pattern.possible_engines)

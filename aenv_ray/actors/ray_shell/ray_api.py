@@ -323,7 +323,7 @@ def draining_nodes() -> dict[str, bool]:
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    kept: dict[str, bool] | list[str] = json.loads(load(_DRAINING) or "{}")
+    kept: dict[str, bool] | list[str] = json.loads(stored_value(_DRAINING) or "{}")
     # A cluster that an earlier version ran may have a list, of nodes that were only drained.
     return kept if isinstance(kept, dict) else dict.fromkeys(kept, False)
 
@@ -569,7 +569,7 @@ def store(key: str, value: str) -> None:
         internal_kv._internal_kv_put(f"{NAMESPACE}:{key}".encode(), value.encode(), overwrite=True)
 
 
-def load(key: str) -> str | None:
+def stored_value(key: str) -> str | None:
     """Return the value under a key, or None.
 
     Raises:
