@@ -337,11 +337,8 @@ class CreateProtocol:
 
     def _is_queued(self, ids: Sequence[InstanceId]) -> bool:
         """Return whether a create waits for room in the controller; blocks for a moment."""
-        asked = self._controller.is_queued.remote(list(ids))
         try:
-            return bool(
-                ray_api.wait(asked, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S)
-            )
+            return bool(_answer_soon(self._controller.is_queued.remote(list(ids))))
         except AenvError:
             return False  # unknown; the next look asks again
 
@@ -662,11 +659,8 @@ class CreateProtocol:
         """Return what a create waits for; asks the controller, blocking for a moment."""
         reason = ""
         if is_queued:
-            asked = self._controller.queue_reason.remote()
             try:
-                reason = ray_api.wait(
-                    asked, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S
-                )
+                reason = str(_answer_soon(self._controller.queue_reason.remote()))
             except AenvError as exc:
                 reason = exc.message
         if reason:
@@ -674,6 +668,11 @@ class CreateProtocol:
         if virtual_environment.may_be_installing(source.path):
             return f"the requirements of {source.reference} are probably being installed"
         return "the nodes are busy starting sandboxes"
+
+
+def _answer_soon(reference: Any) -> Any:
+    """Return an answer of the controller; blocks for a moment at most."""
+    return ray_api.wait(reference, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S)
 
 
 def _parts(shares: Sequence[Share]) -> Iterator[Share]:

@@ -538,6 +538,22 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
+def dataset_of(table: Any) -> Any:
+    """Return a ``ray.data.Dataset`` of an Arrow table.
+
+    Raises:
+        ConfigError: Ray Data cannot be imported.
+    """
+    try:
+        import ray.data
+    except ImportError as exc:
+        raise ConfigError(
+            f"to_ray() requires Ray Data, which cannot be imported: {exc}",
+            hint="pip install 'aenv-ray[data]'",
+        ) from exc
+    return ray.data.from_arrow(table)
+
+
 def cheap_task(function: Any) -> Any:
     """Return a Ray task that reserves no CPU and is retried."""
     return ray.remote(num_cpus=0, max_retries=3)(function)
