@@ -486,17 +486,14 @@ class CreateProtocol:
         """
         try:
             claim = await self._claim(specs, subjects, queue_s)
-        except QuotaExceeded as exc:
-            if len(specs) == 1:
-                listener.on_outcome(exc)
-                return
-            half = len(specs) // 2
-            for part in (specs[:half], specs[half:]):
-                await self.create_each(source, part, density, queue_s, listener, subjects)
-            return
         except AenvError as exc:
-            for _ in specs:
-                listener.on_outcome(exc)
+            if isinstance(exc, QuotaExceeded) and len(specs) > 1:
+                half = len(specs) // 2
+                for part in (specs[:half], specs[half:]):
+                    await self.create_each(source, part, density, queue_s, listener, subjects)
+            else:
+                for _ in specs:
+                    listener.on_outcome(exc)
             return
         created: list[Created] = []
         try:
