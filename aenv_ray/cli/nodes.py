@@ -87,10 +87,12 @@ def drain(
       aenv cluster drain worker-3
       aenv cluster drain --move-services && python clusters/local/node.py stop
     """
+    from aenv_ray.actors.ray_shell import ray_api
+
     ends = time.monotonic() + timeout
     fabric = _with_head(_fabric, ends)
     state = _with_head(
-        lambda: fabric.drain(node or fabric.ray.node_id(), is_leaving=move_services), ends
+        lambda: fabric.drain(node or ray_api.node_id(), is_leaving=move_services), ends
     )
     if wait:
         try:
@@ -107,8 +109,10 @@ def undrain(node: NodeArgument = None, output: OutputOption = None) -> None:
     Example:
       aenv cluster undrain worker-3
     """
+    from aenv_ray.actors.ray_shell import ray_api
+
     fabric = _fabric()
-    show(_shown(fabric.undrain(node or fabric.ray.node_id())), output)
+    show(_shown(fabric.undrain(node or ray_api.node_id())), output)
 
 
 def _with_head(act: Callable[[], T], ends: float) -> T:

@@ -19,7 +19,7 @@ from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
 from aenv_ray.actors.calls.wire import CallMessage, decode_json
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
 from aenv_ray.errors import AenvError, InternalError
@@ -346,7 +346,7 @@ class _Creation:
         """
         fabric = self._connect()
         with fabric.gate:
-            source = resolve(self._environment, lambda: fabric)
+            source = resolve_environment(self._environment, lambda: fabric)
             self.digest = source.digest
             (made,) = fabric.create(source, 1, self._options)
             with self._lock:

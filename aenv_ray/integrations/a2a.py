@@ -191,7 +191,7 @@ async def _pieces(
         handle = environment.options(session_id=session)
         response = handle.call_tool.remote("chat", arguments, CHAT_S)
         try:
-            with ray_serve.translated("chat"):
+            with ray_serve.translated_call("chat"):
                 result = await response
         except asyncio.CancelledError:
             response.cancel()

@@ -32,7 +32,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.instance_batches import InstanceBatches
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError, InstanceReleased
@@ -489,7 +489,7 @@ class EpisodePool:
                 )
             if self._core is None or self._loop is None:
                 fabric = connector()()
-                project = resolve(self.env_name, lambda: fabric)
+                project = resolve_environment(self.env_name, lambda: fabric)
                 loop = LoopThread("aenv-episodes")
                 try:
                     self._core = loop.wait(self._opened(fabric, project, loop))

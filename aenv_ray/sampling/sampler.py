@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
@@ -379,7 +379,7 @@ class Sampling:
 
         def resolved() -> tuple[Fabric, Project]:
             fabric = connect()
-            return fabric, resolve(self._environment, lambda: fabric)
+            return fabric, resolve_environment(self._environment, lambda: fabric)
 
         fabric, project = await asyncio.to_thread(resolved)
         packed = self._portable()

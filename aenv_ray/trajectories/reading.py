@@ -88,9 +88,9 @@ class Trajectories:
         Raises:
             ConfigError: Ray Data cannot be imported.
         """
-        from aenv_ray.actors.ray_shell import ray_data
+        from aenv_ray.actors.ray_shell import ray_api
 
-        return ray_data.from_arrow(self.to_arrow())
+        return ray_api.dataset_of(self.to_arrow())
 
     def to_datasets(self) -> Any:
         """Return a ``datasets.Dataset`` of Hugging Face with the columns of `to_arrow`.

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from aenv_ray.actors.controller.admission_queue import (
     MOST_BUNDLES,
@@ -129,7 +129,7 @@ class Admission:
         self._looks = 0
         self._came = asyncio.Event()
         """Set when a create begins to wait."""
-        self._held: dict[str, tuple[HostLoad, Any]] = {}
+        self._held: dict[str, tuple[HostLoad, RemoteHost]] = {}
         """The hosts that were told to accept only instances with a reservation, by name."""
         self._held_until = float("-inf")
         """When these hosts accept all instances again, unless they are told otherwise before."""
@@ -144,7 +144,7 @@ class Admission:
 
     async def shared_hosts(
         self, patience_s: float, wanted: int, need: Need = ONE_SLOT
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts with their load, starting missing ones.
 
         Args:
@@ -182,7 +182,7 @@ class Admission:
         idle: Mapping[str, NodeFacts],
         present: Mapping[str, NodeFacts],
         patience_s: float,
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the hosts of nodes that have some."""
         if not present and may_grow(nodes.values()):
             return []
@@ -197,7 +197,7 @@ class Admission:
         self,
         idle: Mapping[str, NodeFacts],
         wanted: Mapping[Need, int],
-        found: Iterable[tuple[HostLoad, Any]],
+        found: Iterable[tuple[HostLoad, RemoteHost]],
     ) -> dict[str, NodeFacts]:
         """Return the idle nodes that get hosts, because the others have too little room."""
         chosen: dict[str, NodeFacts] = {}
@@ -263,8 +263,8 @@ class Admission:
         return _Nodes(nodes, idle)
 
     def _with_dedicated(
-        self, found: Iterable[tuple[HostLoad, Any]], nodes: Mapping[str, NodeFacts]
-    ) -> list[tuple[HostLoad, Any]]:
+        self, found: Iterable[tuple[HostLoad, RemoteHost]], nodes: Mapping[str, NodeFacts]
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Add the dedicated hosts of nodes with slots to the load of the node's first host."""
         left = {n: count for n, count in self._dedicated().items() if _has_slots(nodes.get(n))}
         counted = []
@@ -449,7 +449,7 @@ class Admission:
         idle: Mapping[str, NodeFacts],
         present: Mapping[str, NodeFacts],
         wanted: Mapping[Need, int],
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts that can run waiting instances; idle nodes get some as needed.
 
         Hosts that suit none are not asked, so that they may end.
@@ -499,7 +499,7 @@ class Admission:
         return demands[:MOST_BUNDLES]
 
     async def _hold_for(
-        self, wanted: Collection[Need], hosts: Iterable[tuple[HostLoad, Any]]
+        self, wanted: Collection[Need], hosts: Iterable[tuple[HostLoad, RemoteHost]]
     ) -> None:
         """Have the hosts that suit waiting creates accept only those, and all others anyone."""
         known = self._held | {load.name: (load, host) for load, host in hosts}
@@ -509,12 +509,12 @@ class Admission:
         self._held_until = asyncio.get_running_loop().time() + HOLD_S
         await self._hold(kept, HOLD_S)
 
-    async def _let_go(self, hosts: Mapping[str, tuple[HostLoad, Any]]) -> None:
+    async def _let_go(self, hosts: Mapping[str, tuple[HostLoad, RemoteHost]]) -> None:
         """Have hosts accept all instances again; one that does not answer does so by itself."""
         self._held = {name: pair for name, pair in self._held.items() if name not in hosts}
         await self._hold(hosts, 0.0)
 
-    async def _hold(self, hosts: Mapping[str, tuple[HostLoad, Any]], seconds: float) -> None:
+    async def _hold(self, hosts: Mapping[str, tuple[HostLoad, RemoteHost]], seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
             for name, (_, host) in hosts.items():
                 group.create_task(self._hold_one(name, host, seconds))
@@ -528,7 +528,7 @@ class Admission:
             self._held.pop(name, None)
             logger.warning("host %s does not hold slots for waiting creates: %r", name, exc)
 
-    async def _give(self, grant: Grant, actors: Mapping[str, Any]) -> bool:
+    async def _give(self, grant: Grant, actors: Mapping[str, RemoteHost]) -> bool:
         """Reserve the slots of one grant and wake its waiter; return whether it got them.
 
         The waiter may time out or be cancelled meanwhile. Then, and if a host refuses, what other

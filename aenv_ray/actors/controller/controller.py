@@ -40,8 +40,10 @@ from aenv_ray.actors.controller.placement import (
     node_for,
     usable,
 )
-from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
+from aenv_ray.actors.controller.remote_controller import RemoteController
+from aenv_ray.actors.controller.spare_hosts import SpareHostKind, SpareHosts
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL, ConnectInner
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
 from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
@@ -77,7 +79,7 @@ DEDICATED_TRIES: Final = 2
 """Nodes tried for a dedicated host: Ray may not know yet that one has died."""
 
 
-DedicatedAnswer = tuple[Any, InstanceInfo | AenvError | ProjectMissing]
+DedicatedAnswer = tuple[RemoteHost | None, InstanceInfo | AenvError | ProjectMissing]
 """A dedicated host actor, if one was created, and its answer to the start of its instance."""
 
 
@@ -97,8 +99,10 @@ class Controller:
         )
         self._where: dict[str, str] = {}
         self._requested: dict[str, str] = {}
-        """For claimed spares, by name: the instance id that was requested, a key of `_where`."""
-        self._spares = SpareHosts(self._hosts, lambda: bool(self._creating), settings().spare_hosts)
+        """By claimed spare host: the instance id that was requested, a key of `_where`."""
+        self._spare_hosts = SpareHosts(
+            self._hosts, lambda: bool(self._creating), settings().spare_hosts
+        )
         self._taken_over = asyncio.Event()
         """Set once this controller knows the hosts of an earlier controller."""
         self._creating: set[str] = set()
@@ -134,7 +138,7 @@ class Controller:
 
     async def shared_hosts(
         self, patience_s: float, wanted: int, need: Need
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """See `Admission.shared_hosts`."""
         return await self._admission.shared_hosts(patience_s, wanted, need)
 
@@ -204,25 +208,27 @@ class Controller:
         return answers
 
     async def _create_one(self, spec: InstanceSpec, node: str | None) -> DedicatedAnswer:
-        is_spare, host, answer = await self._create_on(spec, node, may_be_spare=True)
-        if is_spare and isinstance(answer, FabricUnavailable):
-            # The spare has died. If it started a sandbox, that is ended as an orphan of the spare.
-            _, host, answer = await self._create_on(spec, node, may_be_spare=False)
+        is_spare_host, host, answer = await self._create_on(spec, node, may_be_spare_host=True)
+        if is_spare_host and isinstance(answer, FabricUnavailable):
+            # It has died. If it started a sandbox, that is ended as an orphan of this spare host.
+            _, host, answer = await self._create_on(spec, node, may_be_spare_host=False)
         return host, answer
 
     async def _create_on(
-        self, spec: InstanceSpec, node: str | None, *, may_be_spare: bool
-    ) -> tuple[bool, Any, InstanceInfo | AenvError | ProjectMissing]:
-        """Create an instance on its own host; return whether that was a spare, and its answer."""
+        self, spec: InstanceSpec, node: str | None, *, may_be_spare_host: bool
+    ) -> tuple[bool, RemoteHost | None, InstanceInfo | AenvError | ProjectMissing]:
+        """Create an instance on its own host; return whether it is a spare host, and its answer."""
         self._creating.add(spec.instance_id)
         try:
-            is_spare = await self._dedicated_host(spec, node, may_be_spare=may_be_spare)
+            is_spare_host = await self._dedicated_host(
+                spec, node, may_be_spare_host=may_be_spare_host
+            )
         except BaseException as exc:
             self._note_created(spec.instance_id)
             if isinstance(exc, AenvError):
                 return False, None, exc
             raise
-        return is_spare, *await self._start_one(spec)
+        return is_spare_host, *await self._start_one(spec)
 
     async def _start_one(self, spec: InstanceSpec) -> DedicatedAnswer:
         """Start an instance on its own host. If the instance does not start, end the host."""
@@ -255,8 +261,8 @@ class Controller:
             if name != spec.instance_id:
                 self._where.pop(spec.instance_id, None)
         if isinstance(answer, InstanceInfo):
-            kind = SpareKind(answer.node_id, environment_part(spec.instance_id))
-            self._spares.created(kind, answer.engine)
+            kind = SpareHostKind(answer.node_id, environment_part(spec.instance_id))
+            self._spare_hosts.created(kind, answer.engine)
         return host, answer
 
     def _own_host(self, instance_id: str) -> str:
@@ -269,7 +275,7 @@ class Controller:
         self._doomed.discard(instance_id)
 
     async def _dedicated_host(
-        self, spec: InstanceSpec, node: str | None, *, may_be_spare: bool
+        self, spec: InstanceSpec, node: str | None, *, may_be_spare_host: bool
     ) -> bool:
         """Claim a spare host for an instance, or start a host that is named after it.
 
@@ -277,13 +283,13 @@ class Controller:
         spec prefers, else on the one with the fewest hosts.
 
         Returns:
-            Whether it is a spare.
+            Whether it is a spare host.
 
         Raises:
             FabricUnavailable: No node starts a host, or none can run the instance's engine.
         """
         instance_id = spec.instance_id
-        if may_be_spare and self._own_host(instance_id) != instance_id:
+        if may_be_spare_host and self._own_host(instance_id) != instance_id:
             return True  # claimed for this instance before this controller was restarted
         refusals: list[FabricUnavailable] = []
         for _ in range(DEDICATED_TRIES):
@@ -292,7 +298,7 @@ class Controller:
             chosen = node or node_for(spec, willing or nodes, self._hosts.nodes.values())
             if chosen is None:
                 break
-            if may_be_spare and await self._claim_spare(spec, chosen):
+            if may_be_spare_host and await self._claim_spare_host(spec, chosen):
                 return True
             try:
                 # If the host does not start, no sandbox has this id: another node may use it.
@@ -328,9 +334,9 @@ class Controller:
             await self._admission.shared_hosts(LEARN_S, 0, Need(tuple(engines)))
         return able()
 
-    async def _claim_spare(self, spec: InstanceSpec, node: str) -> bool:
-        kind = SpareKind(node, environment_part(spec.instance_id))
-        name = await self._spares.claim(kind, spec.instance_id)
+    async def _claim_spare_host(self, spec: InstanceSpec, node: str) -> bool:
+        kind = SpareHostKind(node, environment_part(spec.instance_id))
+        name = await self._spare_hosts.claim(kind, spec.instance_id)
         if name is None:
             return False
         self._note_claimed(name, spec.instance_id)
@@ -344,7 +350,7 @@ class Controller:
 
     # --- finding ----------------------------------------------------------------------------
 
-    async def locate(self, instance_id: InstanceId) -> tuple[Any, InstanceInfo]:
+    async def locate(self, instance_id: InstanceId) -> tuple[RemoteHost, InstanceInfo]:
         """Return the host of an instance, and its info.
 
         Raises:
@@ -379,7 +385,7 @@ class Controller:
 
     async def _info_on(
         self, name: str, instance_id: str, silent: dict[str, FabricUnavailable]
-    ) -> tuple[Any, InstanceInfo] | None:
+    ) -> tuple[RemoteHost, InstanceInfo] | None:
         try:
             info = await self._ask(name, "info", instance_id)
         except AenvError as exc:
@@ -412,10 +418,12 @@ class Controller:
     async def _may_have(self, instance_id: str) -> list[str]:
         """Return the names of the hosts that may have an instance: its own, or all shared ones."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        own = [name for name in names if name in {instance_id, self._claimed_spare(instance_id)}]
+        own = [
+            name for name in names if name in {instance_id, self._claimed_spare_host(instance_id)}
+        ]
         return own or [name for name in names if name.startswith(SHARED_PREFIX)]
 
-    def _claimed_spare(self, instance_id: str) -> str | None:
+    def _claimed_spare_host(self, instance_id: str) -> str | None:
         """Return the spare host that was claimed for this id, or None."""
         name = self._where.get(instance_id)
         return name if name in self._requested else None
@@ -455,7 +463,7 @@ class Controller:
 
     def _no_hosts(self) -> Collection[str]:
         """Return the names of our actors that are no hosts with instances."""
-        return _NO_HOSTS | self._spares.names
+        return _NO_HOSTS | self._spare_hosts.names
 
     async def pools(self) -> dict[str, int]:
         """Return how many warm sandboxes all hosts have, by environment reference.
@@ -490,7 +498,7 @@ class Controller:
 
     def _note_draining(self) -> None:
         self._admission.forget_nodes()
-        self._spares.tick((), self._drains.draining)
+        self._spare_hosts.tick((), self._drains.draining)
 
     async def _instances_by_node(self, nodes: Collection[str]) -> tuple[Counter[str], Counter[str]]:
         """Return on each node the number of instances that run or start, and of silent hosts."""
@@ -534,12 +542,12 @@ class Controller:
         left -= self._creating
         if left:
             # No host knows them: they never existed, ended long ago, or their host was killed.
-            nodes = {self._hosts.nodes.get(self._claimed_spare(i) or i) for i in left}
+            nodes = {self._hosts.nodes.get(self._claimed_spare_host(i) or i) for i in left}
             await self._orphans.end(nodes, left)
             # A restarted host may have adopted them in the meantime.
             left -= await self._release_anywhere(left)
         for instance_id in instance_ids:
-            name = self._claimed_spare(instance_id) or instance_id
+            name = self._claimed_spare_host(instance_id) or instance_id
             self._where.pop(instance_id, None)
             if instance_id not in left:
                 self._forget(name)
@@ -548,7 +556,7 @@ class Controller:
     async def _release_anywhere(self, ids: Collection[InstanceId]) -> set[InstanceId]:
         """End instances on their dedicated or on shared hosts; return those that a host knew."""
         names = await asyncio.to_thread(ray_api.actor_names)
-        hosts = {i: self._claimed_spare(i) or i for i in ids}
+        hosts = {i: self._claimed_spare_host(i) or i for i in ids}
         own = {host: [i] for i, host in hosts.items() if host in names}
         others = sorted(i for i, host in hosts.items() if host not in own)
         shared = {n: others for n in names if n.startswith(SHARED_PREFIX) and others}
@@ -605,7 +613,7 @@ class Controller:
     async def _measure(self) -> None:
         alive = await asyncio.to_thread(ray_api.actor_names)
         nodes = await asyncio.to_thread(ray_api.alive_nodes)
-        names = self._hosts.actors.keys() - self._spares.names
+        names = self._hosts.actors.keys() - self._spare_hosts.names
         hosts = {name: self._hosts.nodes.get(name, "") for name in names}
         async with asyncio.TaskGroup() as group:
             asked = {name: group.create_task(self._measures_of(name)) for name in names}
@@ -662,10 +670,10 @@ class Controller:
 
     async def _end_hosts(self) -> None:
         before = dict(self._dedicated)  # copied first: Ray's list may lack hosts made later
-        spares = self._spares.ready
+        spare_hosts = self._spare_hosts.ready
         names = set(await asyncio.to_thread(ray_api.actor_names))
-        self._spares.tick(spares - names, self._drains.draining)
-        for name in names.intersection(self._hosts.actors) - self._spares.names:
+        self._spare_hosts.tick(spare_hosts - names, self._drains.draining)
+        for name in names.intersection(self._hosts.actors) - self._spare_hosts.names:
             if not name.startswith(SHARED_PREFIX):
                 self._dedicated[name] = self._hosts.nodes.get(name)
         gone = {name: node for name, node in before.items() if name not in names}
@@ -722,13 +730,13 @@ def controller_actor() -> Any:
     return ray_api.restartable_actor(Controller, max_concurrency=10_000)
 
 
-def ensure_controller(inner_instances: ConnectInner) -> Any:
+def ensure_controller(inner_instances: ConnectInner) -> RemoteController:
     """Return the controller of this cluster; start it if necessary.
 
     Args:
         inner_instances: As for `Controller`.
     """
-    return (
+    controller: RemoteController = (
         controller_actor()
         .options(
             name=ray_api.CONTROLLER_NAME,
@@ -739,3 +747,4 @@ def ensure_controller(inner_instances: ConnectInner) -> Any:
         )
         .remote(inner_instances)
     )
+    return controller

@@ -102,7 +102,7 @@ class HostDirectory:
             raise
         return self.actors[name]
 
-    async def start_spare(self, name: str, node: str, spare_s: float) -> RemoteHost:
+    async def start_spare_host(self, name: str, node: str, spare_s: float) -> RemoteHost:
         """Start a dedicated host that ends unless an instance claims it within `spare_s`.
 
         It is not in `actors` until it is passed to `add`.
@@ -240,7 +240,7 @@ class HostDirectory:
 
     async def loads(
         self, nodes: Mapping[str, NodeFacts], *, patience_s: float
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts of nodes with their load; start missing ones.
 
         Wait for `patience_s` after the first answer. Hosts that answer later are not returned, but
@@ -264,7 +264,7 @@ class HostDirectory:
 
     async def _load(
         self, name: str, node: str, capacity: int, facts: NodeFacts
-    ) -> tuple[HostLoad, Any]:
+    ) -> tuple[HostLoad, RemoteHost]:
         slots = capacity if facts.is_elastic else None
         async with asyncio.timeout(HOST_START_DEADLINE_S):
             was_known = name in self.actors
@@ -297,10 +297,10 @@ class HostDirectory:
 
 
 async def _answers(
-    asked: list[asyncio.Task[tuple[HostLoad, Any]]], patience_s: float
-) -> tuple[list[tuple[HostLoad, Any]], list[AenvError]]:
+    asked: list[asyncio.Task[tuple[HostLoad, RemoteHost]]], patience_s: float
+) -> tuple[list[tuple[HostLoad, RemoteHost]], list[AenvError]]:
     """Return results and errors of tasks; stop waiting `patience_s` after the first result."""
-    answers: list[tuple[HostLoad, Any]] = []
+    answers: list[tuple[HostLoad, RemoteHost]] = []
     causes: list[AenvError] = []
     loop, pending = asyncio.get_running_loop(), set(asked)
     ends: float | None = None

@@ -5,8 +5,8 @@ dedicated instance was recently created there. The name of an actor cannot chang
 is named after an id that its future instance will have. The id that the creator asked for is kept
 as the instance's `requested_id`, as for instances from a warm pool.
 
-`SparePlan` decides; `SpareHosts` starts, claims and ends the actors. A spare reserves nothing in
-Ray, and ends by itself if nobody claims it for `SPARE_S`.
+`SpareHostPlan` decides; `SpareHosts` starts, claims and ends the actors. A spare host reserves
+nothing in Ray, and ends by itself if nobody claims it for `SPARE_S`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAUSE_S: Final = 0.3
 first call of the new instance comes first."""
 
 
-class SpareKind(NamedTuple):
+class SpareHostKind(NamedTuple):
     """What a spare host is for."""
 
     node_id: str
@@ -51,7 +51,7 @@ class _Demand:
     engine: str
 
 
-class SparePlan:
+class SpareHostPlan:
     """Decides which spare hosts there should be. It has no clock: callers pass the time.
 
     Args:
@@ -60,16 +60,16 @@ class SparePlan:
 
     def __init__(self, per_node: int) -> None:
         self._per_node = per_node
-        self._demands: dict[SpareKind, _Demand] = {}
+        self._demands: dict[SpareHostKind, _Demand] = {}
         """In the order of the last create."""
-        self._ready: dict[str, SpareKind] = {}
+        self._ready: dict[str, SpareHostKind] = {}
 
     @property
     def names(self) -> set[str]:
         """Names of the spares that are ready."""
         return set(self._ready)
 
-    def created(self, kind: SpareKind, engine: str, now: float) -> None:
+    def created(self, kind: SpareHostKind, engine: str, now: float) -> None:
         """Note that an instance with a dedicated host was created."""
         self._demands.pop(kind, None)
         self._demands[kind] = _Demand(now + SPARE_S, engine)
@@ -77,12 +77,12 @@ class SparePlan:
         for oldest in on_node[: len(on_node) - self._per_node]:
             del self._demands[oldest]
 
-    def engine(self, kind: SpareKind) -> str | None:
+    def engine(self, kind: SpareHostKind) -> str | None:
         """Return the engine of the last create of this kind; None if no spare is wanted."""
         demand = self._demands.get(kind)
         return None if demand is None else demand.engine
 
-    def missing(self, now: float) -> SpareKind | None:
+    def missing(self, now: float) -> SpareHostKind | None:
         """Return the kind of the spare to start next, or None."""
         present = set(self._ready.values())
         for kind, demand in self._demands.items():
@@ -90,15 +90,15 @@ class SparePlan:
                 return kind
         return None
 
-    def failed(self, kind: SpareKind) -> None:
+    def failed(self, kind: SpareHostKind) -> None:
         """Note that a spare did not start; none is started again until the next such create."""
         self._demands.pop(kind, None)
 
-    def ready(self, name: str, kind: SpareKind) -> None:
+    def ready(self, name: str, kind: SpareHostKind) -> None:
         """Note that a spare runs."""
         self._ready[name] = kind
 
-    def take(self, kind: SpareKind) -> str | None:
+    def take(self, kind: SpareHostKind) -> str | None:
         """Take a spare of this kind and return its name; None if there is none."""
         name = next((name for name, one in self._ready.items() if one == kind), None)
         if name is not None:
@@ -128,13 +128,13 @@ class SpareHosts:
     Args:
         hosts: Starts host actors.
         is_busy: Returns whether creates are under way, which spares must not slow down.
-        per_node: As for `SparePlan`.
+        per_node: As for `SpareHostPlan`.
     """
 
     def __init__(self, hosts: HostDirectory, is_busy: Callable[[], bool], per_node: int) -> None:
         self._hosts = hosts
         self._is_busy = is_busy
-        self._plan = SparePlan(per_node)
+        self._plan = SpareHostPlan(per_node)
         self._actors: dict[str, RemoteHost] = {}
         self._starting: set[str] = set()
         self._claiming: set[str] = set()
@@ -150,12 +150,12 @@ class SpareHosts:
         """Names of the spares that are ready, starting or being claimed."""
         return self._plan.names | self._starting | self._claiming
 
-    def created(self, kind: SpareKind, engine: str) -> None:
+    def created(self, kind: SpareHostKind, engine: str) -> None:
         """Note that an instance with a dedicated host was created: another may follow."""
         self._plan.created(kind, engine, _now())
         self._refill_soon()
 
-    async def claim(self, kind: SpareKind, instance_id: InstanceId) -> str | None:
+    async def claim(self, kind: SpareHostKind, instance_id: InstanceId) -> str | None:
         """Turn a spare into the host of an instance.
 
         Returns:
@@ -205,7 +205,7 @@ class SpareHosts:
             name = new_instance_id(kind.environment)
             self._starting = {name}
             try:
-                actor = await self._hosts.start_spare(name, kind.node_id, SPARE_S)
+                actor = await self._hosts.start_spare_host(name, kind.node_id, SPARE_S)
                 if (engine := self._plan.engine(kind)) is not None:
                     await actor.prepare.remote(engine)
             except Exception as exc:  # noqa: BLE001  # creates start hosts without it

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.controller.draining import NodeState
 from aenv_ray.actors.fabric.create_protocol import CreateProtocol, OnQueue
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.waits import AsyncWaits
+from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell.ray_api import wait_async
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import FabricUnavailable
@@ -36,7 +37,7 @@ class AsyncFabric:
 
     def __init__(self, fabric: Fabric) -> None:
         self._controller = fabric.controller
-        self._protocol = CreateProtocol(fabric.controller, AsyncWaits())
+        self._protocol = CreateProtocol(fabric.controller, AsyncWaits(), quotas=fabric.quotas)
         self._handles: BoundedCache[str, EnvHandle] = BoundedCache(_MAX_HANDLES)
 
     async def create(
@@ -46,21 +47,28 @@ class AsyncFabric:
         density: ActorDensity,
         *,
         queue_s: float = QUEUE_S,
+        subjects: frozenset[str] = frozenset(),
         on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
         """Create instances with the ids of their specs, all or none.
 
         It waits for room in a full cluster for `queue_s`, but no longer than `QUEUE_S`.
 
-        If cancelled, instances that were already created are released. `on_queue` is as for
-        `CreateProtocol.create`.
+        If cancelled, instances that were already created are released. `subjects` and `on_queue`
+        are as for `CreateProtocol.create`.
 
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
         waits_s = min(queue_s, QUEUE_S)
         created = await self._protocol.create(
-            source, specs, density, waits_s, may_rename=False, on_queue=on_queue
+            source,
+            specs,
+            density,
+            waits_s,
+            subjects=subjects,
+            may_rename=False,
+            on_queue=on_queue,
         )
         by_id = {one.spec.instance_id: one for one in created}
         made = []
@@ -87,12 +95,9 @@ class AsyncFabric:
         self._handles.put(handle.instance_id, handle)
         return handle
 
-    async def _locate(self, instance_id: str) -> tuple[Any, InstanceInfo]:
+    async def _locate(self, instance_id: str) -> tuple[RemoteHost, InstanceInfo]:
         reference = self._controller.locate.remote(instance_id)
-        found: tuple[Any, InstanceInfo] = await wait_async(
-            reference, f"finding {instance_id}", _CONTROL_S
-        )
-        return found
+        return await wait_async(reference, f"finding {instance_id}", _CONTROL_S)
 
     async def info(self, instance_id: str) -> InstanceInfo:
         """Return the state of an instance, also for some time after its end.
@@ -129,7 +134,7 @@ class AsyncFabric:
             FabricUnavailable: The fabric does not answer.
         """
         reference = self._controller.list_instances.remote()
-        return list(await wait_async(reference, "listing instances", _CONTROL_S))
+        return await wait_async(reference, "listing instances", _CONTROL_S)
 
     async def check_engines(self, engines: Sequence[str]) -> None:
         """Check that some node can run one of these engines, or that one may join.
@@ -147,7 +152,7 @@ class AsyncFabric:
             FabricUnavailable: No host answers.
         """
         reference = self._controller.pools.remote()
-        return dict(await wait_async(reference, "counting warm pools", _CONTROL_S))
+        return await wait_async(reference, "counting warm pools", _CONTROL_S)
 
     async def nodes(self) -> list[NodeState]:
         """Return the state of each live node.
@@ -155,4 +160,4 @@ class AsyncFabric:
         Raises:
             FabricUnavailable: The fabric does not answer.
         """
-        return list(await wait_async(self._controller.nodes.remote(), "the nodes", _CONTROL_S))
+        return await wait_async(self._controller.nodes.remote(), "the nodes", _CONTROL_S)

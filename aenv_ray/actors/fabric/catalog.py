@@ -39,7 +39,7 @@ def published(
     Without a hub, `otherwise` is raised.
 
     Raises:
-        AenvError: As `aenv_ray.actors.fabric.references.resolve`.
+        AenvError: As `aenv_ray.actors.fabric.references.resolve_environment`.
     """
     given = settings()
     hub = _hub(given, connect)

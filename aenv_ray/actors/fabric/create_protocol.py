@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.controller.placement import DEDICATED_PER_NODE, check_capacity, may_grow
+from aenv_ray.actors.controller.remote_controller import RemoteController
+from aenv_ray.actors.fabric.quota_client import QuotaClaim, QuotaClient
 from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, need_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
@@ -33,7 +35,13 @@ from aenv_ray.actors.host.start_messages import (
 )
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.engines.process import virtual_environment
-from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceError
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    FabricUnavailable,
+    InstanceError,
+    QuotaExceeded,
+)
 from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
@@ -82,7 +90,7 @@ _Refusals = dict[str, AenvError]
 """By host name: why the host started no instance of its share."""
 
 
-class EachCreate(Protocol):
+class CreateListener(Protocol):
     """Receives the outcomes of `CreateProtocol.create_each`."""
 
     def on_outcome(self, outcome: Created | AenvError) -> None:
@@ -101,27 +109,38 @@ class _Each:
     Args:
         source: The project.
         queue_s: Longest wait for room.
-        news: Receives the outcomes.
+        listener: Receives the outcomes.
         tried: Ids of instances that may run and were not reported yet; this object updates it.
+        withheld: Gets the created instances instead of the listener. None: the listener gets them.
     """
 
     def __init__(
-        self, source: Project, queue_s: float, news: EachCreate, tried: set[InstanceId]
+        self,
+        source: Project,
+        queue_s: float,
+        listener: CreateListener,
+        tried: set[InstanceId],
+        withheld: list[Created] | None,
     ) -> None:
         self.source = source
         self.queue_s = queue_s
-        self.news = news
+        self.listener = listener
         self._tried = tried
+        self._withheld = withheld
 
     def tell(self, started: Sequence[_Started]) -> None:
         for one in started:
             self._tried.discard(one.spec.instance_id)
-            self.news.on_outcome(one.result())
+            result = one.result()
+            if self._withheld is not None and isinstance(result, Created):
+                self._withheld.append(result)
+            else:
+                self.listener.on_outcome(result)
 
     def fail(self, specs: Sequence[InstanceSpec], error: AenvError) -> None:
         for spec in specs:
             self._tried.discard(spec.instance_id)
-            self.news.on_outcome(error)
+            self.listener.on_outcome(error)
 
     def replace(self, specs: Sequence[InstanceSpec], others: Sequence[InstanceSpec]) -> None:
         self._tried -= {spec.instance_id for spec in specs}
@@ -139,9 +158,12 @@ class CreateProtocol:
     """Creates instances over one connection to the fabric.
 
     Args:
+        controller: The controller actor.
+        waits: How this process waits.
         notices: Logs that creates take long. None: nothing is logged.
         scope: Scope of this process, see `ray_api.session_scope`. Hosts on the same node introduce
             this process to the shared instances that they start. "": no introductions.
+        quotas: The quotas as this process knows them. None: nobody else asks for them.
 
     Attributes:
         shared_hosts: The shared hosts as this connection knows them.
@@ -149,15 +171,17 @@ class CreateProtocol:
 
     def __init__(
         self,
-        controller: Any,
+        controller: RemoteController,
         waits: Waits,
         notices: WaitNotices | None = None,
         scope: str = "",
+        quotas: QuotaClient | None = None,
     ) -> None:
         self._controller = controller
         self._waits = waits
         self._notices = notices
         self._scope = scope
+        self._quotas = quotas or QuotaClient()
         self.shared_hosts = SharedHosts(controller, waits)
         self._sending = waits.lock()
         self._sends = 0
@@ -173,12 +197,14 @@ class CreateProtocol:
         density: ActorDensity,
         queue_s: float,
         *,
+        subjects: frozenset[str] = frozenset(),
         may_rename: bool = True,
         on_queue: OnQueue | None = None,
     ) -> list[Created]:
         """Create all instances of a group, or none.
 
-        If it fails or is cancelled, the instances that were started are released.
+        If it fails or is cancelled, the instances that were started are released, and none counts
+        in a quota of `subjects`.
 
         It waits for room in a full cluster for `queue_s`. If a host fails, `may_rename` has the
         group started again on other hosts under new ids; otherwise the create fails. `on_queue` is
@@ -187,29 +213,32 @@ class CreateProtocol:
         Raises:
             AenvError: As `aenv_ray.create`.
         """
-        tried = [spec.instance_id for spec in specs]
-        try:
-            if density is ActorDensity.DEDICATED:
-                started = await self._create_dedicated(source, specs, queue_s, on_queue)
-            else:
-                started = await self._create_shared(
-                    source,
-                    list(specs),
-                    queue_s,
-                    tried if may_rename else None,
-                    on_queue or (lambda _: None),
-                )
-        except BaseException:
-            # If Ray has ended, send nothing: that would start another local Ray.
-            if ray_api.is_connected():
-                self._controller.release.remote(tried)
-            raise
-        results = [one.result() for one in started]
-        created = [one for one in results if isinstance(one, Created)]
-        failures = [one for one in results if isinstance(one, AenvError)]
-        if failures:
-            await self._release([one.info.id for one in created])
-            raise _group_error(failures[0], len(failures), len(specs))
+        claim = await self._claim(specs, subjects, queue_s)
+        async with self._counted(claim) as counted:
+            tried = [spec.instance_id for spec in specs]
+            try:
+                if density is ActorDensity.DEDICATED:
+                    started = await self._create_dedicated(source, specs, queue_s, on_queue)
+                else:
+                    started = await self._create_shared(
+                        source,
+                        list(specs),
+                        queue_s,
+                        tried if may_rename else None,
+                        on_queue or (lambda _: None),
+                    )
+            except BaseException:
+                # If Ray has ended, send nothing: that would start another local Ray.
+                if ray_api.is_connected():
+                    self._controller.release.remote(tried)
+                raise
+            results = [one.result() for one in started]
+            created = [one for one in results if isinstance(one, Created)]
+            failures = [one for one in results if isinstance(one, AenvError)]
+            if failures:
+                await self._release([one.info.id for one in created])
+                raise _group_error(failures[0], len(failures), len(specs))
+            counted.extend(created)
         return created
 
     async def check_size(self, count: int, density: ActorDensity, places: int = 1) -> None:
@@ -234,6 +263,36 @@ class CreateProtocol:
     async def _release(self, ids: Sequence[InstanceId]) -> None:
         reference = self._controller.release.remote(list(ids))
         await self._waits.result(reference, f"releasing {len(ids)} instances", CREATE_DEADLINE_S)
+
+    # --- quotas ---------------------------------------------------------------------------------
+
+    async def _claim(
+        self, specs: Sequence[InstanceSpec], subjects: frozenset[str], queue_s: float
+    ) -> QuotaClaim | None:
+        if not subjects:
+            return None
+        return await self._waits.run(lambda: self._quotas.claim(specs, subjects, queue_s))
+
+    @asynccontextmanager
+    async def _counted(self, claim: QuotaClaim | None) -> AsyncIterator[list[Created]]:
+        """Replace a claim by leases of the instances that the block adds to the yielded list.
+
+        If that or the block fails, these instances are released and the claim is given up.
+        """
+        created: list[Created] = []
+        if claim is None:
+            yield created
+            return
+        try:
+            yield created
+            pairs = [(one.spec, one.info.id) for one in created]
+            await self._waits.run(lambda: claim.settle(pairs))
+        except BaseException:
+            if ray_api.is_connected():
+                if created:
+                    self._controller.release.remote([one.info.id for one in created])
+                await self._waits.run(claim.give_up)
+            raise
 
     # --- dedicated ------------------------------------------------------------------------------
 
@@ -278,11 +337,8 @@ class CreateProtocol:
 
     def _is_queued(self, ids: Sequence[InstanceId]) -> bool:
         """Return whether a create waits for room in the controller; blocks for a moment."""
-        asked = self._controller.is_queued.remote(list(ids))
         try:
-            return bool(
-                ray_api.wait(asked, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S)
-            )
+            return bool(_answer_soon(self._controller.is_queued.remote(list(ids))))
         except AenvError:
             return False  # unknown; the next look asks again
 
@@ -419,29 +475,57 @@ class CreateProtocol:
         specs: Sequence[InstanceSpec],
         density: ActorDensity,
         queue_s: float,
-        news: EachCreate,
+        listener: CreateListener,
+        subjects: frozenset[str] = frozenset(),
     ) -> None:
         """Create independent instances, and report each as soon as it runs or has failed.
 
-        As many as fit are started at once; the others wait in the queue for `queue_s`. If this is
+        As many as fit, and as the quotas of `subjects` allow, are started at once; the others wait
+        in the queue for `queue_s`. Those that count in quotas are reported together. If this is
         cancelled, the instances that were not reported are released. For event loops only.
         """
-        tried = {spec.instance_id for spec in specs}
-        each = _Each(source, queue_s, news, tried)
         try:
-            if density is ActorDensity.DEDICATED:
-                async with asyncio.TaskGroup() as group:
-                    for spec in specs:
-                        group.create_task(each.guarded([spec], self._dedicated_each(each, spec)))
+            claim = await self._claim(specs, subjects, queue_s)
+        except AenvError as exc:
+            if isinstance(exc, QuotaExceeded) and len(specs) > 1:
+                half = len(specs) // 2
+                for part in (specs[:half], specs[half:]):
+                    await self.create_each(source, part, density, queue_s, listener, subjects)
             else:
-                await each.guarded(specs, self._place_each(each, list(specs), None))
-        except BaseException:
-            if tried and ray_api.is_connected():
-                self._controller.release.remote(sorted(tried))
-            raise
+                for _ in specs:
+                    listener.on_outcome(exc)
+            return
+        created: list[Created] = []
+        try:
+            async with self._counted(claim) as created:
+                tried = {spec.instance_id for spec in specs}
+                withheld = None if claim is None else created
+                each = _Each(source, queue_s, listener, tried, withheld)
+                try:
+                    if density is ActorDensity.DEDICATED:
+                        await self._dedicated_each(each, specs)
+                    else:
+                        await each.guarded(specs, self._place_each(each, list(specs), None))
+                except BaseException:
+                    if tried and ray_api.is_connected():
+                        self._controller.release.remote(sorted(tried))
+                    raise
+        except AenvError as exc:
+            if claim is None:
+                raise
+            for _ in created:
+                listener.on_outcome(exc)
+        else:
+            for one in created:
+                listener.on_outcome(one)
 
-    async def _dedicated_each(self, each: _Each, spec: InstanceSpec) -> None:
-        each.tell(await self._create_dedicated(each.source, [spec], each.queue_s))
+    async def _dedicated_each(self, each: _Each, specs: Sequence[InstanceSpec]) -> None:
+        async def create(spec: InstanceSpec) -> None:
+            each.tell(await self._create_dedicated(each.source, [spec], each.queue_s))
+
+        async with asyncio.TaskGroup() as group:
+            for spec in specs:
+                group.create_task(each.guarded([spec], create(spec)))
 
     async def _place_each(
         self, each: _Each, specs: list[InstanceSpec], avoid: set[str] | None
@@ -491,7 +575,7 @@ class CreateProtocol:
                 retry_after_s=1.0,
                 hint="release instances, lower the concurrency, or give a queue_timeout",
             )
-        each.news.on_queued(len(specs))
+        each.listener.on_queued(len(specs))
         ends = ends or time.monotonic() + each.queue_s
         async with asyncio.TaskGroup() as group:
             while specs:
@@ -506,7 +590,7 @@ class CreateProtocol:
                     group.create_task(each.guarded(part.specs, work))
                 placed = {spec.instance_id for share in shares for spec in share.specs}
                 specs = [spec for spec in specs if spec.instance_id not in placed]
-                each.news.on_placed(len(placed))
+                each.listener.on_placed(len(placed))
 
     # --- projects -------------------------------------------------------------------------------
 
@@ -572,11 +656,8 @@ class CreateProtocol:
         """Return what a create waits for; asks the controller, blocking for a moment."""
         reason = ""
         if is_queued:
-            asked = self._controller.queue_reason.remote()
             try:
-                reason = ray_api.wait(
-                    asked, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S
-                )
+                reason = str(_answer_soon(self._controller.queue_reason.remote()))
             except AenvError as exc:
                 reason = exc.message
         if reason:
@@ -584,6 +665,11 @@ class CreateProtocol:
         if virtual_environment.may_be_installing(source.path):
             return f"the requirements of {source.reference} are probably being installed"
         return "the nodes are busy starting sandboxes"
+
+
+def _answer_soon(reference: Any) -> Any:
+    """Return an answer of the controller; blocks for a moment at most."""
+    return ray_api.wait(reference, "the controller", _REASON_S, lambda _: None, look_s=_REASON_S)
 
 
 def _parts(shares: Sequence[Share]) -> Iterator[Share]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import QUEUE_S, CreateOptions, group_size
 from aenv_ray.actors.fabric.fabric import Fabric
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.models import InstanceInfo
 
@@ -49,8 +49,10 @@ def init(address: str | None = None) -> Fabric:
 
 def _connected(address: str | None) -> Fabric:
     """Return the connection, after connecting if necessary; the caller holds the lock."""
+    from aenv_ray.actors.ray_shell import ray_api
+
     global _fabric
-    if _fabric is None or not _fabric.ray.is_connected():
+    if _fabric is None or not ray_api.is_connected():
         _fabric = Fabric(connect_inner, address)
     return _fabric
 
@@ -92,6 +94,8 @@ def shutdown() -> None:
 
     Operations that other threads have under way fail with FabricUnavailable first.
     """
+    from aenv_ray.actors.ray_shell import ray_api
+
     global _fabric, _shutdowns
     with _fabric_lock:
         fabric, _fabric = _fabric, None
@@ -102,7 +106,7 @@ def shutdown() -> None:
         if not fabric.gate.close(LEAVE_S):
             logger.warning("shutting down although another thread still uses the fabric")
         if fabric.owns_ray:
-            fabric.ray.leave()
+            ray_api.leave()
 
 
 def create(
@@ -161,7 +165,7 @@ def create(
         owner=owner, datasource=datasource, queue_timeout=queue_timeout, seed=seed,
         near=near,
     )  # fmt: skip
-    source = resolve(environment, init)
+    source = resolve_environment(environment, init)
     return init().create(source, 1, options)[0]
 
 
@@ -186,7 +190,7 @@ def create_many(
         AenvError: As `create`; nothing is left behind.
     """
     parsed = CreateOptions(actor=actor, **options)
-    number, source = group_size(count), resolve(environment, init)
+    number, source = group_size(count), resolve_environment(environment, init)
     return init().create(source, number, parsed)
 
 

@@ -6,27 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import InstanceNotFound
-from aenv_ray.ids import InstanceId
-from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
+from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.project.project import Project
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+
     from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.controller.placement import HostLoad
-    from aenv_ray.actors.fabric.quota_client import QuotaClaim
     from aenv_ray.actors.host.environment_relay import ConnectInner
+    from aenv_ray.actors.host.remote_host import RemoteHost
 
 LOOK_S: Final = 0.5
 """A wait notices within this time that the connection was shut down."""
 _ANSWER_S: Final = 300.0
 """Deadline of an answer of the controller. It is longer than a lost head usually takes to
 return."""
+
+
+T = TypeVar("T")
 
 
 class Fabric:
@@ -58,15 +62,16 @@ class Fabric:
         from aenv_ray.actors.ray_shell.head_watch import CUT_OFF, START_AGAIN, HeadWatch
         from aenv_ray.actors.ray_shell.versions import check_version
 
-        self.ray = ray_api
         self.gate = ShutdownGate()
         self.owns_ray = ray_api.ensure_ray(address)
         with ray_api.translated("finding the controller"):  # the head may have been lost since
             self.controller = controller.ensure_controller(connect_inner)
         self._notice_after_s = NOTICE_AFTER_S
         notices = WaitNotices(is_silent=lambda: self.head_watch.is_missed)
-        self.protocol = CreateProtocol(self.controller, BlockingWaits(self.wait), notices)
-        self._quotas = QuotaClient()
+        self.quotas = QuotaClient()
+        self.protocol = CreateProtocol(
+            self.controller, BlockingWaits(self.wait), notices, quotas=self.quotas
+        )
         version = self.wait(self.controller.ping.remote(), "the controller", 120.0)
         if not any_version:
             check_version(
@@ -83,11 +88,11 @@ class Fabric:
     @gated
     def wait(
         self,
-        reference: Any,
+        reference: ObjectRef[T],
         what: str,
         deadline_s: float = _ANSWER_S,
         on_wait: Callable[[float], None] | None = None,
-    ) -> Any:
+    ) -> T:
         """Return the value of a Ray reference; blocks.
 
         The arguments are those of `Waits.result`.
@@ -96,13 +101,15 @@ class Fabric:
             FabricUnavailable: The actor is gone, `deadline_s` passed, or `shutdown` was called.
             AenvError: What the actor raised.
         """
+        from aenv_ray.actors.ray_shell import ray_api
 
         def look(waited_s: float) -> None:
             self.gate.check()
             if on_wait is not None and waited_s % self._notice_after_s == 0:
                 on_wait(waited_s)
 
-        return self.ray.wait(reference, what, deadline_s, look, look_s=LOOK_S)
+        answer: T = ray_api.wait(reference, what, deadline_s, look, look_s=LOOK_S)
+        return answer
 
     # --- creating -------------------------------------------------------------------------------
 
@@ -113,36 +120,29 @@ class Fabric:
         Raises:
             AenvError: As `aenv_ray.create`; nothing is left behind.
         """
+        from aenv_ray.actors.fabric.quota_client import quota_subjects
         from aenv_ray.actors.fabric.waits import run_blocking
-        from aenv_ray.actors.ray_shell import operator_policy
+        from aenv_ray.actors.ray_shell import operator_policy, ray_api
 
         places = 1 + source.config.deploy.inner_limit
         run_blocking(self.protocol.check_size(count, options.actor, places))
         if options.near is not None:
-            options.near_node = self.ray.node_of(options.near)
+            options.near_node = ray_api.node_of(options.near)
         specs = options.specs(
-            source, count, job_id=self.ray.job_id(), policy=operator_policy.current()
+            source, count, job_id=ray_api.job_id(), policy=operator_policy.current()
         )
-        claim = self._quotas.claim_quota(specs, options)
-        try:
-            created = run_blocking(
-                self.protocol.create(source, specs, options.actor, options.queue_s)
+        created = run_blocking(
+            self.protocol.create(
+                source, specs, options.actor, options.queue_s, subjects=quota_subjects(options)
             )
-        except BaseException:
-            if claim is not None and self.ray.is_connected():
-                claim.give_up()
-            raise
-        if claim is not None:
-            try:
-                claim.settle((one.spec, one.info.id) for one in created)
-            except BaseException:
-                self.release([one.info.id for one in created])
-                raise
+        )
         return [
             EnvHandle(one.info.id, one.spec.reference, one.host, self.controller) for one in created
         ]
 
-    def shared_hosts(self, wanted: int, engines: Sequence[str] = ()) -> list[tuple[HostLoad, Any]]:
+    def shared_hosts(
+        self, wanted: int, engines: Sequence[str] = ()
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts that can run one of `engines`, with their load; blocks.
 
         Nodes without hosts get some if the others have fewer than `wanted` free slots.
@@ -154,12 +154,6 @@ class Fabric:
 
         return run_blocking(self.protocol.shared_hosts.look(wanted, engines))
 
-    def claim_quota(
-        self, specs: Sequence[InstanceSpec], options: CreateOptions
-    ) -> QuotaClaim | None:
-        """See `QuotaClient.claim_quota`; blocks."""
-        return self._quotas.claim_quota(specs, options)
-
     # --- finding --------------------------------------------------------------------------------
 
     @gated
@@ -169,8 +163,7 @@ class Fabric:
         Raises:
             InstanceNotFound: No host has it, or it has ended.
         """
-        reference = self.controller.locate.remote(instance_id)
-        host, info = self.wait(reference, f"finding {instance_id}", _ANSWER_S)
+        host, info = self.wait(self.controller.locate.remote(instance_id), f"finding {instance_id}")
         if info.status is not InstanceStatus.RUNNING:
             raise InstanceNotFound(
                 f"{instance_id} has ended", instance_id=instance_id, hint="create a new instance"
@@ -180,37 +173,32 @@ class Fabric:
     @gated
     def count_processes(self) -> int:
         """Return how many processes, containers and pods of sandboxes run on all nodes."""
-        reference = self.controller.count_processes.remote()
-        return int(self.wait(reference, "counting sandboxes", _ANSWER_S))
+        return self.wait(self.controller.count_processes.remote(), "counting sandboxes")
 
     @gated
     def list_instances(self) -> list[InstanceInfo]:
         """Return the live instances."""
-        reference = self.controller.list_instances.remote()
-        return list(self.wait(reference, "listing instances", _ANSWER_S))
+        return self.wait(self.controller.list_instances.remote(), "listing instances")
+
+    @gated
+    def release(self, instance_ids: Sequence[str]) -> None:
+        """End instances, in any state; idempotent."""
+        reference = self.controller.release.remote(list(instance_ids))
+        self.wait(reference, f"releasing {len(instance_ids)} instances")
 
     # --- nodes ----------------------------------------------------------------------------------
 
     @gated
     def nodes(self) -> list[NodeState]:
         """Return the state of each live node."""
-        return list(self.wait(self.controller.nodes.remote(), "the nodes", _ANSWER_S))
+        return self.wait(self.controller.nodes.remote(), "the nodes")
 
     @gated
     def drain(self, node: str, *, is_leaving: bool = False) -> NodeState:
-        """See `Controller.drain`."""
-        asked = self.controller.drain.remote(node, is_leaving)
-        state: NodeState = self.wait(asked, "draining", _ANSWER_S)
-        return state
+        """Stop new instances on a node, see `NodeDrains.drain`."""
+        return self.wait(self.controller.drain.remote(node, is_leaving), "draining")
 
     @gated
     def undrain(self, node: str) -> NodeState:
-        """See `Controller.undrain`."""
-        state: NodeState = self.wait(self.controller.undrain.remote(node), "undraining", _ANSWER_S)
-        return state
-
-    @gated
-    def release(self, instance_ids: Sequence[InstanceId]) -> None:
-        """End instances, in any state; idempotent."""
-        reference = self.controller.release.remote(list(instance_ids))
-        self.wait(reference, f"releasing {len(instance_ids)} instances")
+        """Let a node take instances again, see `NodeDrains.undrain`."""
+        return self.wait(self.controller.undrain.remote(node), "undraining")

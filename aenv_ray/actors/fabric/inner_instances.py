@@ -48,11 +48,12 @@ class FabricInstances:
     ) -> None:
         """See `InnerInstances.create`."""
         from aenv_ray.actors.fabric.create_options import RESERVED_LABELS, CreateOptions
-        from aenv_ray.actors.fabric.references import resolve
+        from aenv_ray.actors.fabric.quota_client import quota_subjects
+        from aenv_ray.actors.fabric.references import resolve_environment
         from aenv_ray.models import ActorDensity
 
         await asyncio.to_thread(_check_use, reference, outer.owner)
-        source = await asyncio.to_thread(resolve, reference, lambda: self._fabric)
+        source = await asyncio.to_thread(resolve_environment, reference, lambda: self._fabric)
         # Labels of the fabric say what the outer instance is, such as a sandbox of a service.
         labels = {k: v for k, v in outer.labels.items() if not k.startswith(RESERVED_LABELS)}
         options = CreateOptions(
@@ -71,21 +72,13 @@ class FabricInstances:
                 "idle_timeout_s": None,  # it ends with the outer instance
             }
         )
-        claim = await asyncio.to_thread(self._fabric.claim_quota, [spec], options)
-        try:
-            created = await self._instances.create(
-                source, [spec], ActorDensity.SHARED, on_queue=on_queue
-            )
-        except BaseException:
-            if claim is not None:
-                await asyncio.to_thread(claim.give_up)
-            raise
-        if claim is not None:
-            try:
-                await asyncio.to_thread(claim.settle, [(spec, created[0].info.id)])
-            except BaseException:
-                await self.release([instance_id])
-                raise
+        await self._instances.create(
+            source,
+            [spec],
+            ActorDensity.SHARED,
+            subjects=quota_subjects(options),
+            on_queue=on_queue,
+        )
 
     async def renew(self, instance_ids: Sequence[InstanceId], ttl_s: float) -> None:
         """See `InnerInstances.renew`."""

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.fabric.create_options import CreateOptions, OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol, EachCreate, OnQueue
+from aenv_ray.actors.fabric.create_protocol import (
+    Created,
+    CreateListener,
+    CreateProtocol,
+    OnQueue,
+)
 from aenv_ray.actors.fabric.fabric import LOOK_S, Fabric
-from aenv_ray.actors.fabric.quota_client import QuotaClaim
+from aenv_ray.actors.fabric.quota_client import quota_subjects
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.fabric.waits import NOTICE_AFTER_S, AsyncWaits, OnWait, WaitNotices
 from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.config import settings
-from aenv_ray.errors import AenvError, FabricUnavailable, QuotaExceeded
+from aenv_ray.errors import FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+T = TypeVar("T")
 
 RELEASE_S: Final = 60.0
 """Longest wait for a release; if it fails, the instances end at their deadlines."""
@@ -32,8 +42,8 @@ class GatedWaits(AsyncWaits):
         self._gate = gate
 
     async def result(  # noqa: D102
-        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
-    ) -> Any:
+        self, reference: ObjectRef[T], what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> T:
         with self._gate:
             answer = asyncio.ensure_future(super().result(reference, what, deadline_s))
             waited_s = 0.0
@@ -64,6 +74,7 @@ class InstanceBatches:
         self._fabric = fabric
         self.source = source
         self._options = options
+        self._subjects = quota_subjects(options)
         self._labels = dict(labels)
         self._waits = GatedWaits(fabric.gate)
         self._protocol = CreateProtocol(
@@ -71,6 +82,7 @@ class InstanceBatches:
             self._waits,
             WaitNotices(is_silent=lambda: fabric.head_watch.is_missed),
             ray_api.session_scope() if settings().local_door else "",
+            fabric.quotas,
         )
         self._job_id = ray_api.job_id()
 
@@ -78,16 +90,15 @@ class InstanceBatches:
         """Whether the connection is open; after its end, nothing can be created."""
         return not self._fabric.gate.is_closed
 
-    async def create(self, count: int, news: EachCreate) -> None:
+    async def create(self, count: int, listener: CreateListener) -> None:
         """Create instances; each is reported once it runs or has failed.
 
         If it is cancelled, the instances that were not reported are released.
         """
-        specs = await self._specs(count)
-        if self._has_quotas:
-            await self._create_under_quotas(specs, news)
-        else:
-            await self._create(specs, news)
+        specs, options = await self._specs(count), self._options
+        await self._protocol.create_each(
+            self.source, specs, options.actor, options.queue_s, listener, self._subjects
+        )
 
     async def create_group(
         self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
@@ -102,28 +113,16 @@ class InstanceBatches:
         Raises:
             AenvError: As `aenv_ray.create_many`; nothing is left behind.
         """
-        specs, claim = await self._specs(count, own), None
-        if self._has_quotas:
-            claim = await self._waits.run(lambda: self._fabric.claim_quota(specs, self._options))
-        options = self._options
-        created: list[Created] = []
-        try:
-            await self._protocol.check_size(count, options.actor, specs[0].places)
-            created = await self._protocol.create(
-                self.source, specs, options.actor, options.queue_s, on_queue=on_queue
-            )
-            if claim is not None:
-                await self._settle(claim, created)
-        except BaseException:
-            if claim is not None:
-                await self._give_up(claim, created)
-            raise
-        return created
-
-    @property
-    def _has_quotas(self) -> bool:
-        """Whether a quota may apply."""
-        return self._options.owner is not None or bool(self._options.labels)
+        specs, options = await self._specs(count, own), self._options
+        await self._protocol.check_size(count, options.actor, specs[0].places)
+        return await self._protocol.create(
+            self.source,
+            specs,
+            options.actor,
+            options.queue_s,
+            subjects=self._subjects,
+            on_queue=on_queue,
+        )
 
     async def _specs(self, count: int, own: OwnOptions | None = None) -> list[InstanceSpec]:
         policy = await self._waits.run(operator_policy.current)
@@ -134,56 +133,6 @@ class InstanceBatches:
             return specs
         labels = self._options.labels | self._labels
         return [spec.model_copy(update={"labels": labels}) for spec in specs]
-
-    async def _settle(self, claim: QuotaClaim, created: Sequence[Created]) -> None:
-        pairs = [(one.spec, one.info.id) for one in created]
-        await self._waits.run(lambda: claim.settle(pairs))
-
-    async def _give_up(self, claim: QuotaClaim, created: Sequence[Created]) -> None:
-        if ray_api.is_connected():
-            self._fabric.controller.release.remote([one.info.id for one in created])
-            await self._waits.run(claim.give_up)
-
-    async def _create(self, specs: Sequence[InstanceSpec], news: EachCreate) -> None:
-        options = self._options
-        await self._protocol.create_each(self.source, specs, options.actor, options.queue_s, news)
-
-    async def _create_under_quotas(self, specs: list[InstanceSpec], news: EachCreate) -> None:
-        """Create as many of the instances as the quotas allow."""
-        try:
-            claim = await self._waits.run(lambda: self._fabric.claim_quota(specs, self._options))
-        except QuotaExceeded as exc:
-            if len(specs) == 1:
-                news.on_outcome(exc)
-                return
-            half = len(specs) // 2
-            await self._create_under_quotas(specs[:half], news)
-            await self._create_under_quotas(specs[half:], news)
-            return
-        except AenvError as exc:
-            for _ in specs:
-                news.on_outcome(exc)
-            return
-        if claim is None:
-            await self._create(specs, news)
-            return
-        await self._create_in(claim, specs, news)
-
-    async def _create_in(
-        self, claim: QuotaClaim, specs: Sequence[InstanceSpec], news: EachCreate
-    ) -> None:
-        """Create instances that count in quotas; report them once the hub has recorded them."""
-        made = _Collected(news)
-        try:
-            await self._create(specs, made)
-            await self._settle(claim, made.created)
-        except BaseException as exc:
-            await self._give_up(claim, made.created)
-            if not isinstance(exc, AenvError):
-                raise
-            made.fail(exc)
-        else:
-            made.report()
 
     def handle(self, created: Created) -> EnvHandle:
         """Return a handle to an instance."""
@@ -219,27 +168,3 @@ class InstanceBatches:
         reference = self._fabric.controller.release.remote([one.info.id for one in instances])
         what = f"releasing {len(instances)} instances"
         await self._waits.result(reference, what, RELEASE_S)
-
-
-class _Collected:
-    """Holds created instances back until their leases are recorded."""
-
-    def __init__(self, news: EachCreate) -> None:
-        self._news = news
-        self.created: list[Created] = []
-        self.on_queued = news.on_queued
-        self.on_placed = news.on_placed
-
-    def on_outcome(self, outcome: Created | AenvError) -> None:
-        if isinstance(outcome, Created):
-            self.created.append(outcome)
-        else:
-            self._news.on_outcome(outcome)
-
-    def report(self) -> None:
-        for one in self.created:
-            self._news.on_outcome(one)
-
-    def fail(self, error: AenvError) -> None:
-        for _ in self.created:
-            self._news.on_outcome(error)

@@ -28,6 +28,14 @@ STARTING_S: Final = 310.0
 """How long a starting instance counts towards a quota, in addition to its wait for room."""
 
 
+def quota_subjects(options: CreateOptions) -> frozenset[str]:
+    """Return the owner and the labels whose quotas instances with these options count in."""
+    subjects = {label_subject(key, value) for key, value in options.labels.items()}
+    if options.owner is not None:
+        subjects.add(f"owner:{options.owner}")
+    return frozenset(subjects)
+
+
 class QuotaClient:
     """Claims shares of quotas at the hub, for one connection to the fabric."""
 
@@ -37,22 +45,24 @@ class QuotaClient:
         self._subjects: frozenset[str] = frozenset()
         self._known_until = 0.0
 
-    def claim_quota(
-        self, specs: Sequence[InstanceSpec], options: CreateOptions
+    def claim(
+        self, specs: Sequence[InstanceSpec], subjects: frozenset[str], queue_s: float
     ) -> QuotaClaim | None:
-        """Count instances that are about to start in their quotas; None if no quota applies.
+        """Count instances that are about to start in quotas; None if no quota applies. Blocks.
+
+        Args:
+            specs: The instances.
+            subjects: Whose quotas they count in, see `quota_subjects`.
+            queue_s: Longest wait for room.
 
         Raises:
             QuotaExceeded: A quota is used up.
             FabricUnavailable: The hub does not answer.
         """
-        subjects = {label_subject(key, value) for key, value in options.labels.items()}
-        if options.owner is not None:
-            subjects.add(f"owner:{options.owner}")
-        if not subjects or not subjects & self._limited():
+        if not subjects & self._limited():
             return None
         assert self._hub is not None
-        claim = QuotaClaim(self._hub, self._clock, specs, STARTING_S + options.queue_s)
+        claim = QuotaClaim(self._hub, self._clock, specs, STARTING_S + queue_s)
         claim.take()
         return claim
 

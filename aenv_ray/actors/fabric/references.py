@@ -14,7 +14,7 @@ from aenv_ray.project import project
 from aenv_ray.project.project import Project
 
 
-def resolve(reference: str | Path, connect: Callable[[], Any]) -> Project:
+def resolve_environment(reference: str | Path, connect: Callable[[], Any]) -> Project:
     """Return the project that a reference names; blocks.
 
     Args:

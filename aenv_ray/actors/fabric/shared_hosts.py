@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aenv_ray.actors.controller.placement import (
     ONE_SLOT,
@@ -21,6 +21,7 @@ from aenv_ray.actors.controller.placement import (
     on_nodes,
     spread,
 )
+from aenv_ray.actors.controller.remote_controller import RemoteController
 from aenv_ray.actors.fabric.waits import Waits
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.host.remote_host import RemoteHost
@@ -60,11 +61,11 @@ def need_of(specs: Sequence[InstanceSpec]) -> Need:
 class SharedHosts:
     """The shared hosts with their load, as the controller last reported them."""
 
-    def __init__(self, controller: Any, waits: Waits) -> None:
+    def __init__(self, controller: RemoteController, waits: Waits) -> None:
         self._controller = controller
         self._waits = waits
         self._lock = waits.lock()
-        self._hosts: list[tuple[HostLoad, Any]] = []
+        self._hosts: list[tuple[HostLoad, RemoteHost]] = []
         self._placed: dict[str, int] = {}
         self._looked_at = 0.0
 
@@ -98,17 +99,12 @@ class SharedHosts:
             FabricUnavailable: No node has a host, or none can run the group's engine.
         """
         async with self._lock:
-            need = need_of(specs)
-            is_first = avoid is not None or not self._hosts
-            if is_first or time.monotonic() - self._looked_at > LOOK_AGAIN_S:
-                patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), need)
-                return self._divide(specs, avoid or ())
-            try:
-                return self._divide(specs, avoid or ())
-            except CapacityExceeded:  # releases since the last look are not known here
-                await self._look(FIRST_PATIENCE_S, len(specs), need)
-                return self._divide(specs, avoid or ())
+            if not await self._look_if_due(specs, avoid):
+                try:
+                    return self._divide(specs, avoid or ())
+                except CapacityExceeded:  # releases since the last look are not known here
+                    await self._look(FIRST_PATIENCE_S, len(specs), need_of(specs))
+            return self._divide(specs, avoid or ())
 
     async def place_some(
         self,
@@ -131,17 +127,23 @@ class SharedHosts:
             FabricUnavailable: As `place`.
         """
         async with self._lock:
-            need = need_of(specs)
-            is_first = avoid is not None or not self._hosts
-            age_s = time.monotonic() - self._looked_at
-            is_fresh = may_queue and age_s < FRESH_S
-            if is_first or age_s > LOOK_AGAIN_S:
-                patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
-                await self._look(patience_s, len(specs), need)
-            elif len(specs) > self._room(specs) and not is_fresh:
+            has_looked = await self._look_if_due(specs, avoid)
+            is_fresh = may_queue and time.monotonic() - self._looked_at < FRESH_S
+            if not (has_looked or is_fresh) and len(specs) > self._room(specs):
                 # Releases since the last look are not known here.
-                await self._look(LATER_PATIENCE_S, len(specs), need)
+                await self._look(LATER_PATIENCE_S, len(specs), need_of(specs))
             return self._divide(specs[: self._room(specs)], avoid or ())
+
+    async def _look_if_due(
+        self, specs: Sequence[InstanceSpec], avoid: Collection[str] | None
+    ) -> bool:
+        """Ask the controller again if that is due before a placement; return whether it was."""
+        is_first = avoid is not None or not self._hosts
+        if not is_first and time.monotonic() - self._looked_at <= LOOK_AGAIN_S:
+            return False
+        patience_s = FIRST_PATIENCE_S if is_first else LATER_PATIENCE_S
+        await self._look(patience_s, len(specs), need_of(specs))
+        return True
 
     def _room(self, specs: Sequence[InstanceSpec]) -> int:
         """Return how many instances like the first of these fit, on any node that they may use."""
@@ -162,7 +164,7 @@ class SharedHosts:
 
     async def look(
         self, wanted: int = 0, engines: Sequence[str] = ()
-    ) -> list[tuple[HostLoad, Any]]:
+    ) -> list[tuple[HostLoad, RemoteHost]]:
         """Return the shared hosts that can run one of `engines`, with their present load.
 
         Slots that are kept for waiting creates count as free.

@@ -14,9 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.ray_shell import ray_api
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 logger = logging.getLogger("aenv_ray")
 
@@ -36,8 +39,8 @@ class Waits(ABC):
 
     @abstractmethod
     async def result(
-        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
-    ) -> Any:
+        self, reference: ObjectRef[T], what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> T:
         """Return the value of a Ray reference.
 
         Args:
@@ -67,8 +70,8 @@ class AsyncWaits(Waits):
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="aenv-create")
 
     async def result(  # noqa: D102
-        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
-    ) -> Any:
+        self, reference: ObjectRef[T], what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> T:
         return await ray_api.wait_async(reference, what, deadline_s)
 
     async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
@@ -88,9 +91,10 @@ class BlockingWaits(Waits):
         self._wait = wait
 
     async def result(  # noqa: D102
-        self, reference: Any, what: str, deadline_s: float, on_wait: OnWait | None = None
-    ) -> Any:
-        return self._wait(reference, what, deadline_s, on_wait)
+        self, reference: ObjectRef[T], what: str, deadline_s: float, on_wait: OnWait | None = None
+    ) -> T:
+        value: T = self._wait(reference, what, deadline_s, on_wait)
+        return value
 
     async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
         return function()

@@ -11,10 +11,10 @@ from aenv_ray.actors.controller.placement import spread
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.driver_api import init
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.fabric.waits import run_blocking
 from aenv_ray.actors.host.warm_requests import WarmRequest
-from aenv_ray.actors.ray_shell import operator_policy
+from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.errors import ConfigError
 
 _ANSWER_S: Final = 30.0
@@ -76,11 +76,9 @@ def warm(
         environment_variables=environment_variables, datasource=datasource,
     )  # fmt: skip
     idle_s = units.parse_duration_s(idle_timeout, what="idle timeout")
-    source = resolve(environment, init)
+    source = resolve_environment(environment, init)
     fabric = init()
-    (pattern,) = options.specs(
-        source, 1, job_id=fabric.ray.job_id(), policy=operator_policy.current()
-    )
+    (pattern,) = options.specs(source, 1, job_id=ray_api.job_id(), policy=operator_policy.current())
     hosts = fabric.shared_hosts(count, pattern.possible_engines)
     shares = spread(count, [load for load, _ in hosts])
     asked: list[tuple[str, Any]] = []

@@ -11,6 +11,9 @@ from aenv_ray.ids import InstanceId
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from aenv_ray.actors.host.warm_requests import WarmRequest
+    from aenv_ray.project.storage import StorageMount
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -48,6 +51,14 @@ class RemoteHost(Protocol):
     @property
     def put_project(self) -> HostMethod[[str, bytes], None]:
         """Store the archive of the project with this digest on the node."""
+
+    @property
+    def warm(self) -> HostMethod[[WarmRequest, float | None], int]:
+        """Keep sandboxes ready; return how many are, after waiting for some seconds."""
+
+    @property
+    def delete_storage(self) -> HostMethod[[str, StorageMount], None]:
+        """Delete the data of a storage volume of an engine."""
 
     @property
     def engines(self) -> HostMethod[[], tuple[str, ...]]:

@@ -31,7 +31,7 @@ def announce() -> tuple[Policy | None, Policy]:
         ConfigError: A setting is malformed.
     """
     policy = policy_of(settings(), behind_gateway=True)
-    before = ray_api.load(_KEY)
+    before = ray_api.stored_value(_KEY)
     ray_api.store(_KEY, policy.model_dump_json())
     _reader.forget()
     return _parsed(before) if before else None, policy
@@ -105,7 +105,7 @@ def _begin_to_read() -> Future[Policy]:
 
 
 def _read() -> Policy:
-    text = ray_api.load(_KEY)
+    text = ray_api.stored_value(_KEY)
     return _parsed(text) if text else policy_of(settings(), behind_gateway=False)
 
 

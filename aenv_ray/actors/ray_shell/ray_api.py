@@ -323,7 +323,7 @@ def draining_nodes() -> dict[str, bool]:
     Raises:
         FabricUnavailable: Ray does not answer.
     """
-    kept: dict[str, bool] | list[str] = json.loads(load(_DRAINING) or "{}")
+    kept: dict[str, bool] | list[str] = json.loads(stored_value(_DRAINING) or "{}")
     # A cluster that an earlier version ran may have a list, of nodes that were only drained.
     return kept if isinstance(kept, dict) else dict.fromkeys(kept, False)
 
@@ -538,6 +538,22 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
+def dataset_of(table: Any) -> Any:
+    """Return a ``ray.data.Dataset`` of an Arrow table.
+
+    Raises:
+        ConfigError: Ray Data cannot be imported.
+    """
+    try:
+        import ray.data
+    except ImportError as exc:
+        raise ConfigError(
+            f"to_ray() requires Ray Data, which cannot be imported: {exc}",
+            hint="pip install 'aenv-ray[data]'",
+        ) from exc
+    return ray.data.from_arrow(table)
+
+
 def cheap_task(function: Any) -> Any:
     """Return a Ray task that reserves no CPU and is retried."""
     return ray.remote(num_cpus=0, max_retries=3)(function)
@@ -569,7 +585,7 @@ def store(key: str, value: str) -> None:
         internal_kv._internal_kv_put(f"{NAMESPACE}:{key}".encode(), value.encode(), overwrite=True)
 
 
-def load(key: str) -> str | None:
+def stored_value(key: str) -> str | None:
     """Return the value under a key, or None.
 
     Raises:

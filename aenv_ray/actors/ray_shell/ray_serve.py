@@ -93,12 +93,12 @@ def app_handle(app: str) -> DeploymentHandle[Any]:
     """
     from ray import serve
 
-    with translated(f"finding application {app}"):
+    with translated_call(f"finding application {app}"):
         return serve.get_app_handle(app)
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
+def translated_call(what: str) -> Iterator[None]:
     """Turn the exceptions of Ray and Serve about a call to a replica into ours.
 
     Raises:

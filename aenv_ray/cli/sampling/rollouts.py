@@ -66,10 +66,10 @@ def say_engine(environment: str, engine: str | None, what: str = "engine") -> No
     """
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.actors.fabric.engine_choice import likely_engine, possible_engines
-    from aenv_ray.actors.fabric.references import resolve
+    from aenv_ray.actors.fabric.references import resolve_environment
     from aenv_ray.actors.ray_shell import operator_policy
 
-    source, policy = resolve(environment, driver_api.init), operator_policy.current()
+    source, policy = resolve_environment(environment, driver_api.init), operator_policy.current()
     if not possible_engines(source, policy, engine).is_fixed:
         console.say(f"{what}: {likely_engine(source, policy, engine)}")
 

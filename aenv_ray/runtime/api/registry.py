@@ -545,13 +545,16 @@ class Registry:
         }
 
     def compile(self) -> None:
-        """Create all validators and schemas now, rather than at the first call.
+        """Create what calls need now, rather than at the first call.
+
+        The forks of a template share what exists then.
 
         Raises:
             TypeError: A parameter has a type without a JSON Schema.
         """
         for entry in self.entries():
             entry.mcp_tool()
+            _ = entry.is_async
 
     def entries(self) -> Iterator[Registered]:
         """Yield all functions."""

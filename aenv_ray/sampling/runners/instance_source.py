@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aenv_ray.actors.fabric.create_options import OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, EachCreate, OnQueue
+from aenv_ray.actors.fabric.create_protocol import Created, CreateListener, OnQueue
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import AenvError
 
@@ -39,7 +39,7 @@ _SMOOTHING: Final = 0.2
 class Instances(Protocol):
     """Creates and releases instances; see `aenv_ray.actors.fabric.instance_batches`."""
 
-    async def create(self, count: int, news: EachCreate) -> None:
+    async def create(self, count: int, listener: CreateListener) -> None:
         """See `InstanceBatches.create`."""
 
     async def create_group(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from aenv_ray.actors.fabric import driver_api
-from aenv_ray.actors.fabric.references import resolve
+from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.client.sync import SyncEnvironment
 from aenv_ray.errors import ConfigError, FunctionFailed, ToolNotFound
 from aenv_ray.sampling.tasks.archives import check_files
@@ -36,7 +36,7 @@ def environment_tasks(
         FunctionFailed: Its function raised.
         EnvironmentNotFound: The environment is unknown.
     """
-    project = resolve(str(environment), driver_api.init)
+    project = resolve_environment(str(environment), driver_api.init)
     file = project.path / TASK_FILE
     if file.is_file():
         return _checked(load_tasks(file), environment)

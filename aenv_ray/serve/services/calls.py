@@ -53,7 +53,7 @@ class ServiceCalls:
                         return news
         call.message()  # rejects an invalid call here
         handle = (await self._handle(call)).options(method_name="call_json")
-        with ray_serve.translated(_what(call)):
+        with ray_serve.translated_call(_what(call)):
             for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, disconnect) as response:
@@ -70,7 +70,7 @@ class ServiceCalls:
         """See `JsonCalls.follow`; raises as `call`."""
         call.message()
         handle = (await self._handle(call)).options(method_name="follow_json", stream=True)
-        with ray_serve.translated(_what(call)):
+        with ray_serve.translated_call(_what(call)):
             for left in reversed(range(_TRIES)):
                 try:
                     async with self._dispatched(handle, call, disconnect, name) as response:
@@ -92,7 +92,7 @@ class ServiceCalls:
         if session:
             handle = handle.options(session_id=session)
         what = f"finding a sandbox of service {service_id}"
-        with ray_serve.translated(what):
+        with ray_serve.translated_call(what):
             async with ray_api.deadline(_REPLICA_WAIT_S, _no_replica(what, service_id)):
                 return str(await handle.remote())
 
@@ -100,7 +100,7 @@ class ServiceCalls:
         """See `JsonCalls.cancel`; all replicas are asked."""
         handle = await self._handle_of(service_of(target))
         response = handle.broadcast("cancel_named", name)
-        with ray_serve.translated(f"cancelling a call of service {service_of(target)}"):
+        with ray_serve.translated_call(f"cancelling a call of service {service_of(target)}"):
             await asyncio.to_thread(response.results, timeout_s=_CANCEL_S)
 
     @contextlib.asynccontextmanager

@@ -149,7 +149,7 @@ def state(name: str) -> ServiceState:
 
 def _services() -> Services:
     async def resolve(reference: str) -> Project:
-        return await asyncio.to_thread(references.resolve, reference, driver_api.init)
+        return await asyncio.to_thread(references.resolve_environment, reference, driver_api.init)
 
     async def check_engines(engines: Sequence[str]) -> None:
         await asyncio.to_thread(lambda: driver_api.init().shared_hosts(0, engines))

@@ -349,7 +349,7 @@ def test_a_worker_has_a_published_version_of_the_head(
         "blocking(publish(source))\n"
         "def look():\n"
         "    try:\n"
-        "        return str(references.resolve('published', aenv_ray.init).path)\n"
+        "        return str(references.resolve_environment('published', aenv_ray.init).path)\n"
         "    except aenv_ray.AenvError as exc:\n"
         "        return type(exc).__name__\n"
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray import logs
-from aenv_ray.actors.fabric.create_protocol import EachCreate
+from aenv_ray.actors.fabric.create_protocol import CreateListener
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import CapacityExceeded, InstanceReleased
 from aenv_ray.integrations import episodes
@@ -79,9 +79,9 @@ class _NoInstances:
     def is_connected(self) -> bool:
         return True
 
-    async def create(self, count: int, news: EachCreate) -> None:
+    async def create(self, count: int, listener: CreateListener) -> None:
         for _ in range(count):
-            news.on_outcome(CapacityExceeded("full"))
+            listener.on_outcome(CapacityExceeded("full"))
 
 
 async def test_the_logs_of_an_episode_name_its_owner(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,13 @@ from aenv_ray.actors.host.start_messages import (
     encode_outcomes,
 )
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
-from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, SandboxStartFailed
+from aenv_ray.errors import (
+    AenvError,
+    CapacityExceeded,
+    FabricUnavailable,
+    QuotaExceeded,
+    SandboxStartFailed,
+)
 from aenv_ray.models import (
     ActorDensity,
     InstanceInfo,
@@ -374,7 +380,7 @@ def test_an_instance_that_may_be_on_one_node_only_waits_for_room_there(
     assert need.node_ids == ("node-a",)
 
 
-class _News:
+class _Outcomes:
     """What became of independent instances."""
 
     def __init__(self) -> None:
@@ -395,30 +401,32 @@ class _News:
         self.queued -= count
 
 
-async def _create_each(bench: Bench, source: Project, count: int, queue_s: float = 5.0) -> _News:
+async def _create_each(
+    bench: Bench, source: Project, count: int, queue_s: float = 5.0
+) -> _Outcomes:
     for node in bench.nodes:
         node.projects.add(source.digest)
-    news, protocol = _News(), CreateProtocol(bench.controller, AsyncWaits())
+    outcomes, protocol = _Outcomes(), CreateProtocol(bench.controller, AsyncWaits())
     specs = CreateOptions().specs(source, count, job_id=None, policy=Policy())
-    await protocol.create_each(source, specs, ActorDensity.SHARED, queue_s, news)
-    return news
+    await protocol.create_each(source, specs, ActorDensity.SHARED, queue_s, outcomes)
+    return outcomes
 
 
 async def test_independent_instances_fail_alone(source: Project) -> None:
     bench = Bench(is_async=True)
     bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
-    news = await _create_each(bench, source, 8)
-    assert (len(news.created), [type(e) for e in news.failed]) == (7, [SandboxStartFailed])
+    outcomes = await _create_each(bench, source, 8)
+    assert (len(outcomes.created), [type(e) for e in outcomes.failed]) == (7, [SandboxStartFailed])
     assert bench.controller.released == []
 
 
 async def test_independent_instances_move_from_a_failed_host_under_new_ids(source: Project) -> None:
     bench = Bench(is_async=True)
     bench.hosts["h1"].failures = [FabricUnavailable("h1 died")]
-    news = await _create_each(bench, source, 8)
-    assert len(news.created) == 8
-    assert not {one.info.id for one in news.created} & set(bench.controller.released)
-    assert bench.hosts["h1"] not in [one.host for one in news.created]
+    outcomes = await _create_each(bench, source, 8)
+    assert len(outcomes.created) == 8
+    assert not {one.info.id for one in outcomes.created} & set(bench.controller.released)
+    assert bench.hosts["h1"] not in [one.host for one in outcomes.created]
 
 
 @pytest.mark.parametrize(
@@ -444,25 +452,112 @@ async def test_an_instance_that_one_host_refuses_and_another_is_too_full_for_sta
             return answer(specs)
 
         host.answer = refuse  # type: ignore[method-assign]
-    news = await _create_each(bench, source, 1)
-    assert (len(news.created), news.failed, left) == (1, [], [])
+    outcomes = await _create_each(bench, source, 1)
+    assert (len(outcomes.created), outcomes.failed, left) == (1, [], [])
 
 
 async def test_independent_instances_take_slots_as_they_become_free(source: Project) -> None:
     """The queue gives one place at a time; the others are asked for again."""
     bench = Bench(is_async=True)
-    news = await _create_each(bench, source, 403)
-    assert (len(news.created), news.failed, news.queued) == (403, [], 0)
+    outcomes = await _create_each(bench, source, 403)
+    assert (len(outcomes.created), outcomes.failed, outcomes.queued) == (403, [], 0)
     assert len(bench.controller.waited_for_room) == 3 + 2 + 1
-    assert len({one.info.id for one in news.created}) == 403
+    assert len({one.info.id for one in outcomes.created}) == 403
 
 
 async def test_independent_instances_without_room_fail_if_they_may_not_wait(
     source: Project,
 ) -> None:
-    news = await _create_each(Bench(is_async=True), source, 402, queue_s=0.0)
-    assert len(news.created) == 400
-    assert [type(error) for error in news.failed] == [CapacityExceeded] * 2
+    outcomes = await _create_each(Bench(is_async=True), source, 402, queue_s=0.0)
+    assert len(outcomes.created) == 400
+    assert [type(error) for error in outcomes.failed] == [CapacityExceeded] * 2
+
+
+class _Quotas:
+    """A quota of so many instances; None if nobody is limited. Its hub may fail to settle."""
+
+    def __init__(self, limit: int | None = 5, error: AenvError | None = None) -> None:
+        self.limit, self.error = limit, error
+        self.pending: list[str] = []
+        self.running: list[str] = []
+
+    def claim(
+        self, specs: Sequence[InstanceSpec], subjects: frozenset[str], queue_s: float
+    ) -> Any | None:
+        assert (subjects, queue_s) == (SUBJECTS, 5.0)
+        if self.limit is None:
+            return None
+        ids = [spec.instance_id for spec in specs]
+        if len(self.pending) + len(self.running) + len(ids) > self.limit:
+            raise QuotaExceeded("the quota of team=a is used up", retry_after_s=1.0)
+        self.pending += ids
+
+        def give_up() -> None:
+            self.pending = [one for one in self.pending if one not in ids]
+
+        def settle(made: Iterable[tuple[InstanceSpec, str]]) -> None:
+            if self.error is not None:
+                raise self.error
+            give_up()
+            self.running += [instance_id for _, instance_id in made]
+
+        return SimpleNamespace(settle=settle, give_up=give_up)
+
+
+SUBJECTS = frozenset({"label:team=a"})
+
+
+async def _create_counted(
+    bench: Bench, source: Project, quotas: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[_Outcomes, list[Created]]:
+    """Create independent instances, or a group if `count` is negative, that count in quotas."""
+    monkeypatch.setattr(create_protocol.ray_api, "is_connected", lambda: True)
+    protocol = CreateProtocol(bench.controller, AsyncWaits(), quotas=quotas)
+    specs = CreateOptions().specs(source, abs(count), job_id=None, policy=Policy())
+    outcomes, shared = _Outcomes(), ActorDensity.SHARED
+    if count > 0:
+        await protocol.create_each(source, specs, shared, 5.0, outcomes, SUBJECTS)
+        return outcomes, []
+    return outcomes, await protocol.create(source, specs, shared, 5.0, subjects=SUBJECTS)
+
+
+async def test_instances_count_in_quotas_under_their_actual_ids(
+    source: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, quotas = Bench(is_async=True), _Quotas()
+    _, group = await _create_counted(bench, source, quotas, -3, monkeypatch)
+    assert (quotas.running, quotas.pending) == ([one.info.id for one in group], [])
+    outcomes, _ = await _create_counted(bench, source, quotas, 4, monkeypatch)
+    assert [type(error) for error in outcomes.failed] == [QuotaExceeded] * 2
+    assert quotas.running[3:] == [one.info.id for one in outcomes.created]
+    assert (len(quotas.running), quotas.pending, bench.controller.released) == (5, [], [])
+    outcomes, _ = await _create_counted(bench, source, _Quotas(None), 4, monkeypatch)
+    assert len(outcomes.created) == 4
+
+
+async def test_what_fails_counts_in_no_quota(
+    source: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, quotas = Bench(is_async=True), _Quotas()
+    bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
+    with pytest.raises(SandboxStartFailed):
+        await _create_counted(bench, source, quotas, -4, monkeypatch)
+    assert (quotas.running, quotas.pending) == ([], [])
+
+
+@pytest.mark.parametrize("count", [4, -4])
+async def test_instances_whose_leases_are_not_recorded_are_released(
+    source: Project, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    bench = Bench(is_async=True)
+    quotas = _Quotas(error=FabricUnavailable("the hub does not answer"))
+    if count < 0:
+        with pytest.raises(FabricUnavailable, match="the hub"):
+            await _create_counted(bench, source, quotas, count, monkeypatch)
+    else:
+        outcomes, _ = await _create_counted(bench, source, quotas, count, monkeypatch)
+        assert (outcomes.created, outcomes.failed) == ([], [quotas.error] * 4)
+    assert (len(set(bench.controller.released)), quotas.pending) == (4, [])
 
 
 def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptureFixture) -> None:

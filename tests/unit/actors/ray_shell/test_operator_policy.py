@@ -20,7 +20,7 @@ asked = threading.Event()
 def load(key):
     asked.set()
     threading.Event().wait()
-ray_api.load = load
+ray_api.stored_value = load
 operator_policy._FIRST_S = 0.0
 try:
     operator_policy.current()
@@ -49,7 +49,7 @@ def test_the_last_known_policy_holds_while_ray_does_not_answer(
             back.wait()
         return stored[0]
 
-    monkeypatch.setattr(ray_api, "load", load)
+    monkeypatch.setattr(ray_api, "stored_value", load)
     reader = _Reader()
     assert reader.current() == STRICT
     reader.forget()
@@ -67,6 +67,6 @@ def test_a_policy_that_was_never_known_is_not_assumed(monkeypatch: pytest.Monkey
     def load(key: str) -> str:
         raise FabricUnavailable("Ray does not answer")
 
-    monkeypatch.setattr(ray_api, "load", load)
+    monkeypatch.setattr(ray_api, "stored_value", load)
     with pytest.raises(FabricUnavailable):
         _Reader().current()

@@ -157,7 +157,7 @@ def test_routine_warnings_of_a_starting_ray_are_logged_as_info(
 def test_draining_nodes_are_those_that_any_version_stored(
     monkeypatch: pytest.MonkeyPatch, kept: str | None, draining: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr(ray_api, "load", lambda _: kept)
+    monkeypatch.setattr(ray_api, "stored_value", lambda _: kept)
     assert ray_api.draining_nodes() == draining
 
 

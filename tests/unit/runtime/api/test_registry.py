@@ -193,6 +193,17 @@ def test_compile_finds_a_parameter_without_a_json_schema() -> None:
         registry.compile()
 
 
+def test_compile_leaves_nothing_to_find_out_at_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each fork of a template would find it out again, and copy pages for it."""
+    registry = Registry()
+    entry = registry.add_tool(lambda x: x, name="tool")
+    registry.compile()
+    monkeypatch.setattr("aenv_ray.runtime.api.registry.inspect", None)
+    assert not entry.is_async
+
+
 def test_callable_objects_and_bound_methods_are_tools() -> None:
     class Tool:
         """A tool with state."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from aenv_ray.actors.fabric.create_options import OwnOptions
-from aenv_ray.actors.fabric.create_protocol import Created, EachCreate, OnQueue
+from aenv_ray.actors.fabric.create_protocol import Created, CreateListener, OnQueue
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import AenvError, CapacityExceeded, SandboxStartFailed
 from aenv_ray.ids import InstanceId
@@ -75,7 +75,7 @@ class _FakeInstances:
     """A cluster in which the starts end when told, in order."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[int, EachCreate]] = []
+        self.requests: list[tuple[int, CreateListener]] = []
         self.groups: list[int] = []
         self.datasources: list[str] = []
         self.group_failures: list[AenvError] = []
@@ -83,8 +83,8 @@ class _FakeInstances:
         self.made = 0
         self._never = asyncio.Event()
 
-    async def create(self, count: int, news: EachCreate) -> None:
-        self.requests.append((count, news))
+    async def create(self, count: int, listener: CreateListener) -> None:
+        self.requests.append((count, listener))
         await self._never.wait()
 
     async def create_group(
@@ -248,7 +248,7 @@ async def test_a_failed_request_fails_its_episodes() -> None:
     """An error of the whole request reaches everybody who waits for it."""
 
     class Full(_FakeInstances):
-        async def create(self, count: int, news: EachCreate) -> None:
+        async def create(self, count: int, listener: CreateListener) -> None:
             raise CapacityExceeded("full")
 
     source = _source(Full())
@@ -356,10 +356,10 @@ class _FullCluster(_FakeInstances):
         self._queue = asyncio.Condition()
         self.waiting: list[object] = []
 
-    async def create(self, count: int, news: EachCreate) -> None:
+    async def create(self, count: int, listener: CreateListener) -> None:
         for _ in range(count):
             await self._take(1, lambda _: None)
-            news.on_outcome(self._created())
+            listener.on_outcome(self._created())
 
     async def create_group(
         self, count: int, own: OwnOptions | None = None, on_queue: OnQueue = lambda _: None
