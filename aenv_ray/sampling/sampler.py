@@ -30,8 +30,8 @@ from aenv_ray.sampling.runners.concurrency import (
     ConcurrencyLimit,
     concurrency_bounds,
 )
-from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.groups import GroupFeed
+from aenv_ray.sampling.runners.local_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules
 from aenv_ray.sampling.runners.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks

@@ -13,7 +13,7 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Usage, episode_env, sample
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.base import Policy
-from aenv_ray.sampling.runners.acting import act
+from aenv_ray.sampling.runners.runner import act
 
 
 class Instance:

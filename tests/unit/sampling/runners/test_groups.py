@@ -8,7 +8,7 @@ from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
 from aenv_ray.sampling.runners.groups import GroupFeed
 from aenv_ray.sampling.runners.instance_source import GroupStart
-from aenv_ray.sampling.runners.runner_queue import RunnerQueue
+from aenv_ray.sampling.runners.local_runner import RunnerQueue
 from aenv_ray.sampling.tasks.feed import TaskFeed
 
 
@@ -84,7 +84,7 @@ async def test_the_others_are_cancelled_once_enough_have_finished() -> None:
         return _episode(one.index)
 
     queue = RunnerQueue(play)
-    queue.give([_group(1, extra=2)], 8, has_more=False)
+    await queue.give([_group(1, extra=2)], 8, has_more=False)
     assert [one.index for one in await queue.finished()] == [1]
     await queue.close()
     assert sorted(cancelled) == [-2, -1]

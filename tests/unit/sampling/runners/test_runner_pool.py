@@ -15,8 +15,8 @@ from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
 from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, ConcurrencyLimit
 from aenv_ray.sampling.runners.instance_source import GroupStart
+from aenv_ray.sampling.runners.local_runner import Play, RunnerQueue
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
-from aenv_ray.sampling.runners.runner_queue import Play, RunnerQueue
 
 
 def _fixed(concurrency: int) -> ConcurrencyLimit:
@@ -52,12 +52,12 @@ class _FakeRunner:
         if self.gone.is_set():
             raise RunnerLost("its node died")
         self.limits.append(limit)
-        self.queue.give(groups, limit, has_more=has_more)
+        await self.queue.give(groups, limit, has_more=has_more)
 
     async def take_back(self, most: int) -> list[int]:
         if self.gone.is_set():
             raise RunnerLost("its node died")
-        return self.queue.take_back(most)
+        return await self.queue.take_back(most)
 
     async def finished(self) -> list[Episode]:
         finished = asyncio.create_task(self.queue.finished())
@@ -391,7 +391,7 @@ async def test_a_group_begins_as_a_whole() -> None:
     queue = RunnerQueue(play)
     pairs = ((0, 1), (2, 3), (4, 5))
     groups = [Group(tuple(Assignment(n, Task(id="t")) for n in pair)) for pair in pairs]
-    queue.give(groups, 5, has_more=False)
+    await queue.give(groups, 5, has_more=False)
     await asyncio.sleep(0)
     assert began == [0, 1, 2, 3]
     assert queue.left() == 2
@@ -412,7 +412,7 @@ async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None
         return _episode(one)
 
     queue = RunnerQueue(play)
-    queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 3, has_more=False)
+    await queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 3, has_more=False)
     await asyncio.sleep(0)
     for n in range(3):
         go[n].set()
@@ -423,7 +423,7 @@ async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None
 async def test_a_runner_without_tasks_reports_at_once() -> None:
     """It gets new tasks in answer to its report, so that it must not wait for further episodes."""
     queue = RunnerQueue(_at_once)
-    queue.give([Group((Assignment(0, Task(id="t")),))], 2, has_more=True)
+    await queue.give([Group((Assignment(0, Task(id="t")),))], 2, has_more=True)
     async with asyncio.timeout(30):
         assert [one.index for one in await queue.finished(linger_s=3600)] == [0]
 
@@ -435,7 +435,7 @@ async def test_a_runner_without_tasks_reports_at_once() -> None:
         return _episode(one)
 
     queue = RunnerQueue(play)
-    queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 2, has_more=True)
+    await queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 2, has_more=True)
     collecting = asyncio.create_task(queue.finished(linger_s=3600))
     for _ in range(10):
         await asyncio.sleep(0)
