@@ -44,7 +44,9 @@ THINKING = PolicyActivity(has_acted=True, busy_s=0.5, duration_s=10.0)
         CallOutcomeUnknown("silent", instance_id="i"),
     ],
 )
-def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage) -> None:
+def test_an_episode_whose_sandbox_ends_or_stops_answering_counts(
+    exc: AenvError, stage: Stage
+) -> None:
     """Whenever it happens: the agent can have caused it."""
     for activity in (BUSY, NO_ACTIVITY):
         end = REWARDS.end_of(exc, stage, activity)
@@ -54,14 +56,14 @@ def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage
 @pytest.mark.parametrize(
     "exc", [DeadlineExceeded("too late"), InstanceExpired("TTL", instance_id="i")]
 )
-def test_time_that_calls_used_up_counts(exc: AenvError) -> None:
+def test_a_timeout_counts_if_calls_used_the_time(exc: AenvError) -> None:
     """A slow model is void, a sandbox that plays for time is not."""
     ends = [REWARDS.end_of(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NO_ACTIVITY)]
     assert [one.reward for one in ends] == [-2.0, None, None]
     assert {one.status for one in ends} == {EpisodeStatus.TIMED_OUT}
 
 
-def test_a_tool_call_that_its_policy_does_not_handle_counts() -> None:
+def test_an_unhandled_tool_error_counts() -> None:
     """An exception of the policy's own is void."""
     late = REWARDS.end_of(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
     wrong = REWARDS.end_of(ToolNotFound("no such tool"), Stage.POLICY, THINKING)

@@ -47,7 +47,7 @@ async def test_resuming_plays_the_missing_samples() -> None:
     assert [[one.index for one in group.members] for group in groups] == [[2], [4, 5]]
 
 
-def test_the_first_to_finish_are_kept() -> None:
+def test_the_first_samples_to_finish_are_kept() -> None:
     """Hedging: an extra episode takes the place of a slow one."""
     run = GroupRun(_group(4, 5, extra=1))
     (first,) = run.finish(_episode(-1))
@@ -58,7 +58,7 @@ def test_the_first_to_finish_are_kept() -> None:
     assert run.finish(_episode(4)) == []
 
 
-def test_an_infrastructure_failure_is_kept_only_if_nothing_else_is_left() -> None:
+def test_an_infrastructure_failure_is_kept_only_if_too_few_samples_finish() -> None:
     """A group of three with one extra can lose one, and not two."""
     run, failed = GroupRun(_group(0, 1, 2, extra=1)), EpisodeStatus.INFRA_FAILED
     assert run.finish(_episode(0, failed)) == []

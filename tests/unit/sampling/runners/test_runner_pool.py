@@ -197,7 +197,7 @@ def _groups(count: int, size: int, extra: int = 0) -> list[Group]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_as_many_episodes_as_the_concurrency_are_played(
+async def test_as_many_episodes_are_played_as_the_concurrency_allows(
     monkeypatch: pytest.MonkeyPatch,
     runners: int,
     concurrency: int,
@@ -495,7 +495,7 @@ async def test_draining_finishes_what_runners_have() -> None:
     assert [one.index for one in episodes] == [0]
 
 
-async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> None:
+async def test_tasks_that_arrive_during_a_send_follow_in_one_message() -> None:
     """A source of single tasks would otherwise cost the driver a message for each."""
     may_arrive, all_taken = asyncio.Event(), asyncio.Event()
     sent: list[tuple[int, bool]] = []
@@ -717,7 +717,7 @@ async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_mor
     assert leaving.is_closed
 
 
-async def test_the_number_of_episodes_that_are_played_is_told() -> None:
+async def test_the_number_of_episodes_being_played_is_reported() -> None:
     """Those that wait at a remote runner are not counted, and in the end none is played."""
     told, seen = [0], []
 
@@ -737,7 +737,7 @@ async def test_the_number_of_episodes_that_are_played_is_told() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [4, 8, 12, 16, 20, 24])
-async def test_groups_that_wait_at_runners_are_not_told_as_played(
+async def test_groups_that_wait_at_runners_are_not_reported_as_played(
     monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
     """A group begins once all of it fits; one that is larger than the limit is played alone."""
@@ -770,7 +770,7 @@ async def test_groups_that_wait_at_runners_are_not_told_as_played(
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
+async def test_the_current_limit_bounds_the_episodes_being_played(
     monkeypatch: pytest.MonkeyPatch, is_remote: bool
 ) -> None:
     """Runners learn of a higher limit and of a lower one with the tasks that follow."""
@@ -796,7 +796,7 @@ async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
     assert most == [2, 8, 3, 3]
 
 
-async def test_the_limit_is_told_what_waits_for_room_at_all_runners() -> None:
+async def test_the_limit_counts_episodes_that_wait_for_room_at_all_runners() -> None:
     """And how many are played: with all places taken, the rate says whether they pay."""
     noted: list[tuple[int, bool, int]] = []
 
