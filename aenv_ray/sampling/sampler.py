@@ -47,14 +47,10 @@ logger = logging.getLogger("aenv_ray")
 
 _BLOCKED_S: Final = 10.0
 """An event loop that does not react for this long is taken to be blocked by an async policy."""
-
-
 _CONTENT_S: Final = 60.0
 """How long the object store may take to return an attachment, which may be on a disk."""
 RUNNERS_FROM: Final = 256
 """A run of fewer episodes is played in the driver: it would end while runners start."""
-
-
 _UNREAD: Final = 1024
 """Maximum number of finished episodes that wait to be read; then no more are collected."""
 
@@ -325,8 +321,10 @@ class Sampling:
 
         metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         total = self.total
-        if total is not None:
-            metrics.note_left(total - self.finished)
+
+        def note_left() -> None:
+            if total is not None:
+                metrics.note_left(total - self.finished)
 
         def note_playing(count: int) -> None:
             self._playing = count
@@ -336,18 +334,19 @@ class Sampling:
             episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
-            if output is None or output.failure is not None:
+            is_unwritten = output is None or output.failure is not None
+            if is_unwritten:
                 self._keep_attachments(episode)
             episode.contents.clear()
-            if not self._has_output or (output is not None and output.failure is not None):
+            if is_unwritten or not self._has_output:
                 self._held.append(episode)
             self._summary.add(episode)
             metrics.add(episode)
-            if total is not None:
-                metrics.note_left(total - self.finished)
+            note_left()
             self._wall_s = time.perf_counter() - self._started
             finished.put(episode)
 
+        note_left()
         try:
             pool = RunnerPool(
                 await self._runners(),

@@ -213,7 +213,7 @@ class InstanceSource:
         return self._queued_in_groups + min(queued, len(self._waiting))
 
     def start_ahead(self) -> None:
-        """Start instances for episodes that have not begun, after their number has changed."""
+        """Start instances for episodes that have not begun; call it when more may be started."""
         self._order()
 
     async def acquire(self, own: OwnOptions | None = None) -> Instance:
@@ -481,12 +481,9 @@ class InstanceSource:
         )
         if count:
             self._live += count
-            _Request(self, count)
-
-    def begin(self, request: _Request) -> asyncio.Task[None]:
-        """Begin a request."""
-        self._requests.add(request)
-        return asyncio.create_task(self._run(request))
+            request = _Request(self, count)
+            self._requests.add(request)
+            request.task = asyncio.create_task(self._run(request))
 
     async def _run(self, request: _Request) -> None:
         try:
@@ -498,10 +495,6 @@ class InstanceSource:
             self._live -= request.pending
             self._requests.discard(request)
             self._order()
-
-    def on_queued(self) -> None:
-        """A request waits for room, so that the next one may be made."""
-        self._order()
 
     def on_started(self, created: Created, seconds: float) -> None:
         """An instance runs."""
@@ -539,8 +532,10 @@ class InstanceSource:
         return None
 
 
-class _Request:
-    """A request for instances."""
+class _Request(EachCreate):
+    """A request for instances, and what becomes of each."""
+
+    task: asyncio.Task[None]
 
     def __init__(self, source: InstanceSource, count: int) -> None:
         self._source = source
@@ -549,7 +544,6 @@ class _Request:
         """Instances without an outcome."""
         self.queued = 0
         """Instances among them that wait for room in the cluster."""
-        self.task = source.begin(self)
 
     def on_outcome(self, outcome: Created | Exception) -> None:
         self.pending -= 1
@@ -560,7 +554,7 @@ class _Request:
 
     def on_queued(self, count: int) -> None:
         self.queued += count
-        self._source.on_queued()
+        self._source.start_ahead()  # requests that wait for room do not hold up the next
 
     def on_placed(self, count: int) -> None:
         self.queued -= count

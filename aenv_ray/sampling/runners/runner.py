@@ -74,6 +74,7 @@ OUTAGE_PAUSE_S: Final = 5.0
 """Longest pause between two of them."""
 _REASONS_CHARACTERS: Final = 2000
 _SUBMISSION: Final = "submission"
+"""Key of what an episode submits, until its reward runs; not a field of its record."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,6 @@ class Runner:
             ):
                 self._source.release(instance)
         duration_s = time.perf_counter() - started
-        if instance is not None:
-            phases.seconds["create"] = instance.create_s
         episode = Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
         episode.contents.update(log.contents)
         return episode
@@ -239,6 +238,7 @@ class Runner:
             _NewInstanceNotReset: The reset of a new instance failed.
             AenvError: The infrastructure failed.
         """
+        phases.seconds["create"] = instance.create_s
         try:
             await self._source.connect(instance)
             with phases.measured("reset"):
@@ -504,7 +504,8 @@ class _Phases:
         try:
             yield
         finally:
-            self.seconds[phase] = time.perf_counter() - started
+            before = self.seconds.get(phase, 0.0)
+            self.seconds[phase] = before + time.perf_counter() - started
 
 
 async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:

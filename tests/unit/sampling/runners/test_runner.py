@@ -343,6 +343,45 @@ class _Playing(Runner):
         return {"status": EpisodeStatus.COMPLETED, "reward": None}
 
 
+async def test_an_episode_with_a_submission_records_how_long_its_instance_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
+
+    class _NewSource(_Source):
+        async def acquire(self, own: Any = None) -> Instance:
+            del own
+            created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
+            return Instance(cast("Any", _OfOlderRuntime()), created, 2.5, 0.0)
+
+        async def connect(self, instance: Instance) -> None:
+            del instance
+
+    class _Submitting(Runner):
+        async def _roll_out(self, *_: Any) -> dict[str, Any]:
+            return {"status": EpisodeStatus.COMPLETED, "reward": None, "submission": "patch"}
+
+        async def _score_elsewhere(self, *_: Any) -> dict[str, Any]:
+            return {"reward": 1.0}
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = _Submitting(null, cast("Any", _NewSource()), rules, cast("Any", None))
+    episode = await runner.play(Assignment(0, Task(id="t")), GroupStart(1))
+    assert (episode.reward, episode.phases["create"]) == (1.0, 2.5)
+
+
+def test_the_times_of_a_repeated_phase_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that cannot be reset is replaced, for which the episode waits again."""
+    phases = _Phases()
+    times = iter([0.0, 2.0, 10.0, 13.0])
+    with monkeypatch.context() as patched:
+        patched.setattr(runner_module.time, "perf_counter", lambda: next(times))
+        for _ in range(2):
+            with phases.measured("queue"):
+                pass
+    assert phases.seconds == {"queue": 5.0}
+
+
 async def test_no_episode_is_lost_to_an_outage_longer_than_all_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
