@@ -23,8 +23,8 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, name_of, portable
-from aenv_ray.sampling.policies.named import policy_of
+from aenv_ray.sampling.policies.base import AgentPolicy, name_of, portable
+from aenv_ray.sampling.policies.named import checked_policy
 from aenv_ray.sampling.runners.concurrency import (
     ConcurrencyBounds,
     ConcurrencyLimit,
@@ -78,7 +78,7 @@ class Sampling:
     def __init__(
         self,
         environment: str,
-        policy: Policy | type,
+        policy: AgentPolicy | type,
         tasks: GroupFeed,
         *,
         concurrency: ConcurrencyBounds,
@@ -481,7 +481,7 @@ def _where(text: str) -> Where:
 
 def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
-    policy: Policy | type | str,
+    policy: AgentPolicy | type | str,
     tasks: TaskSource | None = None,
     *,
     concurrency: int | tuple[int, int] | str = 16,
@@ -556,7 +556,7 @@ def sample(  # noqa: PLR0913  # each is an option
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     bounds = concurrency_bounds(concurrency)
-    chosen = policy_of(policy)
+    chosen = checked_policy(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
             f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "

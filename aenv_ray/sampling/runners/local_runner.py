@@ -19,7 +19,7 @@ from aenv_ray.actors.fabric.instance_batches import InstanceBatches
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.config import settings
 from aenv_ray.project.project import Project
-from aenv_ray.sampling.policies.base import Policy, opened
+from aenv_ray.sampling.policies.base import AgentPolicy, opened
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
 from aenv_ray.sampling.runners.instance_source import GroupStart, InstanceSource
 from aenv_ray.sampling.runners.runner import EpisodeRules, Runner
@@ -191,7 +191,7 @@ class LocalRunner(RunnerQueue):
         fabric: Fabric,
         project: Project,
         options: CreateOptions,
-        policy: Policy,
+        policy: AgentPolicy,
         rules: EpisodeRules,
         labels: Mapping[str, str],
         resources: AsyncExitStack,
@@ -212,7 +212,7 @@ class LocalRunner(RunnerQueue):
         fabric: Fabric,
         project: Project,
         options: CreateOptions,
-        policy: Policy | type,
+        policy: AgentPolicy | type,
         rules: EpisodeRules,
         labels: Mapping[str, str] | None = None,
     ) -> LocalRunner:

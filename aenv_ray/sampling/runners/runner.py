@@ -40,7 +40,7 @@ from aenv_ray.errors import (
 from aenv_ray.models import InstanceStatus
 from aenv_ray.sampling.attribution import NO_ACTIVITY, FailureRewards, PolicyActivity, Stage
 from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv, EpisodeLog, SyncEpisodeEnv
-from aenv_ray.sampling.policies.base import Policy, is_async
+from aenv_ray.sampling.policies.base import AgentPolicy, is_async
 from aenv_ray.sampling.runners.assignments import Assignment
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
@@ -101,7 +101,7 @@ class Runner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AgentPolicy,
         source: InstanceSource,
         rules: EpisodeRules,
         images: TaskImages,
@@ -508,7 +508,7 @@ class _Phases:
             self.seconds[phase] = before + time.perf_counter() - started
 
 
-async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
+async def act(policy: AgentPolicy, env: EpisodeEnv, task: Task) -> Any:
     """Run a policy, a sync one in a thread, and return its result, see `outcome`.
 
     Raises:
@@ -538,7 +538,9 @@ async def act(policy: Policy, env: EpisodeEnv, task: Task) -> Any:
     return await outcome(output, "the policy") if inspect.isawaitable(output) else output
 
 
-def _run_policy(policy: Policy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]) -> None:
+def _run_policy(
+    policy: AgentPolicy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]
+) -> None:
     """Run a sync policy in its thread and pass its outcome to the loop."""
     hand_over(done, *call(lambda: policy(env, task), "the policy"))
 

@@ -12,7 +12,7 @@ import pytest
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Usage, episode_env, sample
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
-from aenv_ray.sampling.policies.base import Policy
+from aenv_ray.sampling.policies.base import AgentPolicy
 from aenv_ray.sampling.runners.runner import act
 
 
@@ -20,7 +20,7 @@ class Instance:
     instance_id = "none-1"
 
 
-def run_in_thread(policy: Policy) -> BaseException | None:
+def run_in_thread(policy: AgentPolicy) -> BaseException | None:
     """Return what `act` raises on a loop like the sampler's, which is not the main thread's."""
     found: list[BaseException | None] = []
 

@@ -20,7 +20,7 @@ from aenv_ray.actors.ray_shell.pickling import pickled
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import RandomPolicy, Task
 from aenv_ray.sampling.policies import base
-from aenv_ray.sampling.policies.named import named_policy, policy_of
+from aenv_ray.sampling.policies.named import checked_policy, named_policy
 from aenv_ray.sampling.policies.scripted import null, random_value, reference
 
 TASK = Task(id="t", reference=({"tool": "add", "arguments": {"a": 1}},))  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class Named(Agent):
     ],
 )  # fmt: skip
 def test_records_name_their_policy(policy: Any, name: str) -> None:
-    assert base.name_of(policy_of(policy)) == name
+    assert base.name_of(checked_policy(policy)) == name
 
 
 def test_records_name_a_policy_as_the_command_line_does(own_modules: Path) -> None:
