@@ -19,17 +19,3 @@ class SystemClock:
 
     def now(self) -> float:  # noqa: D102
         return time.time()  # noqa: TID251  # the one place that reads it
-
-
-class FakeClock:
-    """A clock that moves only by `advance`."""
-
-    def __init__(self, start_s: float = 1_000_000.0) -> None:
-        self._now = start_s
-
-    def now(self) -> float:  # noqa: D102
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move forward by `seconds`."""
-        self._now += seconds

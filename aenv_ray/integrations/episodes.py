@@ -41,8 +41,8 @@ from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.sampling.runners.assignments import Assignment
-from aenv_ray.sampling.runners.driver_runner import instance_source
 from aenv_ray.sampling.runners.instance_source import GroupStart
+from aenv_ray.sampling.runners.local_runner import instance_source
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules, Runner
 from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.trajectories.schema import Episode, Generation, Task

@@ -72,7 +72,7 @@ class CallClock:
 
 
 @dataclass(frozen=True)
-class Acting:
+class PolicyActivity:
     """What the policy did before its episode failed."""
 
     has_acted: bool
@@ -88,7 +88,7 @@ class Acting:
         return self.has_acted and self.busy_s >= SANDBOX_SHARE * self.duration_s
 
 
-NOT_ACTED: Final = Acting(has_acted=False, busy_s=0.0, duration_s=0.0)
+NO_ACTIVITY: Final = PolicyActivity(has_acted=False, busy_s=0.0, duration_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ class FailureRewards:
                     hint="pass a number; on_timeout and on_failure may be None for void episodes",
                 )
 
-    def end_of(self, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED) -> FailedEnd:
+    def end_of(
+        self, exc: Exception, stage: Stage, activity: PolicyActivity = NO_ACTIVITY
+    ) -> FailedEnd:
         """Return how an episode ended.
 
         Args:
@@ -134,13 +136,13 @@ class FailureRewards:
                 the sandbox runs and did not answer, `DeadlineExceeded` that the policy had no time
                 left.
             stage: Where it was raised.
-            acting: What the policy did.
+            activity: What the policy did.
         """
         match exc:
             case SandboxDiedInside() | SandboxExhausted() | CallOutcomeUnknown():
                 return FailedEnd(EpisodeStatus.DIED_INSIDE, self.on_death)
             case InstanceExpired() | DeadlineExceeded():
-                reward = self.on_timeout if acting.is_slow_by_sandbox else None
+                reward = self.on_timeout if activity.is_slow_by_sandbox else None
                 return FailedEnd(EpisodeStatus.TIMED_OUT, reward)
         match stage:
             case Stage.SETUP:
@@ -153,7 +155,7 @@ class FailureRewards:
             case Stage.REWARD:
                 # What a task asks for is checked before code runs that an agent can influence.
                 is_task = isinstance(exc, ToolNotFound | ToolInputInvalid)
-                reward = self.on_failure if acting.has_acted and not is_task else None
+                reward = self.on_failure if activity.has_acted and not is_task else None
                 return FailedEnd(EpisodeStatus.REWARD_FAILED, reward)
 
 

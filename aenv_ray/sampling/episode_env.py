@@ -25,7 +25,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, ToolResult
-from aenv_ray.sampling.attribution import Acting, CallClock
+from aenv_ray.sampling.attribution import CallClock, PolicyActivity
 from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
 from aenv_ray.trajectories.schema import Attachment, Generation, Step, Usage
 
@@ -110,10 +110,10 @@ class EpisodeEnv:
         finally:
             self._policy_s = time.perf_counter() - began
 
-    def acting(self) -> Acting:
+    def activity(self) -> PolicyActivity:
         """Return what the policy has done, once it has ended."""
         busy_s = self._clock.busy_s(time.perf_counter())
-        return Acting(self._clock.has_acted, busy_s, self._policy_s)
+        return PolicyActivity(self._clock.has_acted, busy_s, self._policy_s)
 
     def cause_of(self, exc: Exception) -> Exception:
         """Return what made a policy raise: a call, as `ToolError`, or else the policy itself.

@@ -23,15 +23,15 @@ from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.metrics import SamplingMetrics
-from aenv_ray.sampling.policies.base import Policy, name_of, portable
-from aenv_ray.sampling.policies.named import policy_of
+from aenv_ray.sampling.policies.base import AgentPolicy, name_of, portable
+from aenv_ray.sampling.policies.named import checked_policy
 from aenv_ray.sampling.runners.concurrency import (
     ConcurrencyBounds,
     ConcurrencyLimit,
     concurrency_bounds,
 )
-from aenv_ray.sampling.runners.driver_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.groups import GroupFeed
+from aenv_ray.sampling.runners.local_runner import DriverRunners, LocalRunner
 from aenv_ray.sampling.runners.runner import INFRA_RETRIES, EpisodeRules
 from aenv_ray.sampling.runners.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks
@@ -47,14 +47,10 @@ logger = logging.getLogger("aenv_ray")
 
 _BLOCKED_S: Final = 10.0
 """An event loop that does not react for this long is taken to be blocked by an async policy."""
-
-
 _CONTENT_S: Final = 60.0
 """How long the object store may take to return an attachment, which may be on a disk."""
 RUNNERS_FROM: Final = 256
 """A run of fewer episodes is played in the driver: it would end while runners start."""
-
-
 _UNREAD: Final = 1024
 """Maximum number of finished episodes that wait to be read; then no more are collected."""
 
@@ -82,7 +78,7 @@ class Sampling:
     def __init__(
         self,
         environment: str,
-        policy: Policy | type,
+        policy: AgentPolicy | type,
         tasks: GroupFeed,
         *,
         concurrency: ConcurrencyBounds,
@@ -325,8 +321,10 @@ class Sampling:
 
         metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         total = self.total
-        if total is not None:
-            metrics.note_left(total - self.finished)
+
+        def note_left() -> None:
+            if total is not None:
+                metrics.note_left(total - self.finished)
 
         def note_playing(count: int) -> None:
             self._playing = count
@@ -336,18 +334,19 @@ class Sampling:
             episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
-            if output is None or output.failure is not None:
+            is_unwritten = output is None or output.failure is not None
+            if is_unwritten:
                 self._keep_attachments(episode)
             episode.contents.clear()
-            if not self._has_output or (output is not None and output.failure is not None):
+            if is_unwritten or not self._has_output:
                 self._held.append(episode)
             self._summary.add(episode)
             metrics.add(episode)
-            if total is not None:
-                metrics.note_left(total - self.finished)
+            note_left()
             self._wall_s = time.perf_counter() - self._started
             finished.put(episode)
 
+        note_left()
         try:
             pool = RunnerPool(
                 await self._runners(),
@@ -482,7 +481,7 @@ def _where(text: str) -> Where:
 
 def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
-    policy: Policy | type | str,
+    policy: AgentPolicy | type | str,
     tasks: TaskSource | None = None,
     *,
     concurrency: int | tuple[int, int] | str = 16,
@@ -557,7 +556,7 @@ def sample(  # noqa: PLR0913  # each is an option
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     bounds = concurrency_bounds(concurrency)
-    chosen = policy_of(policy)
+    chosen = checked_policy(policy)
     if samples_per_task < 1 or hedge < 0:
         raise ConfigError(
             f"samples_per_task must be at least 1 and hedge at least 0, not {samples_per_task!r} "

@@ -17,7 +17,7 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
-from aenv_ray.clock import Clock, FakeClock
+from aenv_ray.clock import Clock
 from aenv_ray.errors import ArtifactStoreDenied, FabricUnavailable, Forbidden, PolicyRefused
 from aenv_ray.hub import catalog, core, environments, services
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles, Upload
@@ -50,6 +50,7 @@ from aenv_ray.serve.services import storage as storages
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
 from tests.contract.hub.hub_contract import START_S, entry
 from tests.contract.hub.redis_servers import emptied
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.redis
 

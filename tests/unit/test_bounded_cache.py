@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aenv_ray.bounded_cache import BoundedCache
-from aenv_ray.clock import FakeClock
+from tests.fake_clock import FakeClock
 
 
 def test_the_least_recently_used_entry_is_evicted() -> None:

@@ -11,7 +11,6 @@ own. Only if that fails too, the endpoint has failed.
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import httpx
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aenv_ray.addresses import is_proxied, retry_after_s
+from aenv_ray.chat_endpoint import RequestFailed, content_of, new_client, refusal_of
 from aenv_ray.config import Settings, secret
 from aenv_ray.errors import (
     ConfigError,
@@ -36,13 +35,9 @@ CONCURRENT: Final = 64
 """Requests that a host sends to the endpoint at a time; others wait, within their timeout."""
 CONCURRENT_OF_INSTANCE: Final = 4
 ATTEMPTS: Final = 4
-_PAUSE_S: Final = 0.5
 _OWN_REQUEST: Final = {"messages": [{"role": "user", "content": "Say OK."}], "max_tokens": 1}
 _OWN_REQUEST_S: Final = 10.0
 """Less than the time for which the runtime waits beyond its timeout for an answer."""
-_RETRIED: Final = frozenset({408, 409, 425, 429})
-_CONNECT_S: Final = 10.0
-_SHOWN_CHARACTERS: Final = 300
 
 
 class ChatRequest(BaseModel):
@@ -166,7 +161,7 @@ class ModelRelay:
         try:
             async with asyncio.timeout(_OWN_REQUEST_S):
                 await self._sent(url, body, _Account())
-        except (TimeoutError, _Failed):
+        except (TimeoutError, RequestFailed):
             return False
         except ConfigError:  # any answer, a refusal too, shows that it works
             return True
@@ -218,9 +213,8 @@ class ModelRelay:
             try:
                 async with self._free:
                     return await self._sent(url, body, account)
-            except _Failed as exc:
-                grown_s = _PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
-                pause_s = max(grown_s, exc.asked_pause_s)
+            except RequestFailed as exc:
+                pause_s = exc.pause_s(attempt)
                 if attempt == ATTEMPTS:
                     raise EndpointUnavailable(
                         f"the chat model for environments failed {attempt} times: {exc}",
@@ -235,23 +229,15 @@ class ModelRelay:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         if self._http is None:
-            # Redirects are not followed: the key is sent to the configured address only.
-            timeout = httpx.Timeout(None, connect=_CONNECT_S)
-            self._http = httpx.AsyncClient(
-                timeout=timeout, follow_redirects=False, trust_env=is_proxied(url)
-            )
+            self._http = new_client(url)
         target = f"{url.rstrip('/')}/chat/completions"
         try:
             async with self._http.stream("POST", target, content=body, headers=headers) as response:
-                content = await _read(response)
+                content = await content_of(response, MAX_ANSWER_BYTES)
         except httpx.HTTPError as exc:
-            raise _Failed(type(exc).__name__) from None
+            raise RequestFailed(type(exc).__name__) from None
         if response.status_code != 200:
-            text = " ".join(content.decode(errors="replace").split())
-            text = text.replace(key, "[key]") if key else text
-            said = f"HTTP {response.status_code}: {text[:_SHOWN_CHARACTERS]}"
-            if response.status_code in _RETRIED or response.status_code >= 500:
-                raise _Failed(said, retry_after_s(response.headers, default=0.0))
+            said = refusal_of(response, content, key)
             raise ConfigError(
                 f"the chat model for environments answered {said}",
                 hint="shorten or correct the request; if every request fails, the operator checks "
@@ -265,28 +251,11 @@ class ModelRelay:
             await self._http.aclose()
 
 
-class _Failed(Exception):
-    """A request failed, but may succeed if it is repeated."""
-
-    def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.asked_pause_s = asked_pause_s
-
-
-async def _read(response: httpx.Response) -> bytes:
-    content = bytearray()
-    async for chunk in response.aiter_bytes():
-        content += chunk
-        if len(content) > MAX_ANSWER_BYTES:
-            raise _Failed(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-    return bytes(content)
-
-
 def _completion(content: bytes, account: _Account) -> bytes:
     """Return the part of an answer that the environment gets, and count its tokens.
 
     Raises:
-        _Failed: It is not a chat completion.
+        RequestFailed: It is not a chat completion.
     """
     try:
         answer = pydantic_core.from_json(content)
@@ -299,7 +268,7 @@ def _completion(content: bytes, account: _Account) -> bytes:
             shown["tool_calls"] = message["tool_calls"]
         kept = {"message": shown, "finish_reason": choice.get("finish_reason")}
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise _Failed(f"the answer is not a chat completion ({type(exc).__name__})") from None
+        raise RequestFailed(f"the answer is not a chat completion ({type(exc).__name__})") from None
     return pydantic_core.to_json(
         {"choices": [kept], "usage": usage, "model": answer.get("model") or ""}
     )

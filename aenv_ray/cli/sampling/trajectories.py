@@ -179,7 +179,8 @@ def stats(
         By.ENVIRONMENT: lambda e: e.environment,
         By.POLICY: lambda e: e.policy,
         By.STATUS: lambda e: e.status.value,
-        By.GROUP: lambda e: e.group,
+        # Each run numbers its groups from 0, and runs may have been joined.
+        By.GROUP: lambda e: None if e.group is None else f"{e.group} of {e.task_id}",
     }
     rows = [one.model_dump() for one in statistics.grouped(episodes, lambda e: str(keys[by](e)))]
     columns = {

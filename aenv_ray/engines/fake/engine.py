@@ -90,13 +90,8 @@ class FakeEngine(Engine):
     def __init__(self, host_id: HostId) -> None:
         self._host_id = host_id
         self._sandboxes: dict[InstanceId, DoorSandbox] = {}
-        self._failures: list[str] = []
 
     # --- for tests ------------------------------------------------------------------------------
-
-    def fail_next_start(self, reason: str) -> None:
-        """Make one of the next starts fail; several calls apply in their order."""
-        self._failures.append(reason)
 
     def kill(self, instance_id: InstanceId, inside: InsideCause | None = None) -> None:
         """End a sandbox as a crash would; ignores unknown ids.
@@ -114,9 +109,7 @@ class FakeEngine(Engine):
     ) -> list[Sandbox | AenvError]:
         runtimes: list[_FakeRuntime | AenvError] = []
         for spec in specs:
-            if self._failures:
-                runtimes.append(start_failed(spec.instance_id, self._failures.pop(0)))
-            elif spec.instance_id in _alive:
+            if spec.instance_id in _alive:
                 runtimes.append(start_failed(spec.instance_id, "it is already running"))
             else:
                 runtimes.append(_FakeRuntime(spec, self._host_id))

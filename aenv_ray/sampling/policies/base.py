@@ -24,7 +24,7 @@ from aenv_ray.trajectories.schema import Task
 
 logger = logging.getLogger("aenv_ray")
 
-Policy = Callable[[Any, Task], Any]
+AgentPolicy = Callable[[Any, Task], Any]
 """``policy(env, task)``, sync or async, with an `EpisodeEnv` or `SyncEpisodeEnv`; the return value
 is recorded as the episode's output. A class is instantiated once for each runner, without
 arguments; see `opened`."""
@@ -34,7 +34,7 @@ class ForRunner(ABC):
     """A policy that only describes itself, and opens connections in each runner."""
 
     @abstractmethod
-    def for_runner(self) -> Policy:
+    def for_runner(self) -> AgentPolicy:
         """Return the policy with its connections, for one event loop."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ def _called(policy: Any) -> Any:
     return getattr(type(policy), "__call__", policy)  # noqa: B004
 
 
-def is_async(policy: Policy) -> bool:
+def is_async(policy: AgentPolicy) -> bool:
     """Whether a policy runs on the event loop, rather than in a thread."""
     return inspect.iscoroutinefunction(_called(policy))
 
@@ -116,7 +116,7 @@ def name_of(policy: Any) -> str:
 
 
 @asynccontextmanager
-async def opened(policy: Policy | type) -> AsyncIterator[Policy]:
+async def opened(policy: AgentPolicy | type) -> AsyncIterator[AgentPolicy]:
     """Make the callable that one runner uses for all its episodes, and close it afterwards.
 
     A class is instantiated, and its instance closed by its method `aclose` or `close`, if it has
@@ -133,7 +133,7 @@ async def opened(policy: Policy | type) -> AsyncIterator[Policy]:
             await _close(made)
 
 
-def make(policy: Policy | type) -> Policy:
+def make(policy: AgentPolicy | type) -> AgentPolicy:
     """Return the callable that a runner uses.
 
     Raises:
@@ -145,9 +145,9 @@ def make(policy: Policy | type) -> Policy:
     return policy.for_runner() if isinstance(policy, ForRunner) else policy
 
 
-def _instance(cls: type) -> Policy:
+def _instance(cls: type) -> AgentPolicy:
     try:
-        made: Policy = cls()
+        made: AgentPolicy = cls()
     except Exception as exc:
         raise ConfigError(
             f"the policy class {cls.__qualname__} raised {type(exc).__name__}: {exc}",
@@ -156,7 +156,7 @@ def _instance(cls: type) -> Policy:
     return made
 
 
-async def _close(made: Policy) -> None:
+async def _close(made: AgentPolicy) -> None:
     """Close a policy; what it raises is logged, because its episodes are finished."""
     closing = getattr(made, "aclose", None) or getattr(made, "close", None)
     if closing is None:
@@ -172,7 +172,7 @@ async def _close(made: Policy) -> None:
 # --- between processes ----------------------------------------------------------------------------
 
 
-def portable(policy: Policy | type) -> bytes | None:
+def portable(policy: AgentPolicy | type) -> bytes | None:
     """Return a policy pickled for runners; None if it must run in this process, which is logged.
 
     A function that closes over a list, a dict or another mutable container stays here, and so does
@@ -192,7 +192,7 @@ def portable(policy: Policy | type) -> bytes | None:
         return None
 
 
-def received(data: bytes) -> Policy | type:
+def received(data: bytes) -> AgentPolicy | type:
     """Return the policy that `portable` pickled, on a runner.
 
     Raises:
@@ -201,7 +201,7 @@ def received(data: bytes) -> Policy | type:
     from aenv_ray.actors.ray_shell.pickling import unpickled
 
     try:
-        policy: Policy | type = unpickled(data)
+        policy: AgentPolicy | type = unpickled(data)
     except ImportError as exc:
         raise ConfigError(
             f"the policy cannot be loaded on a runner: {exc}",

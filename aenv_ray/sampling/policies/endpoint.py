@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,8 +14,15 @@ import httpx
 from pydantic import SecretStr
 
 import aenv_ray
-from aenv_ray.addresses import is_proxied, retry_after_s
-from aenv_ray.client.gateway_http import CONNECT_S, parse_url
+from aenv_ray.chat_endpoint import (
+    LONGEST_PAUSE_S,
+    RequestFailed,
+    chunks_of,
+    content_of,
+    new_client,
+    refusal_of,
+)
+from aenv_ray.client.gateway_http import parse_url
 from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unauthorized
 from aenv_ray.sampling.policies.chat import ContextFull, Filtered
 from aenv_ray.sampling.policies.completion import (
@@ -32,15 +38,8 @@ OPENAI_URL: Final = "https://api.openai.com/v1"
 TIMEOUT_S: Final = 300.0
 ATTEMPTS: Final = 6
 _WARN_EVERY_S: Final = 30.0
-LONGEST_PAUSE_S: Final = 60.0
-"""Longest pause, unless the endpoint asks for more, which it may for each attempt that is left:
-a limit of a minute or two passes, and one of a day does not."""
-_FIRST_PAUSE_S: Final = 0.5
 _LIMIT_BYTES: Final = 64 * 2**20
-"""Longest answer that is read; a longer one is invalid."""
-_SHOWN_CHARACTERS: Final = 300
-_RETRIED: Final = frozenset({408, 409, 425, 429})
-"""Statuses below 500 after which a request is sent again."""
+"""Longest answer that is read."""
 _PORTS: Final = {"http": "", "https": ""}
 _CONTEXT_FULL: Final = (
     "context_length", "context length", "context window", "maximum context", "too many tokens",
@@ -93,17 +92,11 @@ class Endpoint:
         self._options = options
         self._sleep = sleep
         self._warn_from_s = 0.0
-        headers = {"User-Agent": f"aenv-ray/{aenv_ray.__version__}"}
-        if options.api_key is not None:
-            headers["Authorization"] = f"Bearer {options.api_key.get_secret_value()}"
-        self._http = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),  # `timeout_s` limits the whole answer
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
-            trust_env=is_proxied(options.base_url),
-            verify=options.base_url.startswith("https:"),
-            follow_redirects=False,  # the key is sent to the configured address only
-        )
+        self._key = None if options.api_key is None else options.api_key.get_secret_value()
+        self._http = new_client(options.base_url)
+        self._http.headers["User-Agent"] = f"aenv-ray/{aenv_ray.__version__}"
+        if self._key is not None:
+            self._http.headers["Authorization"] = f"Bearer {self._key}"
 
     async def close(self) -> None:
         """Close the connections."""
@@ -125,14 +118,14 @@ class Endpoint:
         for attempt in range(1, self._options.attempts + 1):
             try:
                 return await self._answer(body)
-            except _Failed as exc:
+            except RequestFailed as exc:
                 pause_s = self._pause(exc, attempt)
                 logger.debug("%s; asking again in %.1f s", exc, pause_s)
                 self._warn(exc, attempt)
                 await self._sleep(pause_s)
         raise AssertionError("not reached: the last attempt raises")
 
-    def _warn(self, failed: _Failed, attempt: int) -> None:
+    def _warn(self, failed: RequestFailed, attempt: int) -> None:
         """Say now and then that requests fail, so that nobody wonders why no episode ends."""
         # A single failure is usual, such as a 429 or a connection that the server closed.
         if attempt > 1 and time.monotonic() >= self._warn_from_s:
@@ -142,15 +135,14 @@ class Endpoint:
                 self._options.base_url, failed, self._options.attempts,
             )  # fmt: skip
 
-    def _pause(self, failed: _Failed, attempt: int) -> float:
+    def _pause(self, failed: RequestFailed, attempt: int) -> float:
         """Return the seconds before the next attempt.
 
         Raises:
             EndpointUnavailable: There is none.
         """
         options = self._options
-        grown = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
-        pause_s = max(grown * random.uniform(0.5, 1.0), failed.asked_pause_s)
+        # A limit of a minute or two passes, and one of a day does not.
         patience_s = LONGEST_PAUSE_S * (options.attempts - attempt)
         if attempt >= options.attempts or failed.asked_pause_s > patience_s:
             asked = f", and asks for a pause of {failed.asked_pause_s:.0f} s"
@@ -160,7 +152,7 @@ class Endpoint:
                 hint="check that it runs and has capacity; raise its attempts or timeout_s, or "
                 "lower the concurrency",
             ) from failed
-        return pause_s
+        return failed.pause_s(attempt)
 
     def _body(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
@@ -177,7 +169,7 @@ class Endpoint:
         """Send a request once.
 
         Raises:
-            _Failed: It may be sent again.
+            RequestFailed: It may be sent again.
         """
         options = self._options
         headers = {"Content-Type": "application/json"}
@@ -187,28 +179,30 @@ class Endpoint:
                 asyncio.timeout(options.timeout_s),
                 self._http.stream("POST", url, content=body, headers=headers) as response,
             ):
-                if response.status_code != 200:
-                    raise self._refusal(response, await _text(response))
-                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                kind = response.headers.get("content-type", "")
+                if response.status_code == 200 and kind.startswith("text/event-stream"):
                     return await _streamed(response)
-                return read_completion(json.loads(await _text(response)))
+                content = await content_of(response, _LIMIT_BYTES)
+                if response.status_code != 200:
+                    raise self._refusal(response, content)
+                return read_completion(json.loads(content.decode(errors="replace")))
         except TimeoutError:
-            raise _Failed(f"no complete answer within {options.timeout_s:g} s") from None
+            raise RequestFailed(f"no complete answer within {options.timeout_s:g} s") from None
         except httpx.HTTPError as exc:
-            raise _Failed(f"{type(exc).__name__}: {exc}") from exc
+            raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
         except (InvalidAnswer, ValueError, RecursionError) as exc:
-            raise _Failed(f"the answer is not a chat completion: {exc}") from exc
+            raise RequestFailed(f"the answer is not a chat completion: {exc}") from exc
 
-    def _refusal(self, response: httpx.Response, text: str) -> Exception:
-        """Return the error for an answer that is not 200."""
+    def _refusal(self, response: httpx.Response, content: bytes) -> Exception:
+        """Return the error for an answer that is not 200.
+
+        Raises:
+            RequestFailed: The request may be sent again.
+        """
         status, options = response.status_code, self._options
-        if options.api_key is not None:
-            text = text.replace(options.api_key.get_secret_value(), "[key]")
-        said = f"HTTP {status}: {' '.join(text.split())[:_SHOWN_CHARACTERS]}"
-        if status in _RETRIED or status >= 500:
-            return _Failed(said, retry_after_s(response.headers, default=0.0))
+        said = refusal_of(response, content, self._key)
         if status in {400, 413, 422}:
-            lowered = text.lower()
+            lowered = content.decode(errors="replace").lower()
             if status == 413 or any(words in lowered for words in _CONTEXT_FULL):
                 return ContextFull(said)
             if any(words in lowered for words in _FILTERED):
@@ -222,32 +216,11 @@ class Endpoint:
         return ConfigError(what, hint=f"check --base-url and the model's name {options.model!r}")
 
 
-class _Failed(Exception):
-    """A request failed, but may succeed if it is repeated."""
-
-    def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.asked_pause_s = asked_pause_s
-
-
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
-    size = 0
-    async for chunk in response.aiter_bytes():
-        size += len(chunk)
-        if size > _LIMIT_BYTES:
-            raise InvalidAnswer(f"it is longer than {_LIMIT_BYTES} bytes")
-        yield chunk
-
-
-async def _text(response: httpx.Response) -> str:
-    return b"".join([chunk async for chunk in _chunks(response)]).decode(errors="replace")
-
-
 async def _streamed(response: httpx.Response) -> Completion:
     """Read a stream of server-sent events up to ``[DONE]`` or its end."""
     answer = StreamedCompletion()
     rest = b""
-    async for chunk in _chunks(response):
+    async for chunk in chunks_of(response, _LIMIT_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             name, _, data = line.strip().partition(b":")

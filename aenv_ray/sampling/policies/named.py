@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aenv_ray.actors.ray_shell.remote_call import is_remote
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.policies.base import Policy, check_policy
+from aenv_ray.sampling.policies.base import AgentPolicy, check_policy
 from aenv_ray.sampling.policies.openai import OpenAIPolicy
 from aenv_ray.sampling.policies.remote import RemotePolicy
 from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
@@ -19,7 +19,7 @@ from aenv_ray.sampling.policies.scripted import RandomPolicy, null, reference
 FORMS: Final = "reference, null, random:SEED, openai:MODEL, module:function or file.py:function"
 
 
-def policy_of(given: Any) -> Policy | type:
+def checked_policy(given: Any) -> AgentPolicy | type:
     """Return the policy that `sample` was given: by name, on Ray, or as it is.
 
     Raises:
@@ -30,11 +30,11 @@ def policy_of(given: Any) -> Policy | type:
     elif is_remote(given):
         given = RemotePolicy(given)
     check_policy(given)
-    policy: Policy | type = given
+    policy: AgentPolicy | type = given
     return policy
 
 
-def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy | type:
+def named_policy(text: str, options: Mapping[str, Any] | None = None) -> AgentPolicy | type:
     """Return the policy that `text` names, in one of `FORMS`. A class is returned as it is.
 
     Args:
@@ -58,7 +58,7 @@ def named_policy(text: str, options: Mapping[str, Any] | None = None) -> Policy 
         case "random":
             return RandomPolicy(_seed(detail))
         case _:
-            policy: Policy | type = imported(text, "policy", FORMS)
+            policy: AgentPolicy | type = imported(text, "policy", FORMS)
             return policy
 
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from aenv_ray.config import secret
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.episode_env import EpisodeEnv
-from aenv_ray.sampling.policies.base import ForRunner, Policy, opened
+from aenv_ray.sampling.policies.base import AgentPolicy, ForRunner, opened
 from aenv_ray.sampling.policies.chat import ChatOptions, chat_options, play
 from aenv_ray.sampling.policies.endpoint import (
     ATTEMPTS,
@@ -84,7 +84,7 @@ class OpenAIPolicy(ForRunner):
     def __repr__(self) -> str:
         return f"OpenAIPolicy({self._endpoint.model!r}, base_url={self._endpoint.base_url!r})"
 
-    def for_runner(self) -> Policy:
+    def for_runner(self) -> AgentPolicy:
         """Return the policy with connections that all episodes of one runner share."""
         return ConnectedPolicy(self._endpoint, self._options)
 

@@ -131,7 +131,7 @@ class _Ready(NamedTuple):
     since: float
 
 
-class _Gathering:
+class _GroupRequest:
     """A group that waits for its instances: new ones, or as many as episodes have given back.
 
     Args:
@@ -185,7 +185,7 @@ class InstanceSource:
         self._waiting: deque[asyncio.Future[Instance]] = deque()
         self._ready: deque[_Ready] = deque()
         """While groups wait, these are for the first of them."""
-        self._gathering: deque[_Gathering] = deque()
+        self._group_requests: deque[_GroupRequest] = deque()
         """Groups that wait for instances."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._requests: set[_Request] = set()
@@ -213,7 +213,7 @@ class InstanceSource:
         return self._queued_in_groups + min(queued, len(self._waiting))
 
     def start_ahead(self) -> None:
-        """Start instances for episodes that have not begun, after their number has changed."""
+        """Start instances for episodes that have not begun; call it when more may be started."""
         self._order()
 
     async def acquire(self, own: OwnOptions | None = None) -> Instance:
@@ -228,7 +228,7 @@ class InstanceSource:
         if own is not None:
             return await _one_of(self, self.begin_group(1, own))
         self._plan.needed(self._clock())
-        found = None if self._gathering else self._take_ready()
+        found = None if self._group_requests else self._take_ready()
         if found is not None:
             self._order()
             return found
@@ -254,17 +254,17 @@ class InstanceSource:
         """
         if own is not None:
             return self._begin_create(count, own)
-        group = _Gathering(count, self._clock)
-        self._gathering.append(group)
+        group = _GroupRequest(count, self._clock)
+        self._group_requests.append(group)
         self._drop_stale()
         self._serve()
         if not group.instances.done():
-            group.reserved = len(self._ready) if self._gathering[0] is group else 0
+            group.reserved = len(self._ready) if self._group_requests[0] is group else 0
             self._create_for(group)
             self._sweep_later()
         return group.instances
 
-    def _create_for(self, group: _Gathering) -> None:
+    def _create_for(self, group: _GroupRequest) -> None:
         """Create the instances that a group has not reserved, in place of those before."""
         if group.creating is not None:
             group.creating.cancel()
@@ -273,7 +273,7 @@ class InstanceSource:
         group.creating = self._begin_create(missing, None, group.on_queue)
         group.creating.add_done_callback(lambda done: self._on_created(group, done))
 
-    def _on_created(self, group: _Gathering, done: asyncio.Task[list[Instance]]) -> None:
+    def _on_created(self, group: _GroupRequest, done: asyncio.Task[list[Instance]]) -> None:
         """The instances that were created for a group run, or have failed."""
         if done.cancelled():
             return
@@ -283,7 +283,7 @@ class InstanceSource:
             for one in [] if error else done.result():
                 self.give_back(one)
             return
-        self._gathering.remove(group)
+        self._group_requests.remove(group)
         if error is None:
             found = [self._ready.popleft().instance for _ in range(group.reserved)]
             group.instances.set_result(found + done.result())
@@ -293,12 +293,12 @@ class InstanceSource:
 
     def _serve(self) -> None:
         """Hand ready instances to groups for which they are enough, or if none waits, to others."""
-        while self._gathering and len(self._ready) >= self._gathering[0].count:
-            group = self._gathering.popleft()
+        while self._group_requests and len(self._ready) >= self._group_requests[0].count:
+            group = self._group_requests.popleft()
             group.instances.set_result([self._ready.popleft().instance for _ in range(group.count)])
             if group.creating is not None:
                 group.creating.cancel()
-        while self._ready and not self._gathering and (waiting := self._next_waiting()):
+        while self._ready and not self._group_requests and (waiting := self._next_waiting()):
             waiting.set_result(self._ready.popleft().instance)
 
     def _begin_create(
@@ -350,7 +350,7 @@ class InstanceSource:
         return self._ready.popleft().instance if self._ready else None
 
     def _drop_stale(self) -> None:
-        if self._gathering and self._gathering[0].reserved:
+        if self._group_requests and self._group_requests[0].reserved:
             return  # it counts on all of them
         while self._ready and self._is_stale(self._ready[0]):
             self.release(self._ready.popleft().instance)
@@ -359,7 +359,7 @@ class InstanceSource:
         """Return whether an instance has waited too long; a trainer's waits for its next step."""
         since, stale_s = ready.since, STALE_S
         if self._is_eager:
-            queued_at = self._gathering[0].queued_at if self._gathering else None
+            queued_at = self._group_requests[0].queued_at if self._group_requests else None
             if queued_at is None:
                 stale_s = REUSED_SHARE * ready.instance.created.spec.ttl_s
             else:
@@ -367,7 +367,7 @@ class InstanceSource:
         return self._clock() - since > stale_s
 
     def _sweep_later(self) -> None:
-        is_due = not self._is_eager or bool(self._gathering)
+        is_due = not self._is_eager or bool(self._group_requests)
         if self._ready and self._sweeper is None and is_due:
             left_s = self._ready[0].since + STALE_S - self._clock()
             loop = asyncio.get_running_loop()
@@ -376,7 +376,7 @@ class InstanceSource:
     def _sweep(self) -> None:
         """Release instances that have been ready for long: others may wait for their places."""
         self._sweeper = None
-        group = self._gathering[0] if self._gathering else None
+        group = self._group_requests[0] if self._group_requests else None
         is_stale = bool(self._ready) and self._is_stale(self._ready[0])
         if group is not None and group.reserved and group.queued_at is not None and is_stale:
             # Groups that lack each other's places would wait until their time is over.
@@ -444,7 +444,7 @@ class InstanceSource:
         self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for group in self._gathering:
+        for group in self._group_requests:
             group.instances.cancel()
         running: list[asyncio.Task[Any]] = [request.task for request in self._requests]
         running += self._group_starts
@@ -474,19 +474,16 @@ class InstanceSource:
         starting = sum(request.pending for request in self._requests)
         count = self._plan.count(
             waiting=len(self._waiting),
-            ready=0 if self._gathering else len(self._ready),
+            ready=0 if self._group_requests else len(self._ready),
             starting=starting,
             live=self._live,
             left=0 if is_queued else self._left(),
         )
         if count:
             self._live += count
-            _Request(self, count)
-
-    def begin(self, request: _Request) -> asyncio.Task[None]:
-        """Begin a request."""
-        self._requests.add(request)
-        return asyncio.create_task(self._run(request))
+            request = _Request(self, count)
+            self._requests.add(request)
+            request.task = asyncio.create_task(self._run(request))
 
     async def _run(self, request: _Request) -> None:
         try:
@@ -498,10 +495,6 @@ class InstanceSource:
             self._live -= request.pending
             self._requests.discard(request)
             self._order()
-
-    def on_queued(self) -> None:
-        """A request waits for room, so that the next one may be made."""
-        self._order()
 
     def on_started(self, created: Created, seconds: float) -> None:
         """An instance runs."""
@@ -518,7 +511,7 @@ class InstanceSource:
             waiting.set_result(instance)
             return
         self._ready.append(_Ready(instance, self._clock()))
-        if self._gathering:
+        if self._group_requests:
             self._serve()
             self._sweep_later()
 
@@ -539,8 +532,10 @@ class InstanceSource:
         return None
 
 
-class _Request:
-    """A request for instances."""
+class _Request(EachCreate):
+    """A request for instances, and what becomes of each."""
+
+    task: asyncio.Task[None]
 
     def __init__(self, source: InstanceSource, count: int) -> None:
         self._source = source
@@ -549,7 +544,6 @@ class _Request:
         """Instances without an outcome."""
         self.queued = 0
         """Instances among them that wait for room in the cluster."""
-        self.task = source.begin(self)
 
     def on_outcome(self, outcome: Created | Exception) -> None:
         self.pending -= 1
@@ -560,7 +554,7 @@ class _Request:
 
     def on_queued(self, count: int) -> None:
         self.queued += count
-        self._source.on_queued()
+        self._source.start_ahead()  # requests that wait for room do not hold up the next
 
     def on_placed(self, count: int) -> None:
         self.queued -= count

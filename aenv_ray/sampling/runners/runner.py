@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -36,15 +38,14 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.models import InstanceStatus
-from aenv_ray.sampling.attribution import NOT_ACTED, Acting, FailureRewards, Stage
-from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv, EpisodeLog
-from aenv_ray.sampling.policies.base import Policy
-from aenv_ray.sampling.runners.acting import act
+from aenv_ray.sampling.attribution import NO_ACTIVITY, FailureRewards, PolicyActivity, Stage
+from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv, EpisodeLog, SyncEpisodeEnv
+from aenv_ray.sampling.policies.base import AgentPolicy, is_async
 from aenv_ray.sampling.runners.assignments import Assignment
 from aenv_ray.sampling.runners.instance_source import GroupStart, Instance, InstanceSource
 from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.sampling.tasks.archives import check_archives, packed
-from aenv_ray.sampling.user_code import PolicyTimedOut, place_of, within
+from aenv_ray.sampling.user_code import PolicyTimedOut, call, hand_over, outcome, place_of, within
 from aenv_ray.trajectories.attachments import TEXT_LIMIT
 from aenv_ray.trajectories.schema import (
     Call,
@@ -73,6 +74,7 @@ OUTAGE_PAUSE_S: Final = 5.0
 """Longest pause between two of them."""
 _REASONS_CHARACTERS: Final = 2000
 _SUBMISSION: Final = "submission"
+"""Key of what an episode submits, until its reward runs; not a field of its record."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Runner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AgentPolicy,
         source: InstanceSource,
         rules: EpisodeRules,
         images: TaskImages,
@@ -188,7 +190,7 @@ class Runner:
                 instance = None
                 self._source.release(left)
                 fields |= await self._score_elsewhere(task, own, submission, env, phases)
-        except _ResetFailed as exc:
+        except _NewInstanceNotReset as exc:
             fields |= self._failed(task, exc.cause, Stage.SETUP)
         except INFRASTRUCTURE as exc:
             fields |= _failure(EpisodeStatus.INFRA_FAILED, exc)
@@ -198,8 +200,6 @@ class Runner:
             ):
                 self._source.release(instance)
         duration_s = time.perf_counter() - started
-        if instance is not None:
-            phases.seconds["create"] = instance.create_s
         episode = Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
         episode.contents.update(log.contents)
         return episode
@@ -235,9 +235,10 @@ class Runner:
         """Connect to an instance and reset it; False if it must be replaced.
 
         Raises:
-            _ResetFailed: The reset of a new instance failed.
+            _NewInstanceNotReset: The reset of a new instance failed.
             AenvError: The infrastructure failed.
         """
+        phases.seconds["create"] = instance.create_s
         try:
             await self._source.connect(instance)
             with phases.measured("reset"):
@@ -247,8 +248,8 @@ class Runner:
                 return False  # whatever its last episode did to it
             if is_infrastructure(exc):
                 raise
-            _raise_if_no_room(exc, NOT_ACTED)
-            raise _ResetFailed(exc) from exc
+            _raise_if_no_room(exc, NO_ACTIVITY)
+            raise _NewInstanceNotReset(exc) from exc
 
     async def _roll_out(
         self, instance: AsyncEnvHandle, task: Task, env: EpisodeEnv, phases: _Phases
@@ -258,7 +259,7 @@ class Runner:
             if task.setup is not None:
                 function, given = task.setup.function or "", await packed(task.setup)
                 with phases.measured("setup"):
-                    env.setup_result = await _outcome(
+                    env.setup_result = await _environment_result(
                         instance.call_function(function, given, _timeout_s(task.setup))
                     )
         except ToolError as exc:
@@ -266,16 +267,16 @@ class Runner:
         try:
             return await self._act_and_score(instance, task, env, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
-            _raise_if_no_room(exc, env.acting())
-            return self._failed(task, exc, Stage.POLICY, env.acting())
+            _raise_if_no_room(exc, env.activity())
+            return self._failed(task, exc, Stage.POLICY, env.activity())
         except CallOutcomeUnknown as exc:
             end = await _why_silent(instance, exc)
-            return self._failed(task, end, Stage.POLICY, env.acting())
+            return self._failed(task, end, Stage.POLICY, env.activity())
 
     def _failed(
-        self, task: Task, exc: Exception, stage: Stage, acting: Acting = NOT_ACTED
+        self, task: Task, exc: Exception, stage: Stage, activity: PolicyActivity = NO_ACTIVITY
     ) -> dict[str, Any]:
-        end = self._rules.rewards.end_of(exc, stage, acting)
+        end = self._rules.rewards.end_of(exc, stage, activity)
         reward = None if task.reward is None else end.reward
         place = place_of(exc) if stage is Stage.POLICY else None
         return _failure(end.status, exc, place) | {"reward": reward}
@@ -285,17 +286,17 @@ class Runner:
     ) -> dict[str, Any]:
         """Run policy and reward; infrastructure failures and deaths from inside are raised."""
         try:
-            acting = act(self._policy, env, task)
+            playing = act(self._policy, env, task)
             limits_s = [self._rules.episode_timeout_s, task.timeout_s]
             limit_s = min((one for one in limits_s if one is not None), default=None)
             with phases.measured("policy"), env.policy_time():
-                output = await within(acting, limit_s, lambda: _expect(instance))
+                output = await within(playing, limit_s, lambda: _expect(instance))
         except INFRASTRUCTURE:
             raise
         except PolicyTimedOut as exc:
             if env.failure is not None:
                 raise env.failure from exc
-            return self._failed(task, DeadlineExceeded(str(exc)), Stage.POLICY, env.acting())
+            return self._failed(task, DeadlineExceeded(str(exc)), Stage.POLICY, env.activity())
         except Exception as exc:  # every exception of a policy is its failure
             if env.failure is not None:
                 raise env.failure from exc
@@ -311,7 +312,7 @@ class Runner:
                 function = task.submission.function or ""
                 given = await packed(task.submission)
                 with phases.measured("submission"):
-                    fields[_SUBMISSION] = await _outcome(
+                    fields[_SUBMISSION] = await _environment_result(
                         instance.call_function(function, given, _timeout_s(task.submission))
                     )
                 return fields
@@ -319,7 +320,7 @@ class Runner:
         except SandboxExhausted:
             raise
         except ToolError as exc:
-            return self._failed(task, exc, Stage.REWARD, env.acting())
+            return self._failed(task, exc, Stage.REWARD, env.activity())
 
     async def _unused(self, own: OwnOptions | None) -> Instance:
         """Return an instance in which no agent has acted, since none is reset before a reward."""
@@ -351,13 +352,13 @@ class Runner:
             await self._resets.seed(grader, task)
             return await _score(grader.env, call, phases)
         except (SandboxDiedInside, SandboxExhausted, InstanceExpired) as exc:
-            _raise_if_no_room(exc, NOT_ACTED)  # in this instance
-            return self._failed(task, exc, Stage.POLICY, env.acting())
+            _raise_if_no_room(exc, NO_ACTIVITY)  # in this instance
+            return self._failed(task, exc, Stage.POLICY, env.activity())
         except ToolError as exc:
-            return self._failed(task, exc, Stage.REWARD, env.acting())
+            return self._failed(task, exc, Stage.REWARD, env.activity())
         except CallOutcomeUnknown as exc:
             end = await _why_silent(grader.env, exc)
-            return self._failed(task, end, Stage.POLICY, env.acting())
+            return self._failed(task, end, Stage.POLICY, env.activity())
         finally:
             self._source.release(grader)
 
@@ -483,7 +484,7 @@ class Resets:
             )  # fmt: skip
 
 
-class _ResetFailed(Exception):
+class _NewInstanceNotReset(Exception):
     """The reset of a new instance failed: an outcome, as that of a setup is."""
 
     def __init__(self, cause: AenvError) -> None:
@@ -503,7 +504,45 @@ class _Phases:
         try:
             yield
         finally:
-            self.seconds[phase] = time.perf_counter() - started
+            before = self.seconds.get(phase, 0.0)
+            self.seconds[phase] = before + time.perf_counter() - started
+
+
+async def act(policy: AgentPolicy, env: EpisodeEnv, task: Task) -> Any:
+    """Run a policy, a sync one in a thread, and return its result, see `outcome`.
+
+    Raises:
+        ConfigError: A sync policy returned a coroutine. It could not act: its environment is that
+            of the thread, which has ended.
+        Exception: Raised by the policy.
+    """
+    if is_async(policy):
+        return await outcome(policy(env, task), "the policy")
+    loop = asyncio.get_running_loop()
+    sync_env = SyncEpisodeEnv(env, loop)
+    done: asyncio.Future[Any] = loop.create_future()
+    # A daemon thread, so that a policy that does not return cannot block the end of the process.
+    thread = threading.Thread(target=_run_policy, args=(policy, sync_env, task, done), daemon=True)
+    thread.start()
+    try:
+        output = await done
+    finally:
+        sync_env.abandon()
+    if inspect.iscoroutine(output):
+        output.close()
+        raise ConfigError(
+            f"the sync policy {policy!r} returned the coroutine {output.__qualname__}, which was "
+            "not run: write the policy, and what wraps it, with async def",
+            hint="a sync policy runs in a thread, and its environment ends with it",
+        )
+    return await outcome(output, "the policy") if inspect.isawaitable(output) else output
+
+
+def _run_policy(
+    policy: AgentPolicy, env: SyncEpisodeEnv, task: Task, done: asyncio.Future[Any]
+) -> None:
+    """Run a sync policy in its thread and pass its outcome to the loop."""
+    hand_over(done, *call(lambda: policy(env, task), "the policy"))
 
 
 async def _score(instance: AsyncEnvHandle, reward: Call, phases: _Phases) -> dict[str, Any]:
@@ -514,11 +553,13 @@ async def _score(instance: AsyncEnvHandle, reward: Call, phases: _Phases) -> dic
     """
     given = await packed(reward)
     with phases.measured("reward"):
-        detail = await _outcome(instance.call_reward(given, reward.name, _timeout_s(reward)))
+        detail = await _environment_result(
+            instance.call_reward(given, reward.name, _timeout_s(reward))
+        )
     return {"reward": reward_number(detail), "reward_detail": detail}
 
 
-async def _outcome(call: Awaitable[T]) -> T:
+async def _environment_result(result: Awaitable[T]) -> T:
     """Return the result of a call that runs code of the environment.
 
     Raises:
@@ -526,21 +567,21 @@ async def _outcome(call: Awaitable[T]) -> T:
         AenvError: The sandbox ended, or the infrastructure failed.
     """
     try:
-        return await call
+        return await result
     except INFRASTRUCTURE:
         raise
     except AenvError as exc:
         raise as_tool_error(exc) from exc
 
 
-def _raise_if_no_room(exc: AenvError, acting: Acting) -> None:
+def _raise_if_no_room(exc: AenvError, activity: PolicyActivity) -> None:
     """Raise a lack of room for an inner instance as what it is, if no agent can have caused it.
 
     Raises:
         SandboxLost: The sandbox has ended because of it, and no agent has acted there.
     """
     is_room = isinstance(exc, SandboxDiedInside) and exc.died_of is InsideCause.ROOM
-    if is_room and not acting.has_acted:
+    if is_room and not activity.has_acted:
         raise SandboxLost(exc.message, hint=exc.hint) from exc
 
 

@@ -27,7 +27,7 @@ from aenv_ray.ids import new_call_id
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.policies.base import received
 from aenv_ray.sampling.runners.assignments import Group
-from aenv_ray.sampling.runners.driver_runner import LocalRunner
+from aenv_ray.sampling.runners.local_runner import LocalRunner
 from aenv_ray.sampling.runners.runner import EpisodeRules
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost
 from aenv_ray.trajectories.schema import Episode

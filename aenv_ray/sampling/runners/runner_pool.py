@@ -377,11 +377,6 @@ class RunnerPool:
                 self._relieve_slowest()
             await self._changed.wait()
 
-    def _counts(self) -> dict[_Member, int]:
-        """Return how many episodes each runner may play without further tasks or a new limit."""
-        count = self._assignments.count
-        return {one: min(count(one.link.name), one.limit) for one in self._members.values()}
-
     def _played_by(self, member: _Member) -> int:
         """Return how many episodes a runner plays; the groups that it has not begun wait there.
 
@@ -396,10 +391,6 @@ class RunnerPool:
         if count != self._playing:
             self._playing = count
             self._on_playing(count)
-
-    def _staying(self) -> list[_Member]:
-        """Return the runners that get tasks."""
-        return [member for member in self._members.values() if not member.is_leaving]
 
     def _relieve_slowest(self) -> None:
         """Have the runner with the most episodes return those that others could begin now."""
@@ -427,7 +418,8 @@ class RunnerPool:
 
         It is divided in whole groups; the first runner also gets what is left of it.
         """
-        staying, size = self._staying(), self._group_size
+        staying = [member for member in self._members.values() if not member.is_leaving]
+        size = self._group_size
         runners = max(1, len(staying) + self._runners.expected)
         groups, rest = divmod(self._concurrency.limit, size)
         each, more = divmod(groups, runners)
@@ -446,8 +438,10 @@ class RunnerPool:
         members = self._members.values()
         if not any(one.limit > limits.get(one, 0) for one in members):
             return limits
-        playing = self._counts()
-        over = {one for one, count in playing.items() if count > limits.get(one, 0)}
+        count = self._assignments.count
+        # What each may play without further tasks or a new limit.
+        playing = {member: min(count(member.link.name), member.limit) for member in members}
+        over = {one for one, number in playing.items() if number > limits.get(one, 0)}
         left = max(0, self._concurrency.limit - sum(playing.values()))
         shares: dict[_Member, int] = {}
         for member, limit in limits.items():

@@ -32,9 +32,8 @@ from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.code_problems import as_task
 from aenv_ray.sampling.tasks.directories import TaskDirectories
 from aenv_ray.sampling.tasks.directories.fields import FormatOptions
-from aenv_ray.sampling.tasks.files import file_rows
 from aenv_ray.sampling.tasks.repositories import is_row, task_of
-from aenv_ray.sampling.tasks.tables import HUGGING_FACE, from_hugging_face, table_of
+from aenv_ray.sampling.tasks.rows import HUGGING_FACE, file_rows, from_hugging_face, table_of
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.files import of_another_run
 from aenv_ray.trajectories.schema import Task

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.tasks.files import file_rows, parsed
+from aenv_ray.sampling.tasks.rows import file_rows, parsed
 from aenv_ray.trajectories.schema import Call, Task, ToolCall
 
 TESTS_S: Final = 1800.0

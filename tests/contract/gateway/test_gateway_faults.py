@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.clock import SystemClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.hub.redis_server import RedisServer
@@ -18,6 +18,7 @@ from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway import membership as replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway, hears_regularly
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.redis
 KEY = {"Idempotency-Key": "k"}

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     ArtifactQuotaExceeded,
     CatalogConflict,
@@ -44,6 +43,7 @@ from tests.contract.hub.hub_contract_environments import (
     entry,
     lease,
 )
+from tests.fake_clock import FakeClock
 
 __all__ = ["START_S", "HubContract", "entry", "lease"]
 

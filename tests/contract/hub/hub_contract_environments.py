@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     CatalogConflict,
     ConfigError,
@@ -26,6 +25,7 @@ from aenv_ray.hub.records import (
 )
 from aenv_ray.models import InstanceStatus
 from aenv_ray.project.config import Artifact
+from tests.fake_clock import FakeClock
 
 START_S = 1_763_700_000.123456
 

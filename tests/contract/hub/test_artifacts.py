@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
     AenvError,
@@ -35,6 +34,7 @@ from aenv_ray.hub.artifacts import (
     open_artifact_store,
 )
 from tests.contract.hub import s3_server
+from tests.fake_clock import FakeClock
 
 LARGE = os.urandom(2 * PIECE_BYTES + 17)
 

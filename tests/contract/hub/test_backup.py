@@ -15,7 +15,6 @@ import pytest
 
 from aenv_ray import config
 from aenv_ray.cli.main import main
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     BackupInvalid,
     CatalogConflict,
@@ -32,6 +31,7 @@ from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from tests.contract.hub.hub_contract import START_S, entry, lease
 from tests.contract.hub.redis_servers import emptied, running
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.redis
 CODE = b"an archive"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.clock import SystemClock
 from aenv_ray.errors import ArtifactQuotaExceeded, FabricUnavailable, QuotaExceeded
 from aenv_ray.hub import catalog, hub_actor, keys
 from aenv_ray.hub.client import HubClient
@@ -38,6 +38,7 @@ from tests.conftest import redis_refusal, require
 from tests.contract.hub.hub_contract import HubContract, entry, lease
 from tests.contract.hub.hub_contract_environments import is_found
 from tests.contract.hub.redis_servers import emptied, running
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.redis
 

@@ -28,9 +28,7 @@ async def _look(env: Any, task: Task) -> None:
 
 
 @pytest.mark.parametrize("runners", ["driver", "nodes"])
-def test_attachments_are_within_reach_of_the_driver(
-    tmp_path: Path, cluster: Cluster, runners: Any
-) -> None:
+def test_the_driver_can_read_attachments(tmp_path: Path, cluster: Cluster, runners: Any) -> None:
     """In the object store without an output; otherwise in files."""
     del cluster
     project = tmp_path / "large"

@@ -42,7 +42,9 @@ def _mean(tasks: list[Task], *, attacks: bool) -> Summary:
     return aenv_ray.sample(MINI, act, tasks, concurrency=4).run()
 
 
-def test_attacks_on_its_sandbox_change_no_mean(cluster: Cluster, mini_tasks: list[Task]) -> None:
+def test_attacks_of_an_agent_on_its_sandbox_change_no_mean(
+    cluster: Cluster, mini_tasks: list[Task]
+) -> None:
     """Invariant 14: the mean is that of the same policy without them, and no episode is void."""
     del cluster
     honest, attacked = _mean(mini_tasks, attacks=False), _mean(mini_tasks, attacks=True)
@@ -50,7 +52,7 @@ def test_attacks_on_its_sandbox_change_no_mean(cluster: Cluster, mini_tasks: lis
     assert attacked.infra_failed == attacked.reward_failed == attacked.policy_failed == 0
 
 
-def test_an_agent_in_the_runtime_gains_nothing_either(cluster: Cluster) -> None:
+def test_an_agent_that_controls_the_runtime_gains_nothing(cluster: Cluster) -> None:
     """Invariant 14: where a tool can end the runtime, the episode counts once."""
     del cluster
 
@@ -88,7 +90,7 @@ def score() -> float:
 '''
 
 
-def test_playing_for_time_and_breaking_the_reward_count(
+def test_episodes_that_stall_or_break_the_reward_count(
     cluster: Cluster, project: Callable[..., Path]
 ) -> None:
     """Invariant 14: an agent that is losing gains nothing by either; nor is it rerun."""

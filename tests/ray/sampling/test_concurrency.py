@@ -46,7 +46,7 @@ def _limits(sampling: Sampling) -> list[int]:
 
 
 @pytest.mark.parametrize("runners", ["driver", "nodes"])
-def test_more_episodes_are_played_at_once_while_that_pays(cluster: Cluster, runners: str) -> None:
+def test_concurrency_rises_while_throughput_grows(cluster: Cluster, runners: str) -> None:
     sampling = aenv_ray.sample(
         PROBE, _think, probe_tasks(200), concurrency=(2, 16), runners=runners
     )
@@ -57,9 +57,7 @@ def test_more_episodes_are_played_at_once_while_that_pays(cluster: Cluster, runn
 
 
 @pytest.mark.parametrize("runners", ["driver", "nodes"])
-def test_no_more_episodes_are_played_at_once_than_the_policy_is_worth(
-    cluster: Cluster, runners: str
-) -> None:
+def test_concurrency_stops_at_the_throughput_of_the_policy(cluster: Cluster, runners: str) -> None:
     """It has no use for 64 sandboxes."""
     sampling = aenv_ray.sample(
         PROBE, _Narrow, probe_tasks(120), concurrency=(2, 64), runners=runners

@@ -30,7 +30,7 @@ aenv_ray.sample(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("runners", "kills"), [("driver", 20), ("nodes", 5)])
-def test_a_run_whose_driver_is_killed_again_and_again_has_every_episode_once(
+def test_a_run_whose_driver_is_killed_repeatedly_has_every_episode_once(
     cluster: Cluster, driver: Callable[[str], Driver], tmp_path: Path, runners: str, kills: int
 ) -> None:
     """Each driver is killed with SIGKILL while it writes; the last one runs what is missing."""

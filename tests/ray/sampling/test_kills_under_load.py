@@ -63,7 +63,7 @@ _PARTS: dict[str, Callable[[Cluster], list[int]]] = {
 
 
 @pytest.mark.timeout(300)
-def test_a_run_outlives_the_death_of_each_part_and_of_all_at_once(
+def test_a_run_survives_the_death_of_each_component_and_of_all_at_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """No episode is lost, recorded twice or scored in a sandbox that did not play it."""

@@ -45,7 +45,7 @@ def test_built_in_policies_and_classes_play(
     assert [episode.policy for episode in sampling.episodes] == [name] * 2
 
 
-def test_a_model_plays_and_its_endpoint_never_scores(
+def test_a_failing_endpoint_never_becomes_a_reward(
     mini_tasks: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Invariants 2 and 10: a failing endpoint scores nothing, and no record has the key."""
@@ -81,7 +81,9 @@ def test_a_model_in_a_ray_actor_plays(cluster: Cluster, method: str | None) -> N
     check_model_plays(actor if method is None else getattr(actor, method))
 
 
-def test_an_environment_brings_its_tasks_by_a_function(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_environment_may_list_its_tasks_with_a_function(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     del cluster
     project = shutil.copytree(PROBE, tmp_path / "project")
     with pytest.raises(ConfigError, match="register_tasks"):

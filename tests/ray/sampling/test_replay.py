@@ -17,7 +17,7 @@ from tests.ray.sampling.policies import MINI, mini_tasks
 __all__ = ["mini_tasks"]  # a fixture
 
 
-def test_a_replay_repeats_the_calls_and_names_the_step_that_differs(
+def test_a_replay_repeats_the_calls_and_reports_the_step_that_differs(
     mini_tasks: list[Task], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"

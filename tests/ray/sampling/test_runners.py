@@ -82,7 +82,7 @@ def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_pat
     eventually_empty(cluster.sandboxes)
 
 
-def test_leaving_ends_the_episodes_of_runners(cluster: Cluster) -> None:
+def test_leaving_the_loop_ends_the_episodes_of_runners(cluster: Cluster) -> None:
     """What Ctrl-C does: sandboxes and runners end."""
 
     async def act(env: Any, task: Task) -> None:
@@ -114,7 +114,7 @@ def test_a_policy_that_needs_a_missing_module_is_refused(cluster: Cluster) -> No
     assert "install the module" in caught.value.hint
 
 
-def test_a_policy_that_cannot_travel_is_refused_or_stays(cluster: Cluster) -> None:
+def test_a_policy_that_cannot_be_sent_is_refused_or_stays_in_the_driver(cluster: Cluster) -> None:
     """It runs in the driver unless the caller insists."""
     del cluster
     lock = threading.Lock()
@@ -154,7 +154,7 @@ def test_samples_of_a_task_form_a_group(cluster: Cluster, tmp_path: Path, runner
         assert samples == {(n, f"t{n // 4}", str(n // 4), n % 4) for n in range(12)}
 
 
-def test_instances_of_an_environment_with_a_reset_are_used_again(cluster: Cluster) -> None:
+def test_instances_of_an_environment_with_a_reset_are_reused(cluster: Cluster) -> None:
     """Each episode finds an empty basket, its own task and its own seed."""
 
     async def put(env: Any, task: Task) -> list[Any]:

@@ -46,7 +46,7 @@ def test_scripted_policies_get_their_reward(
         assert [s.tool for s in episode.steps] == ["execute_command"] * len(episode.steps)
 
 
-def test_a_dedicated_density_samples_too(mini_tasks: list[Task]) -> None:
+def test_sampling_works_with_dedicated_density(mini_tasks: list[Task]) -> None:
     """The same books at either density."""
     summary = aenv_ray.sample(
         MINI, replay("reference"), mini_tasks[:2], concurrency=2, actor="dedicated"
@@ -221,7 +221,7 @@ def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: boo
 
 
 @pytest.mark.parametrize("name", ["raising", "not-a-number", "wordy", "nonsense"])
-def test_a_reward_that_is_none_is_void(cluster: Cluster, name: str) -> None:
+def test_a_reward_of_none_voids_the_episode(cluster: Cluster, name: str) -> None:
     """Raising, NaN, no number, no such reward: `reward_failed`, never a made-up number."""
     del cluster
 
@@ -234,7 +234,7 @@ def test_a_reward_that_is_none_is_void(cluster: Cluster, name: str) -> None:
     assert sampling.episodes[0].reward is None
 
 
-def test_a_setup_that_fails_is_void(cluster: Cluster) -> None:
+def test_a_failed_setup_voids_the_episode(cluster: Cluster) -> None:
     """A task that cannot be prepared says nothing about the policy, which does not act."""
     del cluster
 
@@ -261,7 +261,7 @@ def test_a_task_without_reward_completes(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_policy_that_hangs_is_void_at_its_limit(cluster: Cluster, is_async: bool) -> None:
+def test_a_hanging_policy_is_void_at_its_limit(cluster: Cluster, is_async: bool) -> None:
     """`timed_out`: typed, in no mean, not tried again; and its instance is released."""
     hangs_on = threading.Event()
 

@@ -54,7 +54,7 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
 
 
 @pytest.mark.parametrize("source", [list, iter])
-def test_an_interrupted_run_goes_on_where_it_was(
+def test_an_interrupted_run_resumes_where_it_stopped(
     cluster: Cluster, tmp_path: Path, source: Callable[[Any], Any]
 ) -> None:
     """What it had finished is kept, and neither run nor given again."""
@@ -86,7 +86,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_leaving_the_loop_releases_everything(cluster: Cluster, is_async: bool) -> None:
+def test_leaving_the_loop_releases_all_instances(cluster: Cluster, is_async: bool) -> None:
     """After a `break` no instance lives and no episode runs on."""
 
     async def act(env: Any, task: Task) -> None:
@@ -112,9 +112,7 @@ def test_leaving_the_loop_releases_everything(cluster: Cluster, is_async: bool) 
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_tasks_without_an_end_are_sampled_until_one_leaves(
-    cluster: Cluster, is_async: bool
-) -> None:
+def test_endless_tasks_are_sampled_until_the_loop_is_left(cluster: Cluster, is_async: bool) -> None:
     """No more tasks are read than there are episodes, and nothing stays."""
     read: list[int] = []
 
@@ -140,7 +138,9 @@ def test_tasks_without_an_end_are_sampled_until_one_leaves(
     eventually_empty(cluster.sandboxes)
 
 
-def test_tasks_that_fail_end_the_run_after_what_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failing_task_source_ends_the_run_after_running_episodes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """What the iterator raises is raised, once every episode that had begun is there."""
     del cluster
     out = tmp_path / "episodes.jsonl"
@@ -160,7 +160,7 @@ def test_tasks_that_fail_end_the_run_after_what_runs(cluster: Cluster, tmp_path:
     assert len(out.read_text().splitlines()) == 2
 
 
-def test_leaving_a_policy_that_hangs_in_a_thread(cluster: Cluster) -> None:
+def test_the_loop_can_be_left_while_a_policy_hangs_in_a_thread(cluster: Cluster) -> None:
     """What Ctrl-C does: the thread cannot be stopped, but is not waited for either."""
     hangs_on = threading.Event()
 
@@ -176,7 +176,7 @@ def test_leaving_a_policy_that_hangs_in_a_thread(cluster: Cluster) -> None:
     eventually_empty(cluster.sandboxes)
 
 
-def test_an_exception_in_the_loop_releases_everything(cluster: Cluster) -> None:
+def test_an_exception_in_the_loop_releases_all_instances(cluster: Cluster) -> None:
     """The caller's own exception passes, and nothing stays."""
 
     async def act(env: Any, task: Task) -> None:
@@ -192,7 +192,7 @@ def test_an_exception_in_the_loop_releases_everything(cluster: Cluster) -> None:
     eventually_empty(lambda: without(cluster.sandboxes(), []))
 
 
-def test_a_sampling_runs_once(cluster: Cluster) -> None:
+def test_a_sampling_can_be_iterated_once(cluster: Cluster) -> None:
     """A second iteration is a mistake, said so."""
     del cluster
 
@@ -205,7 +205,7 @@ def test_a_sampling_runs_once(cluster: Cluster) -> None:
         sampling.run()
 
 
-def test_no_tasks_are_no_episodes(cluster: Cluster) -> None:
+def test_a_run_without_tasks_has_no_episodes(cluster: Cluster) -> None:
     """An empty list is an empty summary."""
     del cluster
     summary = aenv_ray.sample(PROBE, replay("reference"), []).run()
@@ -233,7 +233,7 @@ def test_draining_finishes_the_running_episodes(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_drained", [False, True])
-def test_no_episodes_are_left_of_a_run_that_has_ended_early(
+def test_the_left_metric_is_zero_after_a_run_ends_early(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_drained: bool
 ) -> None:
     """A trainer lives on, and so does the metric."""

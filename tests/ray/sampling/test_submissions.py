@@ -44,7 +44,7 @@ def graded(expected: str, submission: dict) -> dict:
 """
 
 
-def test_a_reward_with_a_submission_runs_where_the_agent_never_was(
+def test_a_reward_with_a_submission_runs_on_a_new_instance(
     tmp_path: Path, cluster: Cluster
 ) -> None:
     """D19. Each task has the datasource that it names, on both of its instances."""
@@ -111,7 +111,7 @@ def graded(submission: int | None) -> float:
 """
 
 
-def test_an_environment_without_a_reset_has_the_seed_of_each_task(
+def test_an_environment_without_a_reset_gets_the_seed_of_each_task(
     tmp_path: Path, cluster: Cluster
 ) -> None:
     """In every call, and on the instance of the reward."""

@@ -99,7 +99,7 @@ def test_a_sandbox_that_the_agent_ends_is_an_outcome(pool: EpisodePool) -> None:
     assert (outcome.is_void, outcome.reward) == (False, 0.0)
 
 
-def test_a_setup_that_fails_is_a_void_episode_and_no_exception(pool: EpisodePool) -> None:
+def test_a_failed_setup_voids_the_episode_and_raises_nothing(pool: EpisodePool) -> None:
     """A trainer that resets its environments in a loop goes on."""
     episode = pool.begin_blocking({**TASK, "setup": {"function": "nonsense"}})
     with pytest.raises(InstanceReleased, match="nonsense"):
@@ -149,7 +149,7 @@ def test_reserved_instances_run_before_their_episodes_begin(
 
 
 @pytest.mark.parametrize("end", ["kill", "exit"])
-def test_nothing_is_left_of_a_trainer_that_ends(
+def test_a_trainer_that_ends_leaves_no_instances(
     cluster: Cluster, driver: Callable[[str], Driver], end: str
 ) -> None:
     """Killed in the middle of a step, or gone without having closed its pool."""
@@ -169,7 +169,7 @@ def test_nothing_is_left_of_a_trainer_that_ends(
     eventually_empty(cluster.sandboxes)
 
 
-async def test_an_instance_is_a_sandbox_of_slime(cluster: Cluster, tmp_path: Path) -> None:
+async def test_slime_can_use_an_instance_as_its_sandbox(cluster: Cluster, tmp_path: Path) -> None:
     """As its coding agents use one; a lost sandbox is no exit code, and ends the episode."""
     async with AenvSandbox(str(PROBE)) as sandbox:
         assert await sandbox.exec("echo out; echo no >&2; exit 3") == (3, "out\n", "no\n")
@@ -185,7 +185,7 @@ async def test_an_instance_is_a_sandbox_of_slime(cluster: Cluster, tmp_path: Pat
             await sandbox.exec("true")
 
 
-def test_a_killed_coding_agent_of_slime_leaves_no_sandbox(
+def test_a_killed_slime_agent_leaves_no_sandbox(
     cluster: Cluster, driver: Callable[[str], Driver]
 ) -> None:
     program = driver(

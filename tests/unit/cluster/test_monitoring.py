@@ -28,13 +28,18 @@ MONITORING = ROOT / "clusters" / "kuberay" / "monitoring"
 _SUFFIX = re.compile(r"_(bucket|count|sum|total)$")
 
 
+CLUSTER = set(GAUGES) | set(COUNTERS) | {LATENCY}
+
+
+def of_samplings() -> set[str]:
+    metrics = vars(SamplingMetrics("mini-terminal")).values()
+    return {str(m.info["name"]) for m in metrics if hasattr(m, "info")}
+
+
 def exported() -> set[str]:
     """Return the names of all metrics."""
     gateway = set(re.findall(r"(?m)^# TYPE (\w+) ", Metrics().text().decode()))
-    metrics = vars(SamplingMetrics("mini-terminal")).values()
-    sampling = {str(m.info["name"]) for m in metrics if hasattr(m, "info")}
-    cluster = set(GAUGES) | set(COUNTERS) | {LATENCY}
-    return {_SUFFIX.sub("", name) for name in gateway | sampling} | cluster
+    return {_SUFFIX.sub("", name) for name in gateway} | of_samplings() | CLUSTER
 
 
 def used(text: str) -> set[str]:
@@ -45,7 +50,7 @@ def test_the_dashboard_and_the_alerts_use_exported_metrics() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     shown = used(json.dumps(dashboard))
     assert shown <= exported()
-    assert set(GAUGES) | set(COUNTERS) | {LATENCY} <= shown
+    assert CLUSTER | of_samplings() <= shown
     assert used((MONITORING / "pod-monitor.yaml").read_text()) <= exported()
     shown_metrics = re.findall(r"ray_aenv_\w+(.{25})", json.dumps(dashboard["panels"]))
     assert all(rest.startswith("{namespace=~") for rest in shown_metrics)

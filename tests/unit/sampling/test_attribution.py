@@ -22,17 +22,17 @@ from aenv_ray.errors import (
 )
 from aenv_ray.sampling import EpisodeStatus
 from aenv_ray.sampling.attribution import (
-    NOT_ACTED,
+    NO_ACTIVITY,
     SANDBOX_SHARE,
-    Acting,
     CallClock,
     FailureRewards,
+    PolicyActivity,
     Stage,
 )
 
 REWARDS = FailureRewards(on_death=-1.0, on_timeout=-2.0, on_failure=-3.0)
-BUSY = Acting(has_acted=True, busy_s=5.0, duration_s=10.0)
-THINKING = Acting(has_acted=True, busy_s=0.5, duration_s=10.0)
+BUSY = PolicyActivity(has_acted=True, busy_s=5.0, duration_s=10.0)
+THINKING = PolicyActivity(has_acted=True, busy_s=0.5, duration_s=10.0)
 
 
 @pytest.mark.parametrize("stage", [Stage.POLICY, Stage.REWARD])
@@ -44,24 +44,26 @@ THINKING = Acting(has_acted=True, busy_s=0.5, duration_s=10.0)
         CallOutcomeUnknown("silent", instance_id="i"),
     ],
 )
-def test_a_sandbox_that_ends_or_falls_silent_counts(exc: AenvError, stage: Stage) -> None:
+def test_an_episode_whose_sandbox_ends_or_stops_answering_counts(
+    exc: AenvError, stage: Stage
+) -> None:
     """Whenever it happens: the agent can have caused it."""
-    for acting in (BUSY, NOT_ACTED):
-        end = REWARDS.end_of(exc, stage, acting)
+    for activity in (BUSY, NO_ACTIVITY):
+        end = REWARDS.end_of(exc, stage, activity)
         assert (end.status, end.reward) == (EpisodeStatus.DIED_INSIDE, -1.0)
 
 
 @pytest.mark.parametrize(
     "exc", [DeadlineExceeded("too late"), InstanceExpired("TTL", instance_id="i")]
 )
-def test_time_that_calls_used_up_counts(exc: AenvError) -> None:
+def test_a_timeout_counts_if_calls_used_the_time(exc: AenvError) -> None:
     """A slow model is void, a sandbox that plays for time is not."""
-    ends = [REWARDS.end_of(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NOT_ACTED)]
+    ends = [REWARDS.end_of(exc, Stage.POLICY, one) for one in (BUSY, THINKING, NO_ACTIVITY)]
     assert [one.reward for one in ends] == [-2.0, None, None]
     assert {one.status for one in ends} == {EpisodeStatus.TIMED_OUT}
 
 
-def test_a_tool_call_that_its_policy_does_not_handle_counts() -> None:
+def test_an_unhandled_tool_error_counts() -> None:
     """An exception of the policy's own is void."""
     late = REWARDS.end_of(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
     wrong = REWARDS.end_of(ToolNotFound("no such tool"), Stage.POLICY, THINKING)
@@ -75,7 +77,7 @@ def test_a_reward_that_raises_counts_once_the_agent_has_acted() -> None:
     """Before that, and for what the task itself asks for wrongly, no agent is to blame."""
     for exc in (FunctionFailed("ValueError"), ToolTimeout("slow")):
         assert REWARDS.end_of(exc, Stage.REWARD, THINKING).reward == -3.0
-        assert REWARDS.end_of(exc, Stage.REWARD, NOT_ACTED).reward is None
+        assert REWARDS.end_of(exc, Stage.REWARD, NO_ACTIVITY).reward is None
     for wrong in (ToolNotFound("no such reward"), ToolInputInvalid("arguments")):
         assert REWARDS.end_of(wrong, Stage.REWARD, BUSY).reward is None
     setup = REWARDS.end_of(FunctionFailed("ValueError"), Stage.SETUP)
@@ -111,5 +113,5 @@ def test_a_call_under_way_counts_until_now() -> None:
     clock = CallClock()
     clock.begin(2.0)
     assert clock.busy_s(12.0) == 10.0
-    assert Acting(clock.has_acted, clock.busy_s(12.0), 12.0).is_slow_by_sandbox
-    assert not Acting(True, SANDBOX_SHARE * 12.0 - 0.01, 12.0).is_slow_by_sandbox
+    assert PolicyActivity(clock.has_acted, clock.busy_s(12.0), 12.0).is_slow_by_sandbox
+    assert not PolicyActivity(True, SANDBOX_SHARE * 12.0 - 0.01, 12.0).is_slow_by_sandbox

@@ -12,15 +12,15 @@ import pytest
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Usage, episode_env, sample
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
-from aenv_ray.sampling.policies.base import Policy
-from aenv_ray.sampling.runners.acting import act
+from aenv_ray.sampling.policies.base import AgentPolicy
+from aenv_ray.sampling.runners.runner import act
 
 
 class Instance:
     instance_id = "none-1"
 
 
-def run_in_thread(policy: Policy) -> BaseException | None:
+def run_in_thread(policy: AgentPolicy) -> BaseException | None:
     """Return what `act` raises on a loop like the sampler's, which is not the main thread's."""
     found: list[BaseException | None] = []
 
@@ -40,7 +40,9 @@ def run_in_thread(policy: Policy) -> BaseException | None:
 
 @pytest.mark.parametrize("error", [SystemExit(4), KeyboardInterrupt(), asyncio.CancelledError()])
 @pytest.mark.parametrize("form", ["async", "sync", "sync that gives an awaitable"])
-def test_what_would_end_the_loop_is_the_policys_failure(error: BaseException, form: str) -> None:
+def test_an_exception_that_would_end_the_event_loop_fails_the_policy(
+    error: BaseException, form: str
+) -> None:
     async def policy(env: Any, task: Any) -> None:
         raise error
 
@@ -59,7 +61,7 @@ def test_what_would_end_the_loop_is_the_policys_failure(error: BaseException, fo
     assert f"the policy raised {type(error).__name__}" in str(raised)
 
 
-def test_a_sync_wrapper_of_an_async_policy_is_the_policys_failure() -> None:
+def test_a_sync_wrapper_of_an_async_policy_fails_the_policy() -> None:
     """Its coroutine could call no tool, which would look like a failure of the infrastructure."""
 
     async def acts(env: Any, task: Any) -> None:
@@ -73,7 +75,7 @@ def test_a_sync_wrapper_of_an_async_policy_is_the_policys_failure() -> None:
     assert "acts, which was not run: write the policy, and what wraps it" in str(raised)
 
 
-def test_an_episode_that_is_cancelled_is_no_failure_of_its_policy() -> None:
+def test_a_cancelled_episode_does_not_fail_its_policy() -> None:
     async def policy(env: Any, task: Any) -> None:
         await asyncio.Event().wait()
 
@@ -87,7 +89,7 @@ def test_an_episode_that_is_cancelled_is_no_failure_of_its_policy() -> None:
         asyncio.run(cancel())
 
 
-def test_what_cannot_act_is_refused_before_anything_starts() -> None:
+def test_an_object_that_cannot_act_is_refused_before_anything_starts() -> None:
     def yields(env: Any, task: Any) -> Any:
         yield
 
@@ -126,7 +128,7 @@ class InstanceOfOne:
     handle = Instance()
 
 
-def test_an_episode_does_not_wait_for_threads_that_its_policy_leaves() -> None:
+def test_an_episode_does_not_wait_for_threads_left_by_its_policy() -> None:
     may_end = threading.Event()
     left: list[threading.Thread] = []
 

@@ -29,7 +29,7 @@ def step(duration_s: float) -> Step:
     return Step(tool="t", arguments={}, text="", is_error=False, duration_s=duration_s)
 
 
-def test_nothing_is_made_up_before_the_first_episode() -> None:
+def test_figures_are_none_before_the_first_episode() -> None:
     view = Progress(10, now=Clock()).view()
     assert (view.finished, view.episodes_per_s, view.rewards, view.causes) == (0, 0.0, (), ())
     assert view.reward_mean is view.eta_s is view.create_p50_ms is view.call_p50_ms is None
@@ -50,7 +50,7 @@ def test_rates_cover_the_last_seconds_only() -> None:
     assert stalled.finished == 60
 
 
-def test_void_episodes_are_counted_by_cause_and_enter_no_mean() -> None:
+def test_void_episodes_are_counted_by_cause_and_left_out_of_means() -> None:
     """Invariant 2: an infrastructure failure never becomes a reward."""
     progress = Progress(None, now=Clock())
     for one in (
@@ -87,7 +87,7 @@ def test_every_reward_is_in_one_bar(rewards: list[float]) -> None:
     assert all(bar.low <= bar.high for bar in bars)
 
 
-def test_tokens_are_summed_also_those_of_an_earlier_run() -> None:
+def test_tokens_of_an_earlier_run_are_included() -> None:
     used = Usage(requests=1, prompt_tokens=100, completion_tokens=10)
     progress = Progress(4, [episode(usage=used)], lambda: 3, Clock())
     progress.add(episode(None, "policy_failed", usage=used))

@@ -41,9 +41,7 @@ def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path
     assert (python.tasks, python.samples_per_task) == (str(tmp_path / "tasks.jsonl"), 4)
 
 
-def test_a_path_stays_one_and_a_name_stays_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("code", "mine"):
         (tmp_path / name).mkdir()
@@ -60,7 +58,7 @@ def test_a_path_stays_one_and_a_name_stays_one(
 @pytest.mark.parametrize(
     ("given", "least", "most"), [("16", 16, 16), ("'8-256'", 8, 256), ("[8, 256]", 8, 256)]
 )
-def test_a_benchmark_may_have_bounds_of_its_concurrency(
+def test_a_benchmark_may_have_concurrency_bounds(
     given: str, least: int, most: int, tmp_path: Path
 ) -> None:
     """As `--concurrency` does, over which it takes precedence."""
@@ -90,7 +88,7 @@ def test_a_benchmark_may_have_bounds_of_its_concurrency(
         ("[[benchmarks]]\nenvironment = 'a'\n" * 2, "two benchmarks of the suite are named 'a'"),
     ],
 )
-def test_a_wrong_suite_is_named(content: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_suite_is_reported(content: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
@@ -98,12 +96,12 @@ def test_a_wrong_suite_is_named(content: str, message: str, tmp_path: Path) -> N
     assert message in caught.value.message
 
 
-def test_a_missing_suite_is_named() -> None:
+def test_a_missing_suite_is_reported() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_suite("no-such-suite.toml")
 
 
-def test_void_episodes_are_counted_and_in_no_mean() -> None:
+def test_void_episodes_are_counted_and_left_out_of_means() -> None:
     rewards = (1.0, None, 0.0, 1.0)
     episodes = [
         Episode(index=n, task_id=f"t{n}", status=EpisodeStatus.COMPLETED, reward=reward)

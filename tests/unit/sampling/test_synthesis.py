@@ -75,7 +75,7 @@ def _checked(
         ("null", [VOID, VOID], DropReason.UNCHECKED),
     ],
 )
-def test_a_task_whose_rewards_are_not_right_is_dropped(
+def test_a_task_with_wrong_rewards_is_dropped(
     policy: str, rewards: list[Any], reason: DropReason
 ) -> None:
     kept, dropped, play = _checked({"b": GOOD | {policy: rewards}}, *map(_proposal, "abc"))
@@ -85,7 +85,7 @@ def test_a_task_whose_rewards_are_not_right_is_dropped(
 
 
 @pytest.mark.parametrize("rewards", [[0.0, 0.0], [-1.0, -1.0], [EpisodeStatus.REWARD_FAILED] * 2])
-def test_a_reward_may_refuse_to_do_nothing_in_any_way(rewards: list[Any]) -> None:
+def test_a_reward_may_reject_an_episode_without_calls_in_any_way(rewards: list[Any]) -> None:
     kept, _, _ = _checked({"a": GOOD | {"null": rewards}}, _proposal("a"))
     assert kept == ["a"]
 
@@ -96,7 +96,7 @@ def test_bounds_of_rewards_are_options() -> None:
     assert _checked(outcomes, _proposal("a"), **options)[0] == ["a"]
 
 
-def test_what_is_no_checkable_task_is_not_played() -> None:
+def test_a_proposal_that_cannot_be_checked_is_not_played() -> None:
     kept, dropped, play = _checked(
         {},
         3,
@@ -111,7 +111,7 @@ def test_what_is_no_checkable_task_is_not_played() -> None:
     assert set(play.played) == {"reference d", "null d"}
 
 
-def test_duplicates_are_dropped_and_a_wrong_one_takes_no_place() -> None:
+def test_duplicates_are_dropped_and_a_rejected_task_does_not_block_a_later_one() -> None:
     """The first that is confirmed is kept."""
     outcomes = {"wrong": GOOD | {"reference": [0.0, 0.0]}}
     kept, dropped, _ = _checked(
@@ -131,7 +131,7 @@ def test_duplicates_are_dropped_and_a_wrong_one_takes_no_place() -> None:
     }
 
 
-def test_what_was_dropped_may_be_proposed_again_and_what_was_kept_may_not() -> None:
+def test_a_dropped_task_may_be_proposed_again_and_a_kept_one_may_not() -> None:
     wrong = {"reference": [0.0, 0.0], "null": [0.0, 0.0]}
     outcomes = {"b": wrong}
     synthesizer = Synthesizer("e", repetitions=2, play=_Played(outcomes))
@@ -143,7 +143,7 @@ def test_what_was_dropped_may_be_proposed_again_and_what_was_kept_may_not() -> N
     assert [one.reason for one in second.dropped] == [DropReason.DUPLICATE]
 
 
-def test_a_generator_is_read_to_its_bound_and_its_failure_is_named() -> None:
+def test_a_generator_is_read_up_to_its_limit_and_its_error_is_reported() -> None:
     def endless(seed: int) -> Iterator[dict[str, Any]]:
         for number in range(seed, 10**9):
             yield _proposal(f"t{number}")
@@ -159,6 +159,6 @@ def test_a_generator_is_read_to_its_bound_and_its_failure_is_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"repetitions": 1}, {"null_reward": 1.0}])
-def test_options_with_which_nothing_can_be_confirmed_are_refused(wrong: dict[str, Any]) -> None:
+def test_options_that_confirm_no_task_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Synthesizer("e", **wrong)

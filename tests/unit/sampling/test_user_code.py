@@ -33,7 +33,7 @@ def test_a_policy_that_hangs_is_cancelled_at_its_limit() -> None:
     assert ended == ["cancelled"]
 
 
-def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
+def test_a_policy_that_ignores_cancellation_is_abandoned() -> None:
     """And what it raises later is nobody's any more."""
     goes_on = asyncio.Event()
 
@@ -54,7 +54,7 @@ def test_one_that_ignores_its_cancellation_is_left_behind() -> None:
     asyncio.run(episode())
 
 
-def test_without_a_limit_its_instance_is_one() -> None:
+def test_without_a_limit_the_end_of_the_instance_ends_a_policy() -> None:
     """Invariant 9: an instance that ended leaves a policy nothing to act on."""
     ended: list[str] = []
     asked: list[str] = []
@@ -70,7 +70,7 @@ def test_without_a_limit_its_instance_is_one() -> None:
 
 
 @pytest.mark.parametrize("limit_s", [None, LONG_S])
-def test_what_a_policy_gives_or_raises_is_its_own(limit_s: float | None) -> None:
+def test_results_and_exceptions_of_a_policy_pass_unchanged(limit_s: float | None) -> None:
     async def gives() -> int:
         return 7
 
@@ -106,7 +106,7 @@ async def leave() -> None:
     raise SystemExit(3)
 
 
-def test_the_line_of_the_user_that_raised_is_named() -> None:
+def test_the_line_of_user_code_that_raised_is_reported() -> None:
     """Not the library's that it called, and also where the exception was replaced."""
     with pytest.raises(ValueError, match="property name") as raised:
         raise_inside_a_library()
@@ -118,7 +118,7 @@ def test_the_line_of_the_user_that_raised_is_named() -> None:
     assert str(place_of(replaced.value)).startswith(f"{Path(__file__).name}:")
 
 
-def test_an_exception_of_libraries_alone_has_no_line() -> None:
+def test_an_exception_raised_only_in_libraries_has_no_line() -> None:
     assert place_of(ValueError("it was not raised")) is None
     own_cause = ValueError("it is its own cause")
     own_cause.__cause__ = own_cause

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.directories.fields import checked, text_of, yaml_of
-from aenv_ray.trajectories.schema import Call
+from aenv_ray.trajectories.schema import Call, ImageBuild
 
 FILE: Final = "docker-compose.yaml"
 _VARIABLE: Final = re.compile(
@@ -91,6 +91,20 @@ class Service:
     """"": that of the image."""
     lacks: tuple[str, ...] = ()
     """What the service needs that a sandbox does not give."""
+
+    def build(
+        self, *, ignored: tuple[str, ...] = (), timeout_s: float = 600.0
+    ) -> ImageBuild | None:
+        """Return how its image is built, see `ImageBuild`; None if it is not."""
+        if self.context is None:
+            return None
+        return ImageBuild(
+            context=str(self.context),
+            dockerfile=self.dockerfile,
+            arguments=self.build_arguments,
+            ignored=ignored,
+            timeout_s=timeout_s,
+        )
 
     def start(self, variables: Mapping[str, str]) -> Call:
         """Return the setup of its task, with these variables."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.directories import compose, fields
 from aenv_ray.sampling.tasks.directories.fields import GRACE_S, FormatOptions
-from aenv_ray.trajectories.schema import Call, ImageBuild, InstanceNeeds, Task, ToolCall
+from aenv_ray.trajectories.schema import Call, InstanceNeeds, Task, ToolCall
 
 FILE: Final = "task.toml"
 _SERVICE: Final = {"TEST_DIR": "/tests", "CPUS": "1", "MEMORY": "2G"}
@@ -110,7 +110,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
         timeout_s=found.agent.timeout_sec,
         datasource=service.image,
         instance=InstanceNeeds(
-            build=_build(service, wanted),
+            build=service.build(timeout_s=wanted.build_timeout_sec),
             cpu=None if wanted.cpus is None else f"{wanted.cpus:g}",
             memory=_memory(directory, wanted),
             network=None if is_online else "none",
@@ -192,17 +192,6 @@ def _resolved(env: Mapping[str, str]) -> dict[str, str]:
         name: _TEMPLATE.sub(r"\2", value) if _TEMPLATE.fullmatch(value) else value
         for name, value in env.items()
     }
-
-
-def _build(service: compose.Service, wanted: _Environment) -> ImageBuild | None:
-    if service.context is None:
-        return None
-    return ImageBuild(
-        context=str(service.context),
-        dockerfile=service.dockerfile,
-        arguments=service.build_arguments,
-        timeout_s=wanted.build_timeout_sec,
-    )
 
 
 def _memory(directory: Path, wanted: _Environment) -> str | None:

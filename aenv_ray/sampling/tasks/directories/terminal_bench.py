@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.directories import compose, fields
 from aenv_ray.sampling.tasks.directories.fields import GRACE_S, FormatOptions
-from aenv_ray.trajectories.schema import Call, ImageBuild, InstanceNeeds, Task, ToolCall
+from aenv_ray.trajectories.schema import Call, InstanceNeeds, Task, ToolCall
 
 FILE: Final = "task.yaml"
 TESTS: Final = "/tests"
@@ -80,7 +80,8 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
         timeout_s=description.max_agent_timeout_sec,
         datasource=service.image,
         instance=InstanceNeeds(
-            build=_build(service), network=None if options.may_use_internet else "none"
+            build=service.build(ignored=_HIDDEN),
+            network=None if options.may_use_internet else "none",
         ),
         setup=service.start(variables),
         reward=Call(
@@ -104,17 +105,6 @@ def _service(directory: Path) -> compose.Service:
         return compose.load(path, _SERVICE)
     fields.expect(directory / "Dockerfile")
     return compose.Service(context=directory)
-
-
-def _build(service: compose.Service) -> ImageBuild | None:
-    if service.context is None:
-        return None
-    return ImageBuild(
-        context=str(service.context),
-        dockerfile=service.dockerfile,
-        arguments=service.build_arguments,
-        ignored=_HIDDEN,
-    )
 
 
 def _instruction(directory: Path, description: _Description) -> str:

@@ -14,10 +14,10 @@ from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.fabric.create_options import group_size
 from aenv_ray.client.over_http import HttpInstance
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FileAccessError, ToolInputInvalid
 from aenv_ray.ids import InstanceId
 from aenv_ray.project import project
+from tests.fake_clock import FakeClock
 
 
 class Sent:

@@ -10,9 +10,9 @@ import pytest
 
 from aenv_ray.actors.host.pool import PoolKey, Pools
 from aenv_ray.actors.host.warm_requests import WarmRequest
-from aenv_ray.clock import FakeClock
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
+from tests.fake_clock import FakeClock
 
 ROOM = 10_000
 

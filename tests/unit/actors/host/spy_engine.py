@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aenv_ray.engines.base import RunningSandbox, Sandbox, SandboxSpec
+from aenv_ray.engines.base import RunningSandbox, Sandbox, SandboxSpec, start_failed
 from aenv_ray.engines.fake.engine import FakeEngine
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
@@ -34,12 +34,21 @@ class SpyEngine(FakeEngine):
         """How many more stops, attaches and listings meet nobody."""
         self.refusal: AenvError = FabricUnavailable(AWAY)
         """What they raise."""
+        self._failures: list[str] = []
+
+    def fail_next_start(self, reason: str) -> None:
+        """Make one of the next starts fail; several calls apply in their order."""
+        self._failures.append(reason)
 
     async def start_many(self, specs: Sequence[SandboxSpec]) -> list[Sandbox | AenvError]:
         self.at_gate.set()
         await self.gate.wait()
         self.made += [spec.instance_id for spec in specs]
-        return await super().start_many(specs)
+        failed: list[Sandbox | AenvError] = [
+            start_failed(spec.instance_id, self._failures.pop(0))
+            for spec in specs[: len(self._failures)]
+        ]
+        return failed + await super().start_many(specs[len(failed) :])
 
     async def set_deadline(self, instance_id: InstanceId, deadline: float) -> None:
         if instance_id in self.dead:

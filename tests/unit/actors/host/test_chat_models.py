@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.actors.host import model_relay
+from aenv_ray import chat_endpoint
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.config import Settings
@@ -43,7 +43,7 @@ async def start(
     tmp_path: Path, engine: SpyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Start]:
     """Return what starts an instance of a project on a host with an endpoint that is down."""
-    monkeypatch.setattr(model_relay, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_endpoint, "_FIRST_PAUSE_S", 0.0)
     hosts: list[Host] = []
 
     async def make(*, wants: bool, policy: Policy, key_env: str = "") -> Started:

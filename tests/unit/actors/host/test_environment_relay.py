@@ -14,7 +14,7 @@ from aenv_ray.actors.host import environment_relay
 from aenv_ray.actors.host.environment_relay import MAX_DEPTH, EnvironmentRelay
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
-from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import EndCause
 from aenv_ray.errors import (
     AenvError,
@@ -35,6 +35,7 @@ from aenv_ray.project.config import DeployConfig
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
+from tests.fake_clock import FakeClock
 
 LIMIT = 4
 DECLARED = DeployConfig(environments=("other@1.0", "third"), inner_instances=LIMIT)

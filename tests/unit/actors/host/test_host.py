@@ -14,7 +14,7 @@ from aenv_ray import logs
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
-from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import RunningSandbox
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
@@ -33,6 +33,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, Instance
 from aenv_ray.policy import Policy
 from aenv_ray.testing.contract_bench import eventually
 from tests.contract.hub.memory_store import MemoryInstanceStore
+from tests.fake_clock import FakeClock
 from tests.unit.actors.host.spy_engine import AWAY, HOST, SpyEngine
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aenv_ray.actors.host.host_capacity import HostCapacity
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.ids import HostId, InstanceId
+from tests.fake_clock import FakeClock
 
 A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
 

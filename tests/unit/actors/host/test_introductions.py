@@ -17,12 +17,13 @@ from aenv_ray.actors.calls.introduction import DoorClaim, Introduction, Report, 
 from aenv_ray.actors.calls.local_door import _HostLink, present
 from aenv_ray.actors.host import introductions
 from aenv_ray.actors.host.host import Host
-from aenv_ray.clock import FakeClock, SystemClock
+from aenv_ray.clock import SystemClock
 from aenv_ray.errors import CapacityExceeded, InstanceExpired, InstanceReleased
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.roles import DoorRole
 from tests.contract.hub.memory_store import MemoryInstanceStore
+from tests.fake_clock import FakeClock
 from tests.unit.actors.host.spy_engine import HOST, SpyEngine
 
 Specs = Callable[..., InstanceSpec]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aenv_ray import chat_endpoint
 from aenv_ray.actors.host import model_relay
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.config import Settings
@@ -37,7 +38,7 @@ Respond = Callable[[httpx.Request], httpx.Response]
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", KEY)
-    monkeypatch.setattr(model_relay, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(chat_endpoint, "_FIRST_PAUSE_S", 0.0)
 
 
 def relay(respond: Respond, **limits: Any) -> ModelRelay:

@@ -57,6 +57,21 @@ def test_diff_escapes_too(run: Path, capsys: pytest.CaptureFixture[str], tmp_pat
     assert "\x1b" not in shown
 
 
+def test_stats_keep_equal_group_numbers_of_joined_runs_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run numbers its groups from 0."""
+    joined = tmp_path / "joined.jsonl"
+    found = [episode(n, float(n // 2), task_id=f"t{n // 2}", group="0") for n in range(4)]
+    joined.write_text("".join(f"{one.model_dump_json()}\n" for one in found))
+    assert main(["trajectories", "stats", str(joined), "--by", "group", "--output", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["key"], row["reward_mean"]) for row in rows] == [
+        ("0 of t0", 0.0),
+        ("0 of t1", 1.0),
+    ]
+
+
 def test_equal_runs_have_no_difference(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trajectories", "diff", str(run), str(run), "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["equal"] == 3

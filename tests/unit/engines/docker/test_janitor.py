@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.engines.docker import firewall
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.docker.janitor import (
@@ -27,6 +26,7 @@ from aenv_ray.engines.docker.janitor import (
 )
 from aenv_ray.engines.docker.names import container_name, sidecar_name
 from aenv_ray.files import FileLock
+from tests.fake_clock import FakeClock
 
 GRACE_S = 30.0
 

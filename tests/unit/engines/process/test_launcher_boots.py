@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.engines.process import launcher as launcher_module
 from aenv_ray.engines.process.forks import Fork, InstanceProcess
 from aenv_ray.engines.process.launcher import BOOT_DEADLINE_S, InstanceFiles, Launcher
 from aenv_ray.engines.process.templates import TemplateProcess
+from tests.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
-def test_calls_and_results_go_back_and_forth_until_an_answer() -> None:
+def test_calls_and_results_alternate_until_an_answer() -> None:
     calls = completion(None, tool_call("add", {"a": 1}), usage=(10, 5))
     with serving(calls, completion("It is 2.", usage=(20, 3))) as endpoint:
         played = Played(endpoint, prices=(1e6, 1e7))
@@ -162,7 +162,7 @@ def test_a_streamed_conversation_is_the_same() -> None:
     ],
     ids=range(9),
 )
-def test_a_wrong_call_is_an_error_that_the_model_is_told(call: Any, told: str) -> None:
+def test_the_model_receives_the_error_of_an_invalid_call(call: Any, told: str) -> None:
     """The episode goes on, and the conversation stays one that endpoints accept."""
     with serving(completion(None, call), completion("sorry")) as endpoint:
         played = Played(endpoint)
@@ -243,7 +243,7 @@ def test_an_episode_stops_for_a_reason_that_its_output_names(
         (None, {"max_cost": 1.0, "prices": (1.0, 2.0)}, "the tokens"),
     ],
 )
-def test_a_limit_holds_only_for_what_the_endpoint_reports(
+def test_a_token_limit_needs_usage_reported_by_the_endpoint(
     usage: Any, options: dict[str, Any], missing: str
 ) -> None:
     """Rather than play on without the limit."""
@@ -277,14 +277,14 @@ def test_a_stop_tool_that_failed_does_not_stop() -> None:
 # --- results --------------------------------------------------------------------------------------
 
 
-def test_a_long_result_is_cut_and_says_so() -> None:
+def test_a_long_result_is_truncated_with_a_note() -> None:
     """Invariant 12."""
     with serving(completion(None, tool_call("fs_read_file", {})), completion("ok")) as endpoint:
         (told,) = Played(endpoint, result_characters=10).told
     assert told == "xxxxxxxxxx\n[truncated: 100 characters]"
 
 
-def test_images_go_to_models_that_accept_them_and_are_named_to_others() -> None:
+def test_images_are_sent_to_models_that_accept_them_and_described_to_others() -> None:
     calls = completion(None, tool_call("picture", {}))
     with serving(calls, completion("nice")) as endpoint:
         assert Played(endpoint).told == ["see\n[image image/png not shown]"]
@@ -310,7 +310,7 @@ def test_prompts_are_templates_over_the_tasks_fields() -> None:
         rendered("{level.colour}", TASK)
 
 
-def test_wrong_options_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (
         {"max_turns": 0}, {"max_cost": -1.0}, {"max_cost": 1.0}, {"max_trun": 1},
         {"base_url": "ftp://x"}, {"timeout_s": 0}, {"attempts": 0}, {"api_key_env": "NO_SUCH_KEY"},
@@ -323,7 +323,7 @@ def test_wrong_options_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert "localhost:8000" in repr(OpenAIPolicy("m"))
 
 
-def test_a_policy_takes_its_key_to_runners_and_shows_it_nowhere(
+def test_a_policy_brings_its_key_to_runners_without_showing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 10."""

@@ -51,7 +51,7 @@ def ask(endpoint: ModelEndpoint, **options: Any) -> tuple[Completion, list[float
 # --- answers --------------------------------------------------------------------------------------
 
 
-def test_a_request_has_model_messages_key_and_further_fields() -> None:
+def test_a_request_has_the_model_messages_key_and_extra_fields() -> None:
     with serving(completion("hello")) as endpoint:
         answer, _ = ask(endpoint, api_key=SecretStr(KEY), request={"temperature": 0.5})
     assert answer == Completion(
@@ -63,7 +63,7 @@ def test_a_request_has_model_messages_key_and_further_fields() -> None:
     assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-def test_an_endpoint_without_key_gets_none() -> None:
+def test_no_key_is_sent_to_an_endpoint_without_one() -> None:
     with serving(completion("hello")) as endpoint:
         ask(endpoint)
     assert "Authorization" not in endpoint.headers[0]
@@ -126,7 +126,7 @@ def test_an_endpoint_that_cannot_stream_may_answer_at_once() -> None:
         assert ask(endpoint, stream=True)[0].text == "hello"
 
 
-def test_text_that_utf_8_cannot_carry_is_replaced() -> None:
+def test_text_that_utf_8_cannot_encode_is_replaced() -> None:
     with serving(body('{"choices": [{"message": {"content": "a\\ud800b"}}]}')) as endpoint:
         assert ask(endpoint)[0].text == "a\ufffdb"
 
@@ -155,7 +155,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
-def test_a_failure_that_may_pass_is_asked_again(failure: Any) -> None:
+def test_a_temporary_failure_is_retried(failure: Any) -> None:
     with serving(failure, completion("hello")) as endpoint:
         answer, pauses = ask(endpoint, timeout_s=0.5 if failure is silent else 60.0)
     assert answer.text == "hello"
@@ -163,7 +163,7 @@ def test_a_failure_that_may_pass_is_asked_again(failure: Any) -> None:
 
 
 @pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
-def test_a_failure_that_lasts_voids_the_episode(failure: Any) -> None:
+def test_a_lasting_failure_voids_the_episode(failure: Any) -> None:
     """Invariant 2: an endpoint's failure is never an answer."""
     with serving(failure) as endpoint, pytest.raises(EndpointUnavailable) as raised:
         ask(endpoint, attempts=2, timeout_s=0.2 if failure is silent else 60.0)
@@ -171,7 +171,7 @@ def test_a_failure_that_lasts_voids_the_episode(failure: Any) -> None:
     assert len(endpoint.requests) == 2
 
 
-def test_nobody_answers() -> None:
+def test_an_unreachable_endpoint_is_reported() -> None:
     with serving(silent) as endpoint:
         pass
     with pytest.raises(EndpointUnavailable, match="ConnectError"):
@@ -199,7 +199,7 @@ def test_pauses_grow_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
         },
     ],
 )
-def test_the_pause_that_an_endpoint_asks_for_is_kept(headers: dict[str, str]) -> None:
+def test_the_pause_that_an_endpoint_requests_is_kept(headers: dict[str, str]) -> None:
     def limited(handler: Any) -> None:
         handler.send_response_only(429)
         for name, value in headers.items():
@@ -212,7 +212,7 @@ def test_the_pause_that_an_endpoint_asks_for_is_kept(headers: dict[str, str]) ->
     assert pauses == [17.0]
 
 
-def test_a_pause_of_minutes_is_waited_for_while_attempts_are_left() -> None:
+def test_a_requested_pause_of_minutes_is_kept_while_attempts_are_left() -> None:
     limited = refusal(429, "slow down", Retry_After="120")
     with serving(limited, limited, completion("hello")) as endpoint:
         answer, pauses = ask(endpoint)
@@ -222,7 +222,7 @@ def test_a_pause_of_minutes_is_waited_for_while_attempts_are_left() -> None:
     assert len(endpoint.requests) == 5  # the sixth would come too soon
 
 
-def test_a_pause_of_hours_is_not_waited_for() -> None:
+def test_a_requested_pause_of_hours_fails_immediately() -> None:
     limited = refusal(429, "daily limit", Retry_After="7200")
     with serving(limited) as endpoint, pytest.raises(EndpointUnavailable, match="7200 s"):
         ask(endpoint)
@@ -245,14 +245,16 @@ def test_a_pause_of_hours_is_not_waited_for() -> None:
         (refusal(400, "content_filter: not here"), Filtered),
     ],
 )
-def test_a_refusal_is_typed_and_not_asked_again(answer: Any, error: type[Exception]) -> None:
+def test_a_refusal_has_its_error_type_and_is_not_retried(
+    answer: Any, error: type[Exception]
+) -> None:
     with serving(answer) as endpoint, pytest.raises(error) as raised:
         ask(endpoint, api_key=SecretStr(KEY))
     assert len(endpoint.requests) == 1
     assert type(raised.value) is error
 
 
-def test_the_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_does_not_appear_in_errors_logs_or_reprs(caplog: pytest.LogCaptureFixture) -> None:
     """Invariant 10."""
     caplog.set_level(logging.DEBUG)
     echo = refusal(401, f"wrong key {KEY}")

@@ -20,7 +20,7 @@ from aenv_ray.actors.ray_shell.pickling import pickled
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import RandomPolicy, Task
 from aenv_ray.sampling.policies import base
-from aenv_ray.sampling.policies.named import named_policy, policy_of
+from aenv_ray.sampling.policies.named import checked_policy, named_policy
 from aenv_ray.sampling.policies.scripted import null, random_value, reference
 
 TASK = Task(id="t", reference=({"tool": "add", "arguments": {"a": 1}},))  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ class Named(Agent):
     ],
 )  # fmt: skip
 def test_records_name_their_policy(policy: Any, name: str) -> None:
-    assert base.name_of(policy_of(policy)) == name
+    assert base.name_of(checked_policy(policy)) == name
 
 
 def test_records_name_a_policy_as_the_command_line_does(own_modules: Path) -> None:
@@ -177,7 +177,7 @@ class Counting:
         self.is_closed = True
 
 
-def test_a_class_is_made_once_and_closed() -> None:
+def test_a_class_is_instantiated_once_and_closed() -> None:
     async def runner(policy: Any) -> int:
         async with base.opened(policy) as made:
             assert base.is_async(made)
@@ -225,7 +225,7 @@ class Silent: ...
         (3, "is not callable"),
     ],
 )
-def test_what_cannot_act_is_refused_by_name(policy: Any, says: str) -> None:
+def test_an_object_that_cannot_act_is_refused_by_name(policy: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         base.make(policy)
 
@@ -254,7 +254,7 @@ def on_a_runner(policy: Any, directory: Path) -> str:
     ).stdout.decode()
 
 
-def test_a_policy_of_a_file_beside_the_driver_travels(own_modules: Path) -> None:
+def test_a_policy_from_a_file_beside_the_driver_can_be_sent(own_modules: Path) -> None:
     (own_modules / "agent.py").write_text(
         textwrap.dedent("""
             LIMIT = 41
@@ -273,7 +273,7 @@ def test_a_policy_of_a_file_beside_the_driver_travels(own_modules: Path) -> None
         assert on_a_runner(named_policy(form), elsewhere) == "42\n"
 
 
-def test_a_module_that_the_runner_lacks_is_named(own_modules: Path) -> None:
+def test_a_module_missing_on_the_runner_is_reported(own_modules: Path) -> None:
     (own_modules / "my_helpers.py").write_text("x = 1\n")
     (own_modules / "agent.py").write_text(
         "import my_helpers\ndef act(env, task): return my_helpers.x\n"
@@ -286,7 +286,7 @@ def test_a_module_that_the_runner_lacks_is_named(own_modules: Path) -> None:
     assert "runtime_env" in shown
 
 
-def test_what_cannot_be_pickled_stays_in_the_driver() -> None:
+def test_a_policy_that_cannot_be_pickled_stays_in_the_driver() -> None:
     lock = threading.Lock()
 
     def holds_a_lock(env: Any, task: Any) -> bool:
@@ -295,7 +295,7 @@ def test_what_cannot_be_pickled_stays_in_the_driver() -> None:
     assert base.portable(holds_a_lock) is None
 
 
-def test_a_policy_that_hands_out_results_stays_in_the_driver() -> None:
+def test_a_policy_that_holds_a_mutable_container_stays_in_the_driver() -> None:
     """What the driver reads after the run must have been written in the driver."""
     seen: list[str] = []
 
@@ -320,7 +320,7 @@ def test_a_policy_that_hands_out_results_stays_in_the_driver() -> None:
         assert base.portable(policy) is not None
 
 
-def test_pickling_leaves_the_users_registrations(own_modules: Path) -> None:
+def test_pickling_keeps_the_users_registrations(own_modules: Path) -> None:
     from ray import cloudpickle
 
     (own_modules / "registered.py").write_text("def act(env, task): return 1\n")

@@ -34,7 +34,7 @@ def test_a_malformed_task_file_names_the_line(tmp_path: Path, text: str, says: s
         aenv_ray.sample(ENVIRONMENT, act, path)
 
 
-def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_options_are_refused_immediately(tmp_path: Path) -> None:
     """Missing files, no concurrency and unknown options raise in `sample`, before anything runs."""
     with pytest.raises(ConfigError, match=r"no-file\.jsonl"):
         aenv_ray.sample(ENVIRONMENT, act, tmp_path / "no-file.jsonl")

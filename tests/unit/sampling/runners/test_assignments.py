@@ -49,7 +49,7 @@ def test_a_task_that_was_lost_too_often_is_given_up() -> None:
     assert assignments.is_empty
 
 
-def test_losing_a_runner_twice_loses_nothing_twice() -> None:
+def test_a_loss_that_is_reported_twice_counts_once() -> None:
     """Its poll and its next tasks fail separately."""
     assignments = Assignments(most_attempts=3)
     assignments.give("a", _group(0))

@@ -71,7 +71,7 @@ def _run(least: int, most: int, *, step: int = 1, **given: Any) -> _FakeRun:
     return _FakeRun(ConcurrencyLimit(ConcurrencyBounds(least, most), step), **given)
 
 
-def test_it_climbs_to_the_most_while_nothing_is_scarce() -> None:
+def test_concurrency_rises_to_its_maximum_while_resources_suffice() -> None:
     """By doubling; later it looks whether less would do, and returns."""
     run = _run(4, 100)
     run.turns(6)
@@ -81,7 +81,7 @@ def test_it_climbs_to_the_most_while_nothing_is_scarce() -> None:
     assert run.limits[6:].count(66) < 15
 
 
-def test_it_stays_where_more_at_once_only_take_longer() -> None:
+def test_concurrency_stays_where_more_episodes_only_take_longer() -> None:
     """Whatever is scarce: the processors of nodes, the policy, its endpoint."""
     run = _run(4, 1000, most_per_s=30.0)
     run.turns(100)
@@ -91,7 +91,7 @@ def test_it_stays_where_more_at_once_only_take_longer() -> None:
     assert max(settled) <= 48
 
 
-def test_it_follows_what_becomes_scarce_or_plenty() -> None:
+def test_concurrency_follows_changes_of_capacity() -> None:
     run = _run(4, 1000, most_per_s=100.0)
     run.turns(40)
     assert 66 <= run.limit.limit <= 150
@@ -104,7 +104,7 @@ def test_it_follows_what_becomes_scarce_or_plenty() -> None:
 
 
 @pytest.mark.parametrize("refused", [_NO_HOST, _NO_MODEL])
-def test_it_falls_while_episodes_are_refused(refused: Episode) -> None:
+def test_concurrency_falls_while_episodes_are_refused(refused: Episode) -> None:
     """Down to the least, and it does not climb again at once."""
     run = _run(4, 64)
     run.turns(20)
@@ -117,7 +117,7 @@ def test_it_falls_while_episodes_are_refused(refused: Episode) -> None:
     assert run.limit.limit > 4
 
 
-def test_tasks_that_are_not_played_are_no_throughput() -> None:
+def test_refused_tasks_do_not_count_as_throughput() -> None:
     """They end at once, and say nothing about the limit."""
     run = _run(8, 64)
     run.limit.note([_NOT_PLAYED] * 8, 0.0, is_full=True, queued=0)
@@ -128,7 +128,7 @@ def test_tasks_that_are_not_played_are_no_throughput() -> None:
     assert run.limits == [8, 16, 32, 64]
 
 
-def test_single_failures_are_no_refusal() -> None:
+def test_single_failures_do_not_lower_concurrency() -> None:
     run = _run(4, 256)
     run.turns(5)
     assert run.limit.limit == 64
@@ -137,7 +137,7 @@ def test_single_failures_are_no_refusal() -> None:
     assert run.limit.limit == 128
 
 
-def test_it_does_not_climb_while_episodes_wait_for_room() -> None:
+def test_concurrency_does_not_rise_while_episodes_wait_for_room() -> None:
     """Nor does it fall at once: an autoscaler adds nodes for those that wait."""
     run = _run(4, 64)
     run.turns(3)
@@ -150,14 +150,14 @@ def test_it_does_not_climb_while_episodes_wait_for_room() -> None:
     assert run.limit.limit > 16
 
 
-def test_it_stays_while_fewer_are_played_than_it_allows() -> None:
+def test_concurrency_stays_while_fewer_episodes_are_played_than_allowed() -> None:
     """Tasks come slowly, or are at their end: the rate says nothing about the limit."""
     run = _run(4, 64)
     run.turns(10, is_full=False)
     assert run.limit.limit == 4
 
 
-def test_it_changes_by_whole_groups_at_least() -> None:
+def test_concurrency_changes_by_at_least_a_whole_group() -> None:
     run = _run(8, 64, step=8)
     run.turns(100)
     changes = {abs(a - b) for a, b in zip(run.limits, run.limits[1:], strict=False) if a != b}
@@ -167,7 +167,7 @@ def test_it_changes_by_whole_groups_at_least() -> None:
 @pytest.mark.parametrize(
     ("bounds", "size", "first"), [((8, 256), 16, 16), ((4, 100), 8, 8), ((8, 12), 16, 12)]
 )
-def test_it_climbs_from_one_group_if_the_least_is_less(
+def test_concurrency_starts_at_one_group_if_the_minimum_is_smaller(
     bounds: tuple[int, int], size: int, first: int
 ) -> None:
     """Below, one group is played too: a trial of less than two would never pay."""
@@ -181,14 +181,14 @@ def test_it_climbs_from_one_group_if_the_least_is_less(
     assert max(run.limits[-50:]) == bounds[1]
 
 
-def test_a_single_number_is_never_changed() -> None:
+def test_a_fixed_concurrency_never_changes() -> None:
     run = _run(16, 16, most_per_s=1.0)
     run.turns(50, refused=_NO_HOST, queued=16)
     assert set(run.limits) == {16}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_episodes_of_various_lengths_do_not_mislead_it(seed: int) -> None:
+def test_episodes_of_various_lengths_do_not_mislead_the_limit(seed: int) -> None:
     """Their rate varies by chance: of 40 places that a policy has, most are used most of the time.
 
     This plays the episodes one by one, each as long as chance has it.
@@ -219,7 +219,7 @@ def test_bounds_are_one_number_or_two(given: Any, least: int, most: int) -> None
 @pytest.mark.parametrize(
     "given", [0, -1, (0, 4), (4, 2), (1, 2, 3), (), "x", "8-", "-8", "1.5", "8 - 9", 1.5, None]
 )
-def test_other_bounds_are_refused(given: Any) -> None:
+def test_invalid_bounds_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="concurrency must be") as caught:
         concurrency_bounds(given)
     assert "8-256" in caught.value.hint

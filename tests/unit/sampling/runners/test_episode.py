@@ -21,7 +21,7 @@ def task_file(directory: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_file_has_a_task_a_line(tmp_path: Path) -> None:
+def test_a_file_has_one_task_on_each_line(tmp_path: Path) -> None:
     full = {
         "id": "b",
         "instruction": "do it",
@@ -41,7 +41,7 @@ def test_a_file_has_a_task_a_line(tmp_path: Path) -> None:
     assert second.model_extra == {"difficulty": "hard"}
 
 
-def test_a_task_may_ask_for_no_reward(tmp_path: Path) -> None:
+def test_a_task_may_have_no_reward(tmp_path: Path) -> None:
     (task,) = load_tasks(task_file(tmp_path, '{"id": "a", "reward": null}'))
     assert task.reward is None
 
@@ -57,7 +57,7 @@ def test_a_task_may_ask_for_no_reward(tmp_path: Path) -> None:
         ('{"id": "a", "reference": [{"arguments": {}}]}', "reference.0.tool: Field required"),
     ],
 )
-def test_a_malformed_task_is_named_by_its_line(tmp_path: Path, line: str, words: str) -> None:
+def test_a_malformed_task_is_reported_with_its_line(tmp_path: Path, line: str, words: str) -> None:
     path = task_file(tmp_path, '{"id": "a"}', "", line)
     with pytest.raises(ConfigError) as caught:
         load_tasks(path)
@@ -92,7 +92,7 @@ def test_objects_are_tasks_too() -> None:
         ({"total_reward": 3, "reward": 2, "score": 1}, 1.0),
     ],
 )
-def test_a_reward_is_a_number_or_has_one(detail: Any, number: float) -> None:
+def test_a_reward_is_a_number_or_contains_one(detail: Any, number: float) -> None:
     found = reward_number(detail)
     assert (found, type(found)) == (number, float)
 
@@ -115,14 +115,14 @@ def test_a_reward_is_a_number_or_has_one(detail: Any, number: float) -> None:
         {"score": math.nan},
     ],
 )
-def test_what_is_no_number_is_no_reward(detail: Any) -> None:
+def test_a_result_without_a_number_is_not_a_reward(detail: Any) -> None:
     """Invariant 2: better no reward than a made-up one; a zero least of all."""
     with pytest.raises(FunctionFailed, match="no finite number") as caught:
         reward_number(detail)
     assert caught.value.hint
 
 
-def test_a_huge_reward_detail_is_quoted_in_part() -> None:
+def test_a_huge_reward_detail_is_truncated_in_the_error() -> None:
     with pytest.raises(FunctionFailed) as caught:
         reward_number("x" * 10_000)
     assert len(caught.value.message) < 400

@@ -8,7 +8,7 @@ from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
 from aenv_ray.sampling.runners.groups import GroupFeed
 from aenv_ray.sampling.runners.instance_source import GroupStart
-from aenv_ray.sampling.runners.runner_queue import RunnerQueue
+from aenv_ray.sampling.runners.local_runner import RunnerQueue
 from aenv_ray.sampling.tasks.feed import TaskFeed
 
 
@@ -47,7 +47,7 @@ async def test_resuming_plays_the_missing_samples() -> None:
     assert [[one.index for one in group.members] for group in groups] == [[2], [4, 5]]
 
 
-def test_the_first_to_finish_are_kept() -> None:
+def test_the_first_samples_to_finish_are_kept() -> None:
     """Hedging: an extra episode takes the place of a slow one."""
     run = GroupRun(_group(4, 5, extra=1))
     (first,) = run.finish(_episode(-1))
@@ -58,7 +58,7 @@ def test_the_first_to_finish_are_kept() -> None:
     assert run.finish(_episode(4)) == []
 
 
-def test_an_infrastructure_failure_is_kept_only_if_nothing_else_is_left() -> None:
+def test_an_infrastructure_failure_is_kept_only_if_too_few_samples_finish() -> None:
     """A group of three with one extra can lose one, and not two."""
     run, failed = GroupRun(_group(0, 1, 2, extra=1)), EpisodeStatus.INFRA_FAILED
     assert run.finish(_episode(0, failed)) == []
@@ -84,7 +84,7 @@ async def test_the_others_are_cancelled_once_enough_have_finished() -> None:
         return _episode(one.index)
 
     queue = RunnerQueue(play)
-    queue.give([_group(1, extra=2)], 8, has_more=False)
+    await queue.give([_group(1, extra=2)], 8, has_more=False)
     assert [one.index for one in await queue.finished()] == [1]
     await queue.close()
     assert sorted(cancelled) == [-2, -1]

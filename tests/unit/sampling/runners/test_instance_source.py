@@ -33,13 +33,13 @@ def _plan(concurrency: int, interval_s: float, start_s: float) -> StartPlan:
     return plan
 
 
-def test_long_episodes_have_no_instance_ahead() -> None:
+def test_long_episodes_start_no_instance_ahead() -> None:
     """One that waits would occupy a place, and its time to live would pass."""
     plan = _plan(16, interval_s=5.0, start_s=0.2)
     assert plan.count(waiting=0, ready=0, starting=0, live=16, left=None) == 0
 
 
-def test_short_episodes_have_as_many_ahead_as_begin_during_a_start() -> None:
+def test_short_episodes_start_as_many_ahead_as_begin_during_a_start() -> None:
     """At 100 episodes a second and starts of 100 ms, ten."""
     plan = _plan(16, interval_s=0.01, start_s=0.1)
     assert plan.count(waiting=0, ready=0, starting=0, live=16, left=None) == pytest.approx(
@@ -48,7 +48,7 @@ def test_short_episodes_have_as_many_ahead_as_begin_during_a_start() -> None:
     assert plan.count(waiting=3, ready=2, starting=6, live=16, left=None) == pytest.approx(5, abs=1)
 
 
-def test_nothing_is_ahead_of_the_last_episodes() -> None:
+def test_no_instances_are_started_ahead_of_the_last_episodes() -> None:
     """Instances for which no episode is left would only be released."""
     plan = _plan(16, interval_s=0.01, start_s=0.1)
     assert plan.count(waiting=0, ready=0, starting=0, live=4, left=0) == 0
@@ -64,7 +64,7 @@ def test_an_eager_plan_has_an_instance_for_every_episode_at_once() -> None:
     assert plan.count(waiting=0, ready=2, starting=0, live=3, left=3) == 1
 
 
-def test_instances_that_are_being_released_count() -> None:
+def test_instances_being_released_count_as_live() -> None:
     """A sandbox occupies its node until it is gone."""
     plan = StartPlan(4)
     assert plan.count(waiting=4, ready=0, starting=0, live=plan.most - 1, left=None) == 1
@@ -156,7 +156,7 @@ async def _end_starts(tasks: list[asyncio.Task[Instance]]) -> None:
     await asyncio.wait(tasks)
 
 
-async def test_what_is_needed_meanwhile_is_the_next_request() -> None:
+async def test_needs_that_arise_during_requests_share_the_next_request() -> None:
     """Requests grow with the load, and few are under way."""
     instances = _FakeInstances()
     source = _source(instances)
@@ -172,7 +172,7 @@ async def test_what_is_needed_meanwhile_is_the_next_request() -> None:
     await source.close()
 
 
-async def test_waiting_for_room_holds_up_no_request() -> None:
+async def test_a_request_that_waits_for_room_does_not_delay_others() -> None:
     """All creates that wait are in the cluster's queue, so that it grows by as much."""
     instances = _FakeInstances()
     source = _source(instances)
@@ -448,7 +448,7 @@ async def test_a_group_that_waits_for_room_gets_what_another_has_given_back() ->
 
 
 @pytest.mark.parametrize("was_queued", [False, True])
-async def test_what_a_group_hears_after_its_end_is_not_counted(was_queued: bool) -> None:
+async def test_queue_notices_after_the_end_of_a_group_are_ignored(was_queued: bool) -> None:
     """Whether it waits for room is asked in a thread, which goes on when it is cancelled."""
 
     class Telling(_FakeInstances):
@@ -475,7 +475,7 @@ async def test_what_a_group_hears_after_its_end_is_not_counted(was_queued: bool)
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
+async def test_groups_that_wait_for_each_others_instances_are_served_in_turn(
     soon_stale: None, is_eager: bool
 ) -> None:
     """Those of two runners or trainers; each keeps half of the places, and would wait for more."""
@@ -497,7 +497,7 @@ async def test_groups_that_lack_each_others_places_get_them_one_after_the_other(
     await _close(cluster, *sources)
 
 
-async def test_instances_that_nobody_uses_again_leave_their_places_to_others(
+async def test_idle_used_instances_are_released_for_others(
     soon_stale: None,
 ) -> None:
     """To another runner, for example, which has tasks left."""

@@ -75,7 +75,7 @@ async def _opened(runners: NodeRunners) -> set[str]:
 
 
 @pytest.mark.parametrize("error", [FULL, AWAY], ids=["full disk", "controller away"])
-async def test_a_node_whose_runner_does_not_open_holds_up_no_other(
+async def test_a_runner_that_does_not_open_does_not_delay_others(
     nodes: _Nodes, error: AenvError
 ) -> None:
     """At the start, and when it joins a run."""
@@ -87,7 +87,7 @@ async def test_a_node_whose_runner_does_not_open_holds_up_no_other(
     await runners.close()
 
 
-async def test_a_node_whose_runner_did_not_open_is_tried_again(
+async def test_a_node_whose_runner_did_not_open_is_retried(
     nodes: _Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while, if the reason is the node: each try starts a process there."""

@@ -177,7 +177,7 @@ class _OfDoor(_Handle):
         await self._sandbox.request_json("tools/list", b"{}", deadline_s=30)
 
 
-async def test_an_agent_that_keeps_its_sandbox_from_reading_fails(
+async def test_an_agent_that_keeps_its_sandbox_from_reading_gets_a_failed_episode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Invariant 14: it must not be able to void an episode that goes badly."""
@@ -213,7 +213,7 @@ async def test_an_agent_that_keeps_its_sandbox_from_reading_fails(
     assert "has not read" in fields["error"]
 
 
-async def test_the_time_of_a_setup_voids_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_setup_does_not_void_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 14: of the policy's 600 s, calls took 80 s; a tenth of it counts."""
     instance = _Slow()
     monkeypatch.setattr(time, "perf_counter", lambda: instance.now_s)
@@ -255,7 +255,7 @@ def _nested() -> Any:
     ],
     ids=["json", "set", "bytes", "surrogate", "broken repr", "deeply nested"],
 )
-def test_what_a_policy_returns_is_recorded_as_text_if_json_lacks_it(
+def test_a_policy_result_that_json_cannot_represent_is_recorded_as_text(
     output: Any, recorded: Any
 ) -> None:
     found = _recordable(output)
@@ -266,7 +266,7 @@ def test_what_a_policy_returns_is_recorded_as_text_if_json_lacks_it(
     assert Episode.model_validate_json(episode.model_dump_json()).output == recorded
 
 
-async def test_a_runner_whose_loop_a_policy_blocks_is_reported(
+async def test_a_runner_with_a_blocked_event_loop_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runner_actor, "LOOK_S", 0.01)
@@ -343,7 +343,46 @@ class _Playing(Runner):
         return {"status": EpisodeStatus.COMPLETED, "reward": None}
 
 
-async def test_an_outage_longer_than_all_restarts_loses_no_episode(
+async def test_an_episode_with_a_submission_records_how_long_its_instance_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
+
+    class _NewSource(_Source):
+        async def acquire(self, own: Any = None) -> Instance:
+            del own
+            created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
+            return Instance(cast("Any", _OfOlderRuntime()), created, 2.5, 0.0)
+
+        async def connect(self, instance: Instance) -> None:
+            del instance
+
+    class _Submitting(Runner):
+        async def _roll_out(self, *_: Any) -> dict[str, Any]:
+            return {"status": EpisodeStatus.COMPLETED, "reward": None, "submission": "patch"}
+
+        async def _score_elsewhere(self, *_: Any) -> dict[str, Any]:
+            return {"reward": 1.0}
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = _Submitting(null, cast("Any", _NewSource()), rules, cast("Any", None))
+    episode = await runner.play(Assignment(0, Task(id="t")), GroupStart(1))
+    assert (episode.reward, episode.phases["create"]) == (1.0, 2.5)
+
+
+def test_the_times_of_a_repeated_phase_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that cannot be reset is replaced, for which the episode waits again."""
+    phases = _Phases()
+    times = iter([0.0, 2.0, 10.0, 13.0])
+    with monkeypatch.context() as patched:
+        patched.setattr(runner_module.time, "perf_counter", lambda: next(times))
+        for _ in range(2):
+            with phases.measured("queue"):
+                pass
+    assert phases.seconds == {"queue": 5.0}
+
+
+async def test_no_episode_is_lost_to_an_outage_longer_than_all_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner_module, "RETRY_PAUSE_S", 0.0)
@@ -454,7 +493,7 @@ async def test_a_task_whose_archives_cannot_be_packed_fails_alone_and_before_its
     assert str(path) in str(episode.error)
 
 
-async def test_an_archive_that_cannot_be_packed_any_more_ends_only_its_episode(
+async def test_an_archive_that_can_no_longer_be_packed_ends_only_its_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "_facts", lambda i: {"instance_id": i.env.instance_id})
@@ -492,7 +531,7 @@ class _OfOlderRuntime(_Handle):
         raise ConfigError("unknown method 'aenv/seed'", hint="")
 
 
-async def test_a_seed_that_an_environment_cannot_get_is_not_recorded_as_given(
+async def test_a_seed_that_an_environment_does_not_take_is_not_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     handle, resets = _OfOlderRuntime(), Resets()

@@ -15,8 +15,8 @@ from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
 from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, ConcurrencyLimit
 from aenv_ray.sampling.runners.instance_source import GroupStart
+from aenv_ray.sampling.runners.local_runner import Play, RunnerQueue
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
-from aenv_ray.sampling.runners.runner_queue import Play, RunnerQueue
 
 
 def _fixed(concurrency: int) -> ConcurrencyLimit:
@@ -52,12 +52,12 @@ class _FakeRunner:
         if self.gone.is_set():
             raise RunnerLost("its node died")
         self.limits.append(limit)
-        self.queue.give(groups, limit, has_more=has_more)
+        await self.queue.give(groups, limit, has_more=has_more)
 
     async def take_back(self, most: int) -> list[int]:
         if self.gone.is_set():
             raise RunnerLost("its node died")
-        return self.queue.take_back(most)
+        return await self.queue.take_back(most)
 
     async def finished(self) -> list[Episode]:
         finished = asyncio.create_task(self.queue.finished())
@@ -197,7 +197,7 @@ def _groups(count: int, size: int, extra: int = 0) -> list[Group]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_as_many_episodes_as_the_concurrency_are_played(
+async def test_as_many_episodes_are_played_as_the_concurrency_allows(
     monkeypatch: pytest.MonkeyPatch,
     runners: int,
     concurrency: int,
@@ -391,7 +391,7 @@ async def test_a_group_begins_as_a_whole() -> None:
     queue = RunnerQueue(play)
     pairs = ((0, 1), (2, 3), (4, 5))
     groups = [Group(tuple(Assignment(n, Task(id="t")) for n in pair)) for pair in pairs]
-    queue.give(groups, 5, has_more=False)
+    await queue.give(groups, 5, has_more=False)
     await asyncio.sleep(0)
     assert began == [0, 1, 2, 3]
     assert queue.left() == 2
@@ -412,7 +412,7 @@ async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None
         return _episode(one)
 
     queue = RunnerQueue(play)
-    queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 3, has_more=False)
+    await queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 3, has_more=False)
     await asyncio.sleep(0)
     for n in range(3):
         go[n].set()
@@ -423,7 +423,7 @@ async def test_an_episode_that_ends_while_others_are_collected_is_kept() -> None
 async def test_a_runner_without_tasks_reports_at_once() -> None:
     """It gets new tasks in answer to its report, so that it must not wait for further episodes."""
     queue = RunnerQueue(_at_once)
-    queue.give([Group((Assignment(0, Task(id="t")),))], 2, has_more=True)
+    await queue.give([Group((Assignment(0, Task(id="t")),))], 2, has_more=True)
     async with asyncio.timeout(30):
         assert [one.index for one in await queue.finished(linger_s=3600)] == [0]
 
@@ -435,7 +435,7 @@ async def test_a_runner_without_tasks_reports_at_once() -> None:
         return _episode(one)
 
     queue = RunnerQueue(play)
-    queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 2, has_more=True)
+    await queue.give([Group((Assignment(n, Task(id="t")),)) for n in range(3)], 2, has_more=True)
     collecting = asyncio.create_task(queue.finished(linger_s=3600))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -495,7 +495,7 @@ async def test_draining_finishes_what_runners_have() -> None:
     assert [one.index for one in episodes] == [0]
 
 
-async def test_tasks_that_come_while_others_are_sent_follow_in_one_message() -> None:
+async def test_tasks_that_arrive_during_a_send_follow_in_one_message() -> None:
     """A source of single tasks would otherwise cost the driver a message for each."""
     may_arrive, all_taken = asyncio.Event(), asyncio.Event()
     sent: list[tuple[int, bool]] = []
@@ -717,7 +717,7 @@ async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_mor
     assert leaving.is_closed
 
 
-async def test_the_number_of_episodes_that_are_played_is_told() -> None:
+async def test_the_number_of_episodes_being_played_is_reported() -> None:
     """Those that wait at a remote runner are not counted, and in the end none is played."""
     told, seen = [0], []
 
@@ -737,7 +737,7 @@ async def test_the_number_of_episodes_that_are_played_is_told() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [4, 8, 12, 16, 20, 24])
-async def test_groups_that_wait_at_runners_are_not_told_as_played(
+async def test_groups_that_wait_at_runners_are_not_reported_as_played(
     monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
     """A group begins once all of it fits; one that is larger than the limit is played alone."""
@@ -770,7 +770,7 @@ async def test_groups_that_wait_at_runners_are_not_told_as_played(
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
+async def test_the_current_limit_bounds_the_episodes_being_played(
     monkeypatch: pytest.MonkeyPatch, is_remote: bool
 ) -> None:
     """Runners learn of a higher limit and of a lower one with the tasks that follow."""
@@ -796,7 +796,7 @@ async def test_as_many_episodes_are_played_as_the_limit_says_at_the_moment(
     assert most == [2, 8, 3, 3]
 
 
-async def test_the_limit_is_told_what_waits_for_room_at_all_runners() -> None:
+async def test_the_limit_counts_episodes_that_wait_for_room_at_all_runners() -> None:
     """And how many are played: with all places taken, the rate says whether they pay."""
     noted: list[tuple[int, bool, int]] = []
 

@@ -54,7 +54,7 @@ def hidden_tests(row: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_humaneval_is_told_by_its_fields(tmp_path: Path) -> None:
+def test_humaneval_is_recognized_by_its_fields(tmp_path: Path) -> None:
     file = tmp_path / "HumanEval.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
     (task,) = load_tasks(file)
@@ -79,7 +79,7 @@ def test_humaneval_is_told_by_its_fields(tmp_path: Path) -> None:
     ],
     ids=["humaneval", "mbpp"],
 )
-def test_tests_that_need_a_package_are_refused_and_not_scored(row: dict[str, Any]) -> None:
+def test_problems_whose_tests_need_a_package_are_refused(row: dict[str, Any]) -> None:
     """Every solution, the reference too, would earn 0.0."""
     known, task = load_tasks([HUMANEVAL | {"task_id": "known"}, row])
     assert known.unsupported is None
@@ -87,7 +87,7 @@ def test_tests_that_need_a_package_are_refused_and_not_scored(row: dict[str, Any
     assert "tests import numpy; the judge has the standard library only" in task.unsupported
 
 
-def test_a_prompt_may_end_with_the_head_of_a_function() -> None:
+def test_a_prompt_may_end_with_the_header_of_a_function() -> None:
     (test,) = hidden_tests(HUMANEVAL | {"prompt": "import math\n\ndef double(x: int) -> int:\n"})
     assert test["setup"] == "import math\n\ndef double(x: int) -> int:\n    pass\n"
     with pytest.raises(ConfigError, match="prompt is not Python"):
@@ -151,7 +151,7 @@ class Evil:
         (LIVE | {"public_test_cases": [{"input": "1"}]}, "'output'"),
     ],
 )
-def test_a_malformed_problem_is_named(
+def test_a_malformed_problem_is_reported(
     row: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,13 +165,13 @@ def test_a_malformed_problem_is_named(
     ("row", "field", "name"),
     [(HUMANEVAL, "entry_point", "humaneval"), (LIVE, "private_test_cases", "livecodebench")],
 )
-def test_a_field_that_a_format_lacks_is_named(row: dict[str, Any], field: str, name: str) -> None:
+def test_a_missing_field_is_reported(row: dict[str, Any], field: str, name: str) -> None:
     lacking = {key: value for key, value in row.items() if key != field}
     with pytest.raises(ConfigError, match=f"task 0: {field} is missing; with it, .* {name}"):
         load_tasks([lacking])
 
 
-def test_code_that_python_warns_of_is_code() -> None:
+def test_code_that_causes_python_warnings_is_accepted() -> None:
     """MBPP has regular expressions in plain strings; warnings may be errors, as they are here."""
     code = "import re\ndef total(root): return len(re.findall('\\w', root))"
     (task,) = load_tasks([MBPP | {"code": code}])

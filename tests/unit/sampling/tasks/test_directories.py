@@ -38,7 +38,7 @@ def load(path: Path, **options: Any) -> Task:
     return TaskDirectories.below(path, FormatOptions(**options))[0]
 
 
-def test_a_task_of_terminal_bench_is_read_as_its_harness_plays_it(tmp_path: Path) -> None:
+def test_a_terminal_bench_task_is_read_as_its_harness_does(tmp_path: Path) -> None:
     path = write_task(tmp_path / "sum", TERMINAL_BENCH, {"docker-compose.yaml": COMPOSE})
     task = load(path)
     assert (task.id, task.instruction) == ("sum", "Write 4 to /app/sum.")
@@ -70,7 +70,7 @@ def test_a_recorded_solution_becomes_keystrokes(tmp_path: Path) -> None:
     ]
 
 
-def test_a_task_of_harbor_is_read_as_its_harness_plays_it(tmp_path: Path) -> None:
+def test_a_harbor_task_is_read_as_its_harness_does(tmp_path: Path) -> None:
     limits = (
         "[environment]\ncpus = 2\nmemory = '1G'\nallow_internet = false\n"
         "[environment.env]\nMODE = 'a'\n[verifier.env]\nKEY = 'k'\n[verifier]\ntimeout_sec = 9\n"
@@ -91,7 +91,7 @@ def test_a_task_of_harbor_is_read_as_its_harness_plays_it(tmp_path: Path) -> Non
     assert task.reference[0].archives == {"archive": (str(tmp_path / "sum" / "solution"),)}
 
 
-def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
+def test_settings_that_harbor_assumes_are_supported(tmp_path: Path) -> None:
     """Root is the user here, templates have defaults, and the working directory is honoured."""
     text = (
         "[agent]\nuser = 'root'\n[verifier]\nuser = 0\n[environment]\nworkdir = '/srv'\n"
@@ -120,7 +120,7 @@ def test_what_harbor_assumes_needs_nothing(tmp_path: Path) -> None:
         ("allowed_hosts = []\nos = 'Linux'\n[agent]\nnetwork_mode = 'public'", None),
     ],
 )
-def test_the_network_of_a_task_of_harbor(text: str, network: str | None, tmp_path: Path) -> None:
+def test_the_network_of_a_harbor_task(text: str, network: str | None, tmp_path: Path) -> None:
     """`allow_internet` is the older name of `network_mode`, and the newer one decides."""
     changes = {"task.toml": f"[environment]\n{text}\n"}
     task = load(write_task(tmp_path / "sum", HARBOR, changes))
@@ -182,7 +182,7 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (TERMINAL_BENCH, {"task.yaml": "instruction: x\nparser_name: mlebench\n"}, "'mlebench'"),
     ],
 )  # fmt: skip
-def test_a_task_that_needs_what_is_not_here_says_so(
+def test_a_task_names_its_unsupported_needs(
     base: dict[str, str], changes: dict[str, str], lack: str, tmp_path: Path
 ) -> None:
     """It is refused and counted; the run goes on."""
@@ -219,7 +219,7 @@ def test_a_task_whose_container_runs_a_service_is_refused(
 
 
 @pytest.mark.parametrize("asks", ["allow_internet = true", "network_mode = 'public'"])
-def test_a_task_that_asks_for_a_forbidden_network_says_so(asks: str, tmp_path: Path) -> None:
+def test_a_task_names_the_network_that_is_forbidden(asks: str, tmp_path: Path) -> None:
     changes = {"task.toml": f"[environment]\n{asks}\n"}
     path = write_task(tmp_path / "sum", HARBOR, changes)
     assert "AENV_ALLOW_NETWORKS" in str(load(path, may_use_internet=False).unsupported)
@@ -271,7 +271,7 @@ def test_a_task_that_downloads_needs_the_internet(
          "variable A is required"),
     ],
 )  # fmt: skip
-def test_a_malformed_task_is_refused_by_its_file_and_field(
+def test_a_malformed_task_is_reported_with_file_and_field(
     base: dict[str, str], changes: dict[str, str | None], message: str, tmp_path: Path
 ) -> None:
     """One among thousands does not end the run, in which it is counted."""
@@ -281,7 +281,7 @@ def test_a_malformed_task_is_refused_by_its_file_and_field(
         raise AssertionError(task.unsupported)
 
 
-async def test_a_directory_is_read_task_by_task(tmp_path: Path) -> None:
+async def test_tasks_of_a_directory_are_read_one_at_a_time(tmp_path: Path) -> None:
     """Thousands of tasks delay no episode, and those after a broken one are played."""
     write_task(tmp_path / "set" / "a", HARBOR)
     write_task(tmp_path / "set" / "b", HARBOR, {"task.toml": "broken"})
@@ -329,7 +329,7 @@ async def test_archives_are_packed_when_a_call_is_made(tmp_path: Path) -> None:
         await archives.packed(task.reward)
 
 
-def test_an_image_is_named_by_what_it_is_built_from(tmp_path: Path) -> None:
+def test_the_name_of_an_image_depends_on_its_build_context(tmp_path: Path) -> None:
     """Tests and solution are no part of it; a file that is copied into it is."""
     path = write_task(tmp_path / "sum", TERMINAL_BENCH)
     plan = ImageBuild(context=str(path), ignored=("tests", "solution.sh"))
@@ -353,7 +353,7 @@ def test_an_image_is_named_by_what_it_is_built_from(tmp_path: Path) -> None:
         (HARBOR, {"task.toml": "[environment]\nmemory = 'infG'\n"}, "OverflowError: "),
     ],
 )  # fmt: skip
-def test_a_task_that_cannot_be_read_at_all_is_refused_by_its_directory(
+def test_an_unreadable_task_is_refused_under_the_name_of_its_directory(
     base: dict[str, str], changes: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
     """One directory does not end the run, however it is malformed."""

@@ -45,7 +45,7 @@ async def all_of(feed: TaskFeed) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("source", [endless, endless_async])
-def test_nothing_is_read_ahead_of_those_who_take(source: Callable[[list[int]], Any]) -> None:
+def test_nothing_is_read_before_it_is_taken(source: Callable[[list[int]], Any]) -> None:
     read: list[int] = []
 
     async def take_four(feed: TaskFeed) -> list[tuple[int, Task]]:
@@ -61,7 +61,7 @@ def test_nothing_is_read_ahead_of_those_who_take(source: Callable[[list[int]], A
     assert len(set(read)) == 1, "one thread, for what may belong to it"
 
 
-def test_an_iterator_that_blocks_blocks_nothing_else() -> None:
+def test_a_blocking_iterator_does_not_block_the_event_loop() -> None:
     """The loop of all episodes goes on, and so does whoever leaves it."""
     goes_on = threading.Event()
 
@@ -78,7 +78,7 @@ def test_an_iterator_that_blocks_blocks_nothing_else() -> None:
     assert run(TaskFeed(slow()), wait_beside) == [(0, Task(id="late"))]
 
 
-def test_a_task_is_taken_before_the_iterator_is_asked_for_the_next() -> None:
+def test_a_task_is_returned_before_the_next_one_is_read() -> None:
     """It may need the episode of this task, or take as long as one."""
     is_taken = threading.Event()
 
@@ -95,7 +95,7 @@ def test_a_task_is_taken_before_the_iterator_is_asked_for_the_next() -> None:
     assert run(TaskFeed(waiting()), take_both) == [(0, Task(id="first")), (1, Task(id="second"))]
 
 
-def test_tasks_that_are_found_meanwhile_are_taken_together() -> None:
+def test_tasks_found_while_the_loop_is_busy_are_returned_together() -> None:
     """A task by itself would be a message to a runner."""
     all_found = threading.Event()
 
@@ -124,7 +124,7 @@ def test_tasks_that_are_found_meanwhile_are_taken_together() -> None:
         (None, ConfigError, "task 1: Input should be"),
     ],
 )
-def test_a_source_that_fails_gives_no_more_and_says_why(
+def test_a_failed_source_ends_and_keeps_its_error(
     is_async: bool, end: Any, failure: type[Exception], says: str
 ) -> None:
     def failing() -> Iterator[Any]:
@@ -147,7 +147,7 @@ def test_a_source_that_fails_gives_no_more_and_says_why(
     assert says in str(feed.failure)
 
 
-def test_a_list_is_checked_at_once_and_what_has_a_length_says_it() -> None:
+def test_a_list_is_checked_immediately_and_sized_sources_have_a_total() -> None:
     class Dataset:
         def __len__(self) -> int:
             return 2
@@ -167,7 +167,7 @@ def test_a_list_is_checked_at_once_and_what_has_a_length_says_it() -> None:
 
 
 @pytest.mark.parametrize("is_list", [True, False])
-def test_what_an_earlier_run_finished_is_passed_over(is_list: bool) -> None:
+def test_tasks_that_an_earlier_run_finished_are_skipped(is_list: bool) -> None:
     tasks = [{"id": f"t{n}"} for n in range(5)]
 
     async def rest(feed: TaskFeed) -> list[tuple[int, str]]:
@@ -179,7 +179,7 @@ def test_what_an_earlier_run_finished_is_passed_over(is_list: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [{1: "other"}, {2: "t2"}])
-def test_the_file_of_other_tasks_is_refused_before_an_episode(kept: dict[int, str]) -> None:
+def test_output_of_other_tasks_is_refused_before_the_first_episode(kept: dict[int, str]) -> None:
     async def skip(feed: TaskFeed) -> None:
         await feed.skip(kept, "out.jsonl")
 

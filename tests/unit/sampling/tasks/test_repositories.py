@@ -77,7 +77,7 @@ def test_a_row_becomes_a_task_that_hides_tests_and_solution_from_the_agent() -> 
     ],
     ids=["swebench-5", "swe-rebench", "swe-smith", "own"],
 )  # fmt: skip
-def test_forms_of_other_data_sets(
+def test_rows_of_similar_data_sets_are_accepted(
     more: dict[str, Any], image: str, commands: list[str], parser: str
 ) -> None:
     (task,) = load_tasks([ROW | more])
@@ -88,7 +88,7 @@ def test_forms_of_other_data_sets(
     assert task.setup.arguments["specs"]["repo"] == "", "the official specs are not used"
 
 
-def test_a_row_of_r2e_gym() -> None:
+def test_a_row_of_r2e_gym_becomes_a_task() -> None:
     """Its hidden tests are in the image, and are removed before the agent acts."""
     row = {
         "repo_name": "orange3",
@@ -153,7 +153,7 @@ def test_a_patch_without_tests_introduces_the_bug() -> None:
         ({}, None),
     ],
 )
-def test_a_row_that_cannot_be_played_is_refused_alone(
+def test_an_unplayable_row_does_not_affect_other_rows(
     change: dict[str, Any], why: str | None
 ) -> None:
     """SWE-smith has rows without an issue text, and repositories in other languages."""
@@ -178,7 +178,7 @@ def test_a_row_that_cannot_be_played_is_refused_alone(
         ({"repo": "pallets/flask"}, None),
     ],
 )
-def test_a_row_of_a_repository_that_swebench_does_not_know_needs_image_and_command(
+def test_a_row_of_an_unknown_repository_needs_an_image_and_a_command(
     change: dict[str, Any], why: str | None
 ) -> None:
     """SWE-Gym publishes rows without both: they are refused before a container starts."""
@@ -196,7 +196,7 @@ def test_a_row_of_a_repository_that_swebench_does_not_know_needs_image_and_comma
         ("other", "the row has no image, and SWE-bench publishes none for other"),
     ],
 )
-def test_the_id_of_a_row_says_whether_swebench_publishes_its_image(
+def test_the_id_of_a_row_determines_whether_swebench_publishes_its_image(
     name: str, why: str | None
 ) -> None:
     """The published images are named by ids; a row with a test command needs no repo."""
@@ -221,7 +221,7 @@ def test_the_id_of_a_row_says_whether_swebench_publishes_its_image(
         ({"eval_script": "#!/bin/bash"}, "log_parser: it is missing"),
     ],
 )
-def test_a_malformed_row_is_named_with_its_field(
+def test_a_malformed_row_is_reported_with_its_field(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
@@ -232,7 +232,7 @@ def test_a_malformed_row_is_named_with_its_field(
     assert words in caught.value.message
 
 
-def test_rows_in_parquet(tmp_path: Path) -> None:
+def test_rows_are_read_from_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -241,7 +241,7 @@ def test_rows_in_parquet(tmp_path: Path) -> None:
     assert load_tasks(path) == load_tasks([ROW, ROW])
 
 
-def test_a_task_with_an_id_of_its_own_is_no_row() -> None:
+def test_a_task_with_an_id_is_not_taken_for_a_row() -> None:
     (task,) = load_tasks([{"id": "a", "instance_id": "b"}])
     assert (task.id, task.submission) == ("a", None)
 
@@ -263,7 +263,7 @@ GIVEN = [
     ],
     ids=["list", "by id", "one line", "lines"],
 )
-def test_predictions_replace_what_an_agent_would_submit(
+def test_predictions_replace_the_submissions_of_agents(
     tmp_path: Path, name: str, text: str
 ) -> None:
     path = tmp_path / name
@@ -292,7 +292,7 @@ def test_a_prediction_may_have_no_patch(tmp_path: Path, patch: str | None) -> No
         ('{"instance_id": "other"}', "no task has the id 'other'"),
     ],
 )
-def test_wrong_predictions_are_named(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_predictions_are_reported(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -300,7 +300,7 @@ def test_wrong_predictions_are_named(tmp_path: Path, text: str, words: str) -> N
     assert words in caught.value.message
 
 
-def test_a_missing_file_of_predictions_is_named(tmp_path: Path) -> None:
+def test_a_missing_predictions_file_is_reported(tmp_path: Path) -> None:
     for name in ("none.jsonl", "none.json"):
         with pytest.raises(ConfigError, match=f"no file of predictions .*/{name}"):
             load_predictions(tmp_path / name)

@@ -145,7 +145,7 @@ def test_columns_are_renamed_and_rows_numbered() -> None:
         ("t.csv", "id\n\udcff\n", "cannot be read"),
     ],
 )
-def test_a_broken_file_is_reported_with_the_place(
+def test_a_broken_file_is_reported_with_the_line(
     tmp_path: Path, name: str, content: str, says: str
 ) -> None:
     path = tmp_path / name
@@ -160,7 +160,7 @@ def test_a_missing_id_says_how_to_name_its_column() -> None:
     assert "--task-field id=COLUMN" in (raised.value.hint or "")
 
 
-def test_line_separators_in_a_text_and_byte_order_marks_are_read(tmp_path: Path) -> None:
+def test_line_separators_in_texts_and_byte_order_marks_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('\ufeff{"id": "a", "instruction": "one\u2028two\x85three"}\n', encoding="utf-8")
     (task,) = load_tasks(path)
@@ -205,7 +205,7 @@ def test_tasks_are_filtered_then_shuffled_then_limited() -> None:
     assert select_tasks(tasks, shuffle=1, limit=5) == shuffled[:5]
 
 
-def test_an_id_with_brackets_is_no_pattern() -> None:
+def test_an_id_with_brackets_is_not_a_pattern() -> None:
     """tau2-bench has such ids; as a pattern, the first one matches the second one alone."""
     tasks = [Task(id="fix:[data]off"), Task(id="fix:doff"), Task(id="other")]
     assert ids(select_tasks(tasks, ids=["fix:[data]off"])) == ["fix:[data]off"]
@@ -213,7 +213,7 @@ def test_an_id_with_brackets_is_no_pattern() -> None:
     assert ids(select_tasks(tasks[1:], ids=["fix:[data]off"])) == ["fix:doff"]
 
 
-def test_an_id_that_no_task_has_is_refused() -> None:
+def test_an_unknown_id_is_refused() -> None:
     with pytest.raises(ConfigError, match="'cuont-1'") as raised:
         select_tasks([Task(id="count-1")], ids=["cuont-1"])
     assert "count-1" in (raised.value.hint or "")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.serve.gateway import membership
 from aenv_ray.serve.gateway.membership import Replicas
+from tests.fake_clock import FakeClock
 
 EVERY_S = 5.0
 SILENCE_S = 20.0

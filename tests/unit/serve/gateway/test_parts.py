@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import ConfigError, FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Lease, Role, TokenRecord
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate, bearer_of
 from aenv_ray.serve.gateway.metrics import MAX_ENVIRONMENTS, Metrics
 from aenv_ray.serve.gateway.routes.routing import parse_json_object, validated
 from aenv_ray.serve.gateway.routes.schemas import CreateManyRequest, CreateRequest
+from tests.fake_clock import FakeClock
 
 M = TypeVar("M", bound=BaseModel)
 OWNER = TokenRecord(id="t1", role=Role.PUBLISHER, owner="ann", created_at=0.0)

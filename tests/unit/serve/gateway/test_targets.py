@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import Forbidden, InstanceNotFound
 from aenv_ray.hub.records import Lease, Role, unknown_instance
 from aenv_ray.serve.gateway.auth import Principal
 from aenv_ray.serve.gateway.data.targets import Targets
+from tests.fake_clock import FakeClock
 
 
 async def _agent(_: HTTPConnection) -> Principal:

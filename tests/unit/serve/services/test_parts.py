@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.calls.json_calls import JsonCall
-from aenv_ray.clock import FakeClock
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -31,6 +30,7 @@ from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
 from aenv_ray.serve.services.sandbox import ReplicaSandbox
 from aenv_ray.serve.services.service_replica import ServiceReplica
 from aenv_ray.serve.services.sessions import Sessions
+from tests.fake_clock import FakeClock
 
 # --- sessions ------------------------------------------------------------------------------------
 

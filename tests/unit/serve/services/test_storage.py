@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from aenv_ray.actors.controller.placement import HostLoad, on_nodes
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
-from aenv_ray.clock import FakeClock
 from aenv_ray.engines.node.local_storage import LocalStorage
 from aenv_ray.errors import CatalogConflict, ConfigError, FabricUnavailable
 from aenv_ray.hub.storages import StorageRecord
@@ -28,6 +27,7 @@ from aenv_ray.project.storage import (
 from aenv_ray.serve.services import sandbox as service_sandbox
 from aenv_ray.serve.services import storage as service_storage
 from aenv_ray.serve.services.sandbox import OrphanSandboxes
+from tests.fake_clock import FakeClock
 
 # --- names, paths, sizes -------------------------------------------------------------------------
 

@@ -1,16 +1,30 @@
-"""The queue of a runner: plays the tasks that it was given, and collects the episodes."""
+"""A runner in this process: its queue of tasks, the policy, and its instances."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Final
 
+from aenv_ray import logs
+from aenv_ray.actors.calls.batched_sender import BatchedSender
+from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.actors.fabric.create_protocol import Created
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.instance_batches import InstanceBatches
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.config import settings
+from aenv_ray.project.project import Project
+from aenv_ray.sampling.policies.base import AgentPolicy, opened
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
-from aenv_ray.sampling.runners.instance_source import GroupStart
+from aenv_ray.sampling.runners.instance_source import GroupStart, InstanceSource
+from aenv_ray.sampling.runners.runner import EpisodeRules, Runner
+from aenv_ray.sampling.runners.runner_pool import RunnerLink
+from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.trajectories.schema import Episode
 
 MOST_AT_ONCE: Final = 512
@@ -38,7 +52,7 @@ class RunnerQueue:
         """Set while `is_starved` or nothing is played: finished episodes are reported now."""
         self._has_more = True
 
-    def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
         """Add groups.
 
         Args:
@@ -52,7 +66,7 @@ class RunnerQueue:
         self._begin()
         self._note_hunger()
 
-    def take_back(self, most: int) -> list[int]:
+    async def take_back(self, most: int) -> list[int]:
         """Remove groups that have not begun, the last first; return the indices of their tasks.
 
         Args:
@@ -154,3 +168,127 @@ class RunnerQueue:
             for task in self._playing:
                 task.cancel()
             await asyncio.wait(self._playing)
+
+
+class LocalRunner(RunnerQueue):
+    """Plays tasks in this process. Use it on one event loop.
+
+    Args:
+        fabric: The connection.
+        project: The project of the instances.
+        options: The options of the instances.
+        policy: As made for this runner; see `open`.
+        rules: How episodes are played.
+        labels: Added to those of the instances.
+        resources: Closed with the runner.
+    """
+
+    name = "driver"
+    is_remote = False
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        project: Project,
+        options: CreateOptions,
+        policy: AgentPolicy,
+        rules: EpisodeRules,
+        labels: Mapping[str, str],
+        resources: AsyncExitStack,
+    ) -> None:
+        self._resources = resources
+        self._images = TaskImages(settings())
+        batches = InstanceBatches(fabric, project, options, labels)
+        self._source = instance_source(batches, left=self.left)
+        runner = Runner(
+            policy, self._source, rules, self._images,
+            is_connected=batches.is_connected, owner=options.owner,
+        )  # fmt: skip
+        super().__init__(runner.play)
+
+    @classmethod
+    async def open(
+        cls,
+        fabric: Fabric,
+        project: Project,
+        options: CreateOptions,
+        policy: AgentPolicy | type,
+        rules: EpisodeRules,
+        labels: Mapping[str, str] | None = None,
+    ) -> LocalRunner:
+        """Return a runner with a policy of its own.
+
+        Raises:
+            ConfigError: The policy is a class whose constructor raised.
+        """
+        resources = AsyncExitStack()
+        made = await resources.enter_async_context(opened(policy))
+        return cls(fabric, project, options, made, rules, labels or {}, resources)
+
+    @property
+    def queued(self) -> int:
+        """See `RunnerLink.queued`."""
+        return self._source.queued
+
+    async def give(self, groups: Sequence[Group], limit: int, *, has_more: bool) -> None:
+        """See `RunnerQueue.give`."""
+        self._source.resize(limit)
+        await super().give(groups, limit, has_more=has_more)
+
+    async def close(self) -> None:
+        """End all episodes, release their instances, and close the policy."""
+        try:
+            await super().close()
+        finally:
+            await self._source.close()
+            await self._images.close()
+            await self._resources.aclose()
+
+
+def instance_source(
+    batches: InstanceBatches, *, left: Callable[[], int | None], is_eager: bool = False
+) -> InstanceSource:
+    """Return a source of instances for this process, at first for one episode at once."""
+    sender = BatchedSender()
+
+    def attach(created: Created) -> AsyncEnvHandle:
+        handle = batches.handle(created)
+        return AsyncEnvHandle(handle, sender.to(handle), created.introduction)
+
+    return InstanceSource(batches, attach, concurrency=1, left=left, is_eager=is_eager)
+
+
+class DriverRunners:
+    """One runner, in the driver; see `Runners`.
+
+    Args:
+        open_runner: Returns it.
+    """
+
+    def __init__(self, open_runner: Callable[[], Awaitable[RunnerLink]]) -> None:
+        self._open = open_runner
+        self._is_open = False
+
+    async def new(self, wait_s: float) -> list[RunnerLink]:
+        """See `Runners.new`."""
+        if self._is_open:
+            await asyncio.sleep(wait_s)
+            return []
+        self._is_open = True
+        logs.configure("runner")
+        return [await self._open()]
+
+    @property
+    def expected(self) -> int:
+        """See `Runners.expected`."""
+        return 0
+
+    def leaving(self) -> set[str]:
+        """See `Runners.leaving`."""
+        return set()
+
+    async def lost(self, runner: RunnerLink) -> None:
+        """See `Runners.lost`; it lives as long as the driver."""
+
+    async def close(self) -> None:
+        """See `Runners.close`."""

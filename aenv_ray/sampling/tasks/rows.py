@@ -1,4 +1,8 @@
-"""Rows of task files: JSON Lines, also compressed by gzip, JSON, CSV and Parquet."""
+"""Rows of task files, and of the tables of other libraries.
+
+Files are JSON Lines, also compressed by gzip, JSON, CSV and Parquet. Tables are those of pandas,
+Arrow, Hugging Face `datasets` and Ray Data.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,20 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories.arrow import pyarrow
+from aenv_ray.trajectories.arrow import optional, pyarrow
 
 Row = tuple[str, Any]
 """Where a row stands, for messages, and its data."""
 
 NESTED: Final = ("setup", "reward", "reference", "wrong")
 """Fields of a task that are objects or lists; a table's column may hold them as JSON text."""
+HUGGING_FACE: Final = "hf:"
+"""Prefix of the name of a data set on the Hugging Face Hub."""
 
 
 def file_rows(path: Path) -> Iterator[Row]:
@@ -153,3 +159,71 @@ _READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
     ".csv": _csv,
     ".parquet": _parquet,
 }
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table_of(source: Any) -> Iterable[dict[str, Any]] | None:
+    """Return the rows of a table as tasks; None if `source` is not a table.
+
+    A table in memory gives a list. A stream, such as an ``IterableDataset`` or a Ray Dataset, gives
+    an iterator that reads as it is iterated.
+
+    Raises:
+        ConfigError: It is a group of tables, or a row is malformed.
+    """
+    library, kind = type(source).__module__.partition(".")[0], type(source).__name__
+    match library, kind:
+        case "datasets", "DatasetDict" | "IterableDatasetDict":
+            raise ConfigError(
+                f"the tasks are a {kind} with the splits {', '.join(source)}",
+                hint='give one of them, such as tasks["train"]',
+            )
+        case "pandas", "DataFrame":
+            return list(_rows(source.astype(object).where(source.notna(), None).to_dict("records")))
+        case "pyarrow", "Table":
+            return list(_rows(source.to_pylist()))
+        case "datasets", "Dataset":
+            return list(_rows(source))
+        case "datasets", "IterableDataset":
+            return _rows(source)
+        case "ray", "Dataset" | "MaterializedDataset":
+            return _rows(source.iter_rows())
+    return None
+
+
+def from_hugging_face(name: str) -> Any:
+    """Return a data set of the Hugging Face Hub, or of a directory.
+
+    Args:
+        name: ``NAME``, ``NAME:SPLIT`` or ``NAME@CONFIGURATION:SPLIT``; the default split is train.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    datasets = optional("datasets", f"{HUGGING_FACE}{name}", "data")
+    path, _, split = name.partition(":")
+    path, _, configuration = path.partition("@")
+    try:
+        return datasets.load_dataset(path, configuration or None, split=split or "train")
+    except Exception as exc:
+        raise ConfigError(
+            f"data set {HUGGING_FACE}{name} cannot be loaded: {type(exc).__name__}: {exc}",
+            hint="write it as hf:NAME:SPLIT or hf:NAME@CONFIGURATION:SPLIT; on a machine that does "
+            "not reach the Hub, give a downloaded file",
+        ) from exc
+
+
+def _rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows):
+        yield table_row({str(name): _plain(value) for name, value in row.items()}, f"row {number}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with Python's own types in place of numpy's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.tolist() if type(value).__module__ == "numpy" else value
