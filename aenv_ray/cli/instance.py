@@ -51,6 +51,8 @@ InstanceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Instance 
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
+_UNDO_ATTEMPTS: Final = 6
+"""How often the instances of an interrupted create are asked for: it may not be admitted yet."""
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -444,7 +446,7 @@ class _CreateRequest:
             # They may exist. A request with the same key returns the same instances.
             console.say("undoing the create …")
             with uninterrupted():
-                _end(self.client, self._attempt(1))
+                _end(self.client, self._attempt(_UNDO_ATTEMPTS, wait=False))
             raise
         try:
             for one in made:
@@ -456,7 +458,9 @@ class _CreateRequest:
             raise
         return made
 
-    def _attempt(self, attempts: int) -> list[InstanceAnswer]:
+    def _attempt(self, attempts: int, *, wait: bool = True) -> list[InstanceAnswer]:
+        """Return the instances once they run; without `wait`, also those that wait for room."""
+        options = self.options if wait else {**self.options, "wait": False}
         ends = time.monotonic() + self.deadline_s
         pause_s = 0.2
         while True:
@@ -464,7 +468,7 @@ class _CreateRequest:
             left_s = max(ends - time.monotonic(), 1.0)
             try:
                 return self.client.create(
-                    self.environment, self.options, key=self.key, timeout_s=left_s, attempts=1
+                    self.environment, options, key=self.key, timeout_s=left_s, attempts=1
                 )
             except AenvError as exc:
                 retry_s = max(pause_s, getattr(exc, "retry_after_s", 0.0))

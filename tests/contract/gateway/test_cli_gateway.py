@@ -329,6 +329,24 @@ def test_a_create_that_is_interrupted_leaves_no_instance(aenv, served):
     assert aenv("instance", "list", "--status", "Running") == []
 
 
+def test_a_create_that_still_waits_for_room_is_undone_without_waiting_for_it(aenv, served):
+    fabric = served.bench.fabric
+    served.loop.call_soon_threadsafe(fabric.gate.clear)
+    served.loop.call_soon_threadsafe(fabric.asked.clear)
+    process = subprocess.Popen(
+        [*AENV, "instance", "create", "probe", "--keep-alive"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        asyncio.run_coroutine_threadsafe(fabric.asked.wait(), served.loop).result(60)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=40)  # a repeated create waits for 60 s at most
+    finally:
+        served.loop.call_soon_threadsafe(fabric.gate.set)
+    assert (process.returncode, out) == (130, ""), err
+    assert aenv("instance", "list", "--status", "Running") == []
+
+
 # --- publishing --------------------------------------------------------------------------------
 
 
