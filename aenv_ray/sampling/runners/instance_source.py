@@ -532,7 +532,7 @@ class InstanceSource:
         return None
 
 
-class _Request(EachCreate):
+class _Request(CreateListener):
     """A request for instances, and what becomes of each."""
 
     task: asyncio.Task[None]
