@@ -22,7 +22,6 @@ from aenv_ray.actors.fabric.waits import (
     OnWait,
     WaitNotices,
     Waits,
-    run_blocking,
 )
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
@@ -30,6 +29,7 @@ from aenv_ray.actors.host.start_messages import (
     encode_outcomes,
 )
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.blocking import run_blocking
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.models import (
     ActorDensity,
