@@ -34,7 +34,6 @@ from aenv_ray.errors import (
     AenvError,
     DeadlineExceeded,
     FabricUnavailable,
-    SandboxStartFailed,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Instance id.")]
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
-_HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -491,13 +489,10 @@ class _CreateRequest:
 
 
 def _expect_healthy(client: Gateway, made: InstanceAnswer) -> None:
-    found = client.check_health(made.id)
-    if str(found.get("status")) not in _HEALTHY:
-        raise SandboxStartFailed(
-            f"{made.id} is {found.get('status')}: {found.get('message', '')}",
-            instance_id=made.id,
-            hint="fix its health check, or skip it with --skip-health",
-        )
+    from aenv_ray.client.waiting import expect_healthy
+
+    hint = "fix its health check, or skip it with --skip-health"
+    expect_healthy(client.check_health(made.id), made.id, hint=hint)
 
 
 def _follow_all(client: Gateway, made: Sequence[InstanceAnswer]) -> None:

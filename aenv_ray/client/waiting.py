@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import (
@@ -106,6 +106,16 @@ async def until_healthy(
         wait.goes_on(last)
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_POLL_S)
+
+
+def expect_healthy(data: Mapping[str, Any], instance_id: str | None, *, hint: str) -> None:
+    """Raise SandboxStartFailed, unless the ``data`` of a health check says healthy."""
+    if str(data.get("status")) not in HEALTHY:
+        raise SandboxStartFailed(
+            f"{instance_id} is {data.get('status')}: {data.get('message', '')}",
+            instance_id=instance_id,
+            hint=hint,
+        )
 
 
 def with_hint(error: AenvError) -> str:

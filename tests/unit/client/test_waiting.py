@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray import Environment, SyncEnvironment
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.client.waiting import FIRST_LOG_S, Wait, until_healthy, with_hint
+from aenv_ray.client.waiting import FIRST_LOG_S, Wait, expect_healthy, until_healthy, with_hint
 from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -123,3 +123,10 @@ def test_a_sync_environment_that_was_closed_says_so(monkeypatch: pytest.MonkeyPa
         environment.call_tool("echo", {})
     with pytest.raises(ConfigError, match="is closed"), environment:
         pass
+
+
+def test_an_instance_that_is_not_healthy_is_named_with_the_way_out() -> None:
+    expect_healthy({"status": "ok"}, "a-1", hint="x")
+    with pytest.raises(SandboxStartFailed, match="a-1 is unhealthy: no disk") as raised:
+        expect_healthy({"status": "unhealthy", "message": "no disk"}, "a-1", hint="read its log")
+    assert (raised.value.instance_id, raised.value.hint) == ("a-1", "read its log")
