@@ -61,7 +61,7 @@ _current: ContextVar[LiveEpisode] = ContextVar("aenv_live_episode")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """How an episode ended, for a trainer."""
 
     episode: Episode
@@ -152,14 +152,14 @@ class LiveEpisode:
         error = self._playing.result().error if is_known else None
         return f": {error}" if error else ""
 
-    async def _finish(self, generation: Generation | None) -> Outcome:
+    async def _finish(self, generation: Generation | None) -> EpisodeOutcome:
         self._check_not_abandoned()
         if generation is not None and self._env is not None:
             self._env.record_generation(generation)
         self._finished.set()
         await asyncio.wait([self._playing])  # which continues if this is cancelled
         self._check_not_abandoned()
-        return Outcome(self._playing.result())
+        return EpisodeOutcome(self._playing.result())
 
     def _check_not_abandoned(self) -> None:
         if self._is_abandoned:
@@ -250,7 +250,7 @@ class LiveEpisode:
 
         await self.on_pool(record())
 
-    async def finish(self, generation: Generation | None = None) -> Outcome:
+    async def finish(self, generation: Generation | None = None) -> EpisodeOutcome:
         """Run the reward, give the instance back, and return the outcome.
 
         Repeated calls return the same outcome: the reward runs once.

@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 import uvicorn
 
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, FrameworkTool
 from aenv_ray.models import ToolResult
@@ -282,7 +282,7 @@ class Seat:
             self.is_over = True  # `finish` says why
             return ended
 
-    async def finish(self) -> Outcome:
+    async def finish(self) -> EpisodeOutcome:
         """Run the reward, and return the outcome.
 
         Raises:
