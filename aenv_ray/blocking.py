@@ -1,8 +1,9 @@
-"""Running code that is written once, as coroutines, for callers that block."""
+"""Coroutines that serve both callers that await and callers that block."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import inspect
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,3 +18,8 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise AssertionError(f"{work!r} suspended outside of an event loop")
+
+
+async def awaited(result: Awaitable[T] | T) -> T:
+    """Return the result of a function that may be async."""
+    return await result if inspect.isawaitable(result) else result

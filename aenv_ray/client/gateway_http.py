@@ -7,7 +7,6 @@ which error a failure becomes. The clients only send, sleep and read, in the sam
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 import math
@@ -21,7 +20,7 @@ import httpx
 
 import aenv_ray
 from aenv_ray.addresses import is_proxied, retry_after_s
-from aenv_ray.blocking import run_blocking
+from aenv_ray.blocking import awaited, run_blocking
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -279,13 +278,13 @@ class _GatewayClient:
 
         async def once() -> httpx.Response:
             request = self._http.build_request(method, path, **_arguments(options))
-            response: httpx.Response = await _done(self._http.send(request, stream=stream))
+            response: httpx.Response = await awaited(self._http.send(request, stream=stream))
             try:
                 if not response.is_success and response.status_code not in allowed:
-                    await _done(self._read(response))
+                    await awaited(self._read(response))
                     read_envelope(response)
             except BaseException:
-                await _done(self._close(response))
+                await awaited(self._close(response))
                 raise
             return response
 
@@ -310,13 +309,8 @@ class _GatewayClient:
             else:
                 self.policy.note_attempt(None, attempt=attempt)
                 return result
-            await _done(self._sleep(pause_s))
+            await awaited(self._sleep(pause_s))
             attempt += 1
-
-
-async def _done(result: Any) -> Any:
-    """Return a result, or that of an awaitable."""
-    return await result if inspect.isawaitable(result) else result
 
 
 class GatewayHttp(_GatewayClient):
