@@ -21,12 +21,8 @@ class SyncEnvironment:
     """
 
     def __init__(self, env_name: str, **options: Any) -> None:
+        self._environment = Environment(env_name, **options)
         self._loop = LoopThread("aenv-sync")
-        try:
-            self._environment = self._loop.wait(_construct(env_name, options))
-        except BaseException:
-            self._loop.close()
-            raise
         self.env_name = self._environment.env_name
         self.timeout = self._environment.timeout
         self.startup_timeout = self._environment.startup_timeout
@@ -129,7 +125,3 @@ class SyncEnvironment:
                 f"this SyncEnvironment of {self._environment.env_name} is closed",
                 hint="create a new one; release() without close() allows further calls",
             )
-
-
-async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
-    return Environment(env_name, **options)
