@@ -33,7 +33,7 @@ from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
 from aenv_ray.client.tool_callbacks import OnElicit, OnLog, OnSample, ToolCallbacks
-from aenv_ray.client.waiting import Wait, expect_healthy, with_hint
+from aenv_ray.client.waiting import Wait, expect_healthy
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
     GONE,
@@ -241,7 +241,7 @@ class Environment:
                 is_last = attempt == self.max_retries or asked_s > self._wait.remaining_s
                 if not exc.retryable or is_last:
                     raise
-                self._wait.goes_on(with_hint(exc))
+                self._wait.goes_on(exc.message_and_hint)
             await asyncio.sleep(max(pause_s, asked_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise AssertionError

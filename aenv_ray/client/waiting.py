@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import (
-    AenvError,
     DeadlineExceeded,
     FabricUnavailable,
     InternalError,
@@ -87,7 +86,7 @@ async def until_healthy(
         except DeadlineExceeded as exc:  # no response: report the previous one
             last = last or exc.message
         except (FabricUnavailable, SandboxLost, InternalError) as exc:
-            last = with_hint(exc)
+            last = exc.message_and_hint
         else:
             data = body["data"]
             if data.get("status") in HEALTHY:
@@ -116,8 +115,3 @@ def expect_healthy(data: Mapping[str, Any], instance_id: str | None, *, hint: st
             instance_id=instance_id,
             hint=hint,
         )
-
-
-def with_hint(error: AenvError) -> str:
-    """Return the message of an error, followed by its hint."""
-    return f"{error.message} ({error.hint})" if error.hint else error.message

@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray import Environment, SyncEnvironment
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.client.waiting import FIRST_LOG_S, Wait, expect_healthy, until_healthy, with_hint
+from aenv_ray.client.waiting import FIRST_LOG_S, Wait, expect_healthy, until_healthy
 from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -38,7 +38,7 @@ def test_a_long_wait_is_logged_and_then_each_time_it_has_doubled(
     for second in range(41):
         clock.now_s = 100.0 + second
         before = len(caplog.records)
-        wait.goes_on(with_hint(GONE))
+        wait.goes_on(GONE.message_and_hint)
         logged += [second] if len(caplog.records) > before else []
     assert logged == [FIRST_LOG_S, 2 * FIRST_LOG_S, 4 * FIRST_LOG_S, 8 * FIRST_LOG_S]
     assert (wait.remaining_s, wait.why) == (460.0, "nobody answers (start a server)")
