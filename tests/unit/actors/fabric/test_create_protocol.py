@@ -494,11 +494,6 @@ def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptur
     assert len(caplog.records) == 2
 
 
-def test_a_coroutine_that_suspends_is_a_bug_and_not_a_hang() -> None:
-    with pytest.raises(AssertionError, match="suspended outside of an event loop"):
-        run_blocking(asyncio.sleep(0))
-
-
 def test_a_group_that_never_fits_is_refused_before_its_specs_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
