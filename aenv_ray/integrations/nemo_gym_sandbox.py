@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import AenvError, ConfigError, ToolTimeout
-from aenv_ray.integrations.support.image_projects import image_project
+from aenv_ray.integrations.support.projects import image_project
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import InstanceStatus
 
