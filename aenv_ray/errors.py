@@ -94,6 +94,11 @@ class AenvError(Exception):
         """The message, without the hint."""
         return str(self.args[0]) if self.args else ""
 
+    @property
+    def message_and_hint(self) -> str:
+        """The message, followed by the hint in parentheses."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class ConfigError(AenvError, code="config_error", http_status=400):
     """The caller's settings, arguments or project files are wrong; never retried."""

@@ -33,7 +33,6 @@ from aenv_ray.errors import (
     AenvError,
     DeadlineExceeded,
     FabricUnavailable,
-    SandboxStartFailed,
 )
 
 if TYPE_CHECKING:
@@ -479,15 +478,10 @@ class _CreateRequest:
 
 
 def _expect_healthy(client: Gateway, made: InstanceAnswer) -> None:
-    from aenv_ray.runtime.door.dispatch import HEALTHY
+    from aenv_ray.client.waiting import expect_healthy
 
-    found = client.check_health(made.id)
-    if str(found.get("status")) not in HEALTHY:
-        raise SandboxStartFailed(
-            f"{made.id} is {found.get('status')}: {found.get('message', '')}",
-            instance_id=made.id,
-            hint="fix its health check, or skip it with --skip-health",
-        )
+    hint = "fix its health check, or skip it with --skip-health"
+    expect_healthy(client.check_health(made.id), made.id, hint=hint)
 
 
 def _follow_all(client: Gateway, made: Sequence[InstanceAnswer]) -> None:

@@ -134,7 +134,7 @@ class AsyncEnvHandle:
 
     async def _wait(self, reference: Awaitable[T], what: str, deadline_s: float) -> T:
         return await ray_api.wait_async(
-            _as_awaitable(reference), what, deadline_s + HOST_GRACE_S, instance_id=self.instance_id
+            reference, what, deadline_s + HOST_GRACE_S, instance_id=self.instance_id
         )
 
     async def list_tools(self) -> list[dict[str, Any]]:
@@ -291,7 +291,7 @@ class AsyncEnvHandle:
         try:
             async for reference in references:
                 with ray_api.translated("logs", instance_id=self.handle.instance_id):
-                    piece: str = await _as_awaitable(reference)
+                    piece: str = await reference
                 if piece:
                     yield piece
         finally:
@@ -316,10 +316,6 @@ class AsyncEnvHandle:
         if self._door is not None:
             self._door.close()
             self._door = None
-
-
-async def _as_awaitable(reference: Awaitable[T]) -> T:
-    return await reference
 
 
 class _Creation:

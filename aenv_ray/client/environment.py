@@ -33,7 +33,7 @@ from aenv_ray.client.backend import EnvironmentBackend
 from aenv_ray.client.circuit import CircuitBreaker
 from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
 from aenv_ray.client.tool_callbacks import OnElicit, OnLog, OnSample, ToolCallbacks
-from aenv_ray.client.waiting import Wait, with_hint
+from aenv_ray.client.waiting import Wait, expect_healthy
 from aenv_ray.config import read_settings
 from aenv_ray.errors import (
     GONE,
@@ -42,7 +42,6 @@ from aenv_ray.errors import (
     DeadlineExceeded,
     FunctionFailed,
     ResetFailed,
-    SandboxStartFailed,
     ToolTimeout,
 )
 from aenv_ray.models import (
@@ -55,7 +54,6 @@ from aenv_ray.models import (
     TaskPage,
     ToolResult,
 )
-from aenv_ray.runtime.door.dispatch import HEALTHY
 
 logger = logging.getLogger("aenv_ray")
 
@@ -229,7 +227,7 @@ class Environment:
                 lambda: AsyncEnvHandle.create(self.env_name, self._options)
             )
         if not self.skip_for_healthy:
-            await _release_on_failure(backend, _expect_healthy(backend, self.timeout))
+            await _release_on_failure(backend, _check_health(backend, self.timeout))
         return backend
 
     async def _create(self, create: Callable[[], Awaitable[BackendT]]) -> BackendT:
@@ -243,7 +241,7 @@ class Environment:
                 is_last = attempt == self.max_retries or asked_s > self._wait.remaining_s
                 if not exc.retryable or is_last:
                     raise
-                self._wait.goes_on(with_hint(exc))
+                self._wait.goes_on(exc.message_and_hint)
             await asyncio.sleep(max(pause_s, asked_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise AssertionError
@@ -580,14 +578,10 @@ async def _task_page(offset: int, instance: EnvironmentBackend) -> TaskPage:
     return await instance.list_tasks(offset, TASKS_PER_PAGE)
 
 
-async def _expect_healthy(instance: EnvironmentBackend, timeout_s: float) -> None:
+async def _check_health(instance: EnvironmentBackend, timeout_s: float) -> None:
     data = (await instance.check_health({}, timeout_s))["data"]
-    if data.get("status") not in HEALTHY:
-        raise SandboxStartFailed(
-            f"{instance.instance_id} is {data.get('status')}: {data.get('message', '')}",
-            instance_id=instance.instance_id,
-            hint=f"read its log: aenv instance logs {instance.instance_id}",
-        )
+    hint = f"read its log: aenv instance logs {instance.instance_id}"
+    expect_healthy(data, instance.instance_id, hint=hint)
 
 
 async def _release_on_failure(

@@ -7,7 +7,6 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -57,12 +56,7 @@ class Gateway:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.http.close()
 
     def health(self) -> Any:
@@ -268,9 +262,8 @@ class Gateway:
         """Return the functions of an instance, without its tools."""
         headers = {"AEnvCore-EnvInstance-ID": instance_id}
         found = self.http.data("GET", "/functions/list", headers=headers) or []
-        return [
-            dict(one) for one in (found.get("functions", []) if isinstance(found, dict) else found)
-        ]
+        rows = found.get("functions", []) if isinstance(found, dict) else found
+        return [dict(row) for row in rows]
 
     def renew(self, instance_id: str, ttl: str | float) -> InstanceAnswer:
         """Move the deadline of an instance to `ttl` from now."""
@@ -344,7 +337,7 @@ class Gateway:
         Args:
             wanted: ``role, owner, instance_id, ttl, note``; None leaves out a field.
         """
-        body = {key: value for key, value in wanted.items() if value is not None}
+        body = _given(wanted)
         path = "/tokens"
         if body.get("role") == "agent" and "instance_id" in body:
             path = _path("instances", body["instance_id"], "token")  # the token gets its owner

@@ -1,7 +1,7 @@
-"""HTTP to a gateway: a sync and an async client that share one policy.
+"""HTTP to a gateway, blocking or async.
 
 `GatewayPolicy` decides addresses, headers, proxies, timeouts, which requests are sent again, and
-which error a failure becomes. The clients only send, sleep and read.
+which error a failure becomes. The clients only send, sleep and read, in the same coroutines.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 import httpx
 
 import aenv_ray
 from aenv_ray.addresses import is_proxied, retry_after_s
+from aenv_ray.blocking import awaited, run_blocking
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -210,8 +211,25 @@ class GatewayPolicy:
         )
 
 
-class GatewayHttp:
-    """Blocking requests to one gateway.
+class RequestOptions(TypedDict, total=False):
+    """What a request has besides its method and path; the fields without a text are httpx's."""
+
+    repeatable: bool | None
+    """Sending it twice has the effect of once. None: depends on the method."""
+    attempts: int | None
+    """How often it is sent at most. None: the policy's."""
+    timeout_s: float | None
+    """For the response. None: the default; `math.inf` waits without limit."""
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str | None]
+    json: Any
+    content: bytes | Iterable[bytes]
+
+
+class _GatewayClient:
+    """What the clients share: coroutines that wait only in the attributes below.
+
+    If these block, the coroutines never suspend, so `run_blocking` can run them.
 
     Args:
         url: See `parse_url`.
@@ -222,130 +240,11 @@ class GatewayHttp:
         sleep: Called with the seconds between two attempts.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        timeout_s: float = 30.0,
-        attempts: int = ATTEMPTS,
-        transport: httpx.BaseTransport | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.policy = GatewayPolicy(url, token, timeout_s=timeout_s, attempts=attempts)
-        self.url = self.policy.url
-        self._sleep = sleep
-        with boundary(ConfigError, f"gateway {self.url}"):
-            if transport is None and self.policy.is_direct:
-                transport = httpx.HTTPTransport(verify=self.policy.verify)
-            self._http = httpx.Client(transport=transport, **self.policy.client_options())
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def data(
-        self,
-        method: str,
-        path: str,
-        *,
-        repeatable: bool | None = None,
-        attempts: int | None = None,
-        **request: Any,
-    ) -> Any:
-        """Return the ``data`` of a response.
-
-        Args:
-            method: HTTP method.
-            path: Quoted path of the route.
-            repeatable: Sending it twice has the effect of once. None: depends on the method.
-            attempts: How often it is sent at most; None: the policy's.
-            request: Further arguments of `httpx.Client.build_request`; ``timeout_s`` replaces the
-                default, `math.inf` waits without limit.
-
-        Raises:
-            AenvError: The gateway's error.
-            FabricUnavailable: It cannot be reached, or the response to a repeatable request was
-                lost.
-            CallOutcomeUnknown: The response to a request that must not be repeated was lost.
-            DeadlineExceeded: It did not answer in time.
-        """
-        return self.answer(method, path, repeatable=repeatable, attempts=attempts, **request)[0]
-
-    def answer(
-        self,
-        method: str,
-        path: str,
-        *,
-        repeatable: bool | None = None,
-        attempts: int | None = None,
-        **request: Any,
-    ) -> tuple[Any, httpx.Headers]:
-        """Return the ``data`` of a response and its headers; see `data`."""
-
-        def once() -> tuple[Any, httpx.Headers]:
-            response = self._http.send(self._http.build_request(method, path, **_full(request)))
-            return read_envelope(response), response.headers
-
-        with self.policy.translated(method, path, repeatable) as again:
-            return self._repeat(once, again, attempts)
-
-    @contextmanager
-    def stream(
-        self, method: str, path: str, *, allowed: frozenset[int] = frozenset(), **request: Any
-    ) -> Iterator[httpx.Response]:
-        """Yield a response whose body is still to be read; once it began it is not sent again.
-
-        Args:
-            method: HTTP method.
-            path: Quoted path of the route.
-            allowed: Failing statuses that are yielded instead of raised.
-            request: As in `data`.
-
-        Raises:
-            AenvError: As `data`; also when the body breaks off.
-        """
-
-        def once() -> httpx.Response:
-            built = self._http.build_request(method, path, **_full(request))
-            response = self._http.send(built, stream=True)
-            try:
-                if not response.is_success and response.status_code not in allowed:
-                    response.read()
-                    read_envelope(response)
-            except BaseException:
-                response.close()
-                raise
-            return response
-
-        with self.policy.translated(method, path) as again:
-            response = self._repeat(once, again, None)
-            try:
-                yield response
-            finally:
-                response.close()
-
-    def _repeat(self, once: Callable[[], T], repeatable: bool, attempts: int | None) -> T:
-        attempt = 1
-        while True:
-            try:
-                result = once()
-            except (httpx.TransportError, AenvError) as exc:
-                pause_s = self.policy.pause_before_retry(
-                    exc, attempt=attempt, repeatable=repeatable, attempts=attempts
-                )
-                if pause_s is None:
-                    raise
-                self.policy.note_attempt(exc, attempt=attempt)
-            else:
-                self.policy.note_attempt(None, attempt=attempt)
-                return result
-            self._sleep(pause_s)
-            attempt += 1
-
-
-class AsyncGatewayHttp:
-    """`GatewayHttp` for async code; same arguments, same decisions. Use it on one event loop."""
+    _sleep: Callable[[float], Any]
+    _client: Callable[..., Any]
+    _transport: Callable[..., Any]
+    _read: Callable[[httpx.Response], Any]
+    _close: Callable[[httpx.Response], Any]
 
     def __init__(
         self,
@@ -354,63 +253,43 @@ class AsyncGatewayHttp:
         *,
         timeout_s: float = 30.0,
         attempts: int = ATTEMPTS,
-        transport: httpx.AsyncBaseTransport | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Any] | None = None,
     ) -> None:
         self.policy = GatewayPolicy(url, token, timeout_s=timeout_s, attempts=attempts)
         self.url = self.policy.url
-        self._sleep = sleep
+        if sleep is not None:
+            self._sleep = sleep
         with boundary(ConfigError, f"gateway {self.url}"):
             if transport is None and self.policy.is_direct:
-                transport = httpx.AsyncHTTPTransport(verify=self.policy.verify)
-            self._http = httpx.AsyncClient(transport=transport, **self.policy.client_options())
+                transport = self._transport(verify=self.policy.verify)
+            self._http = self._client(transport=transport, **self.policy.client_options())
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def data(
+    async def _respond(
         self,
         method: str,
         path: str,
+        options: RequestOptions,
         *,
-        repeatable: bool | None = None,
-        attempts: int | None = None,
-        **request: Any,
-    ) -> Any:
-        """Return the ``data`` of a response; see `GatewayHttp.data`."""
-
-        async def once() -> Any:
-            built = self._http.build_request(method, path, **_full(request))
-            return read_envelope(await self._http.send(built))
-
-        with self.policy.translated(method, path, repeatable) as again:
-            return await self.repeat(once, again, attempts)
-
-    @asynccontextmanager
-    async def stream(
-        self, method: str, path: str, *, allowed: frozenset[int] = frozenset(), **request: Any
-    ) -> AsyncIterator[httpx.Response]:
-        """Yield a response whose body is still to be read; see `GatewayHttp.stream`."""
+        stream: bool = False,
+        allowed: frozenset[int] = frozenset(),
+    ) -> httpx.Response:
+        """Return a response that is successful or `allowed`; with `stream`, before its body."""
 
         async def once() -> httpx.Response:
-            built = self._http.build_request(method, path, **_full(request))
-            response = await self._http.send(built, stream=True)
+            request = self._http.build_request(method, path, **_arguments(options))
+            response: httpx.Response = await awaited(self._http.send(request, stream=stream))
             try:
                 if not response.is_success and response.status_code not in allowed:
-                    await response.aread()
+                    await awaited(self._read(response))
                     read_envelope(response)
             except BaseException:
-                await response.aclose()
+                await awaited(self._close(response))
                 raise
             return response
 
-        with self.policy.translated(method, path) as again:
-            response = await self.repeat(once, again)
-            try:
-                yield response
-            finally:
-                await response.aclose()
+        with self.policy.translated(method, path, options.get("repeatable")) as repeatable:
+            return await self.repeat(once, repeatable, options.get("attempts"))
 
     async def repeat(
         self, once: Callable[[], Awaitable[T]], repeatable: bool, attempts: int | None = None
@@ -430,54 +309,161 @@ class AsyncGatewayHttp:
             else:
                 self.policy.note_attempt(None, attempt=attempt)
                 return result
-            await self._sleep(pause_s)
+            await awaited(self._sleep(pause_s))
             attempt += 1
 
 
-def read_envelope(response: httpx.Response) -> Any:
-    """Return the ``data`` of a gateway's response.
+class GatewayHttp(_GatewayClient):
+    """Blocking requests to one gateway."""
+
+    _sleep = staticmethod(time.sleep)
+    _client = httpx.Client
+    _transport = httpx.HTTPTransport
+    _read = staticmethod(httpx.Response.read)
+    _close = staticmethod(httpx.Response.close)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def data(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Any:
+        """Return the ``data`` of the response of a route.
+
+        Raises:
+            AenvError: The gateway's error.
+            FabricUnavailable: It cannot be reached, or the response to a repeatable request was
+                lost.
+            CallOutcomeUnknown: The response to a request that must not be repeated was lost.
+            DeadlineExceeded: It did not answer in time.
+        """
+        return self.answer(method, path, **options)[0]
+
+    def answer(
+        self, method: str, path: str, **options: Unpack[RequestOptions]
+    ) -> tuple[Any, httpx.Headers]:
+        """Return the ``data`` of a response and its headers; see `data`."""
+        response = run_blocking(self._respond(method, path, options))
+        return read_envelope(response), response.headers
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        allowed: frozenset[int] = frozenset(),
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[httpx.Response]:
+        """Yield a response whose body is still to be read; once it began it is not sent again.
+
+        Failing statuses in `allowed` are yielded instead of raised.
+
+        Raises:
+            AenvError: As `data`; also when the body breaks off.
+        """
+        response = run_blocking(self._respond(method, path, options, stream=True, allowed=allowed))
+        with self.policy.translated(method, path), closing(response):
+            yield response
+
+
+class AsyncGatewayHttp(_GatewayClient):
+    """`GatewayHttp` for async code. Use it on one event loop."""
+
+    _sleep = staticmethod(asyncio.sleep)
+    _client = httpx.AsyncClient
+    _transport = httpx.AsyncHTTPTransport
+    _read = staticmethod(httpx.Response.aread)
+    _close = staticmethod(httpx.Response.aclose)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def data(self, method: str, path: str, **options: Unpack[RequestOptions]) -> Any:
+        """Return the ``data`` of a response; see `GatewayHttp.data`."""
+        return read_envelope(await self._respond(method, path, options))
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, **options: Unpack[RequestOptions]
+    ) -> AsyncIterator[httpx.Response]:
+        """Yield a response whose body is still to be read; see `GatewayHttp.stream`."""
+        response = await self._respond(method, path, options, stream=True)
+        with self.policy.translated(method, path):
+            async with aclosing(response):
+                yield response
+
+
+def read_envelope(
+    response: httpx.Response,
+    error_of: Callable[[httpx.Response, dict[str, Any]], AenvError] | None = None,
+) -> Any:
+    """Return the ``data`` of a response.
+
+    Args:
+        response: Of a gateway, of an environment server, or of a proxy in front of one.
+        error_of: Returns what a response stands for that has no error of ours, given its JSON
+            object, empty if it is none. None: what it means if a gateway's own route fails.
 
     Raises:
-        AenvError: The error in the response, else the one that its status stands for.
+        AenvError: The error in the response, else that of `error_of`.
     """
+    body = json_object(response)
+    if response.is_success and body.get("success"):
+        return body.get("data")
+    if isinstance(body.get("error"), Mapping):
+        raise _with_hint(from_wire(body["error"]))
+    raise (error_of or _error_of_route)(response, body)
+
+
+def json_object(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of a response; empty if it is none."""
     try:
         body = response.json()
     except ValueError:
-        body = None
-    if isinstance(body, dict) and response.is_success and body.get("success"):
-        return body.get("data")
-    if isinstance(body, dict) and isinstance(body.get("error"), Mapping):
-        raise _with_hint(from_wire(body["error"]))
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _error_of_route(response: httpx.Response, body: dict[str, Any]) -> AenvError:
     status, url = response.status_code, response.request.url
-    if isinstance(body, dict) and "message" in body:
+    if "message" in body:
         text = str(body["message"])
     else:
         text = " ".join(response.text.split())[:_SHOWN_CHARACTERS]
     if status == 401:
-        raise _with_hint(Unauthorized(text or f"{url} requires a token"))
+        return _with_hint(Unauthorized(text or f"{url} requires a token"))
     if status == 403:
-        raise _with_hint(Forbidden(text or f"{url} does not allow this"))
-    if status == 429:
-        raise rate_limited(url, text, response.headers)
+        return _with_hint(Forbidden(text or f"{url} does not allow this"))
     if status in {502, 503, 504}:
-        raise FabricUnavailable(
+        return FabricUnavailable(
             f"{url} answered HTTP {status}: {text}",
             hint="the gateway is starting or overloaded: try again, or run there: aenv doctor",
         )
+    if (refused := error_of_refusal(status, url, text, response.headers)) is not None:
+        return refused
     if status >= 500:
-        raise InternalError(f"{url} answered HTTP {status}: {text}")
-    raise ConfigError(f"{url} answered HTTP {status}: {text or 'nothing'}",
-                      hint="is this the address of a gateway?")  # fmt: skip
+        return InternalError(f"{url} answered HTTP {status}: {text}")
+    return ConfigError(f"{url} answered HTTP {status}: {text or 'nothing'}",
+                       hint="is this the address of a gateway?")  # fmt: skip
 
 
-def rate_limited(url: object, text: str, headers: Mapping[str, str]) -> RateLimited:
-    """Return the error for a response with the status 429."""
-    message = f"{url} limits requests" + (f": {text}" if text else "")
-    return RateLimited(
-        message,
-        retry_after_s=retry_after_s(headers),
-        hint="send fewer requests, or wait as long as the error says",
-    )
+def error_of_refusal(
+    status: int, url: object, text: str, headers: Mapping[str, str]
+) -> RateLimited | FabricUnavailable | None:
+    """Return the error for a status that any server uses to refuse work; None for others."""
+    if status == 429:
+        return RateLimited(
+            f"{url} limits requests" + (f": {text}" if text else ""),
+            retry_after_s=retry_after_s(headers),
+            hint="send fewer requests, or wait as long as the error says",
+        )
+    if status == 503:
+        return FabricUnavailable(
+            f"{url} answered HTTP {status}: {text}",
+            hint="the server is starting or overloaded: try again",
+        )
+    return None
 
 
 def _with_hint(error: AenvError) -> AenvError:
@@ -486,19 +472,22 @@ def _with_hint(error: AenvError) -> AenvError:
     return error
 
 
-def _full(request: dict[str, Any]) -> dict[str, Any]:
+def _arguments(options: RequestOptions) -> dict[str, Any]:
     """Return arguments for httpx: no parameter or header that is None, JSON as UTF-8."""
-    full = dict(request)
-    timeout_s = full.pop("timeout_s", None)
+    arguments: dict[str, Any] = {
+        k: v for k, v in options.items() if k not in {"repeatable", "attempts", "timeout_s", "json"}
+    }
+    timeout_s = options.get("timeout_s")
     if timeout_s is not None:
-        full["timeout"] = httpx.Timeout(
+        arguments["timeout"] = httpx.Timeout(
             None if math.isinf(timeout_s) else timeout_s, connect=CONNECT_S
         )
     for key in ("params", "headers"):
-        if full.get(key) is not None:
-            full[key] = {k: v for k, v in full[key].items() if v is not None}
-    if "json" in full:
+        if arguments.get(key) is not None:
+            arguments[key] = {k: v for k, v in arguments[key].items() if v is not None}
+    if "json" in options:
         with boundary(ConfigError, "the request is not JSON"):
-            full["content"] = json.dumps(full.pop("json"), allow_nan=False).encode()
-        full["headers"] = {"Content-Type": "application/json", **(full.get("headers") or {})}
-    return full
+            arguments["content"] = json.dumps(options["json"], allow_nan=False).encode()
+        json_type = {"Content-Type": "application/json"}
+        arguments["headers"] = json_type | (arguments.get("headers") or {})
+    return arguments

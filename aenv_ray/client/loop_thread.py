@@ -1,14 +1,18 @@
-"""An event loop in a background thread, for code that blocks."""
+"""Blocking forms of async classes, and an event loop in a background thread for them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+AsyncT = TypeVar("AsyncT")
+AsyncT_co = TypeVar("AsyncT_co", covariant=True)
 
 _JOIN_S: Final = 5.0
 
@@ -32,12 +36,7 @@ class LoopThread:
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """Return the result of an awaitable; blocks. Ctrl-C in the caller's thread cancels it."""
-        future = self.submit(awaitable)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        return _waited(self.submit(awaitable))
 
     def close(self) -> None:
         """Cancel what still runs, and end the loop and the thread."""
@@ -46,6 +45,33 @@ class LoopThread:
         self._thread.join(_JOIN_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+class BlockingForm(Protocol[AsyncT_co]):
+    """A class whose methods are those of an async class, by `blocking`."""
+
+    def submit(self, call: Callable[[AsyncT_co], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start a call of the async object; cancelling the future cancels it."""
+
+
+def blocking(
+    method: Callable[Concatenate[AsyncT, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingForm[AsyncT], P], T]:
+    """Return a method of a `BlockingForm` that calls a coroutine method of its async class."""
+
+    @functools.wraps(method)
+    def call(self: BlockingForm[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _waited(self.submit(lambda one: method(one, *args, **kwargs)))
+
+    return call
+
+
+def _waited(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 async def _cancel_all() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from aenv_ray.client.gateway_http import NOT_SENT, rate_limited
+from aenv_ray.client.gateway_http import NOT_SENT, error_of_refusal
 from aenv_ray.client.post_transport import PostResponse, PostTransport
 from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
 from aenv_ray.errors import CallOutcomeUnknown, ConfigError, FabricUnavailable
@@ -227,13 +227,9 @@ class McpSession:
             error = json.loads(text)["error"]
         except (ValueError, KeyError, TypeError):
             error = None
-        if status == 429:
-            raise rate_limited(self._url, text[:200], response.headers)
-        if status == 503:
-            raise FabricUnavailable(
-                f"{self._url} answered HTTP {status}: {text[:200]}",
-                hint="the server is starting or overloaded: try again",
-            )
+        refused = error_of_refusal(status, self._url, text[:200], response.headers)
+        if refused is not None:
+            raise refused
         if isinstance(error, dict) and "code" in error:
             raise RpcError(error["code"], str(error.get("message")), error.get("data"))
         if status < 500:

@@ -24,7 +24,7 @@ from aenv_ray.actors.calls.wire import exec_result
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_http import GATEWAY_PORTS, AsyncGatewayHttp, GatewayHttp
-from aenv_ray.client.over_http import HttpInstance, read_envelope
+from aenv_ray.client.over_http import HttpInstance, read_result
 from aenv_ray.errors import GONE, AenvError, InstanceNotFound
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, FileEntry, InstanceInfo, InstanceStatus
@@ -59,8 +59,7 @@ class GatewayInstance(HttpInstance):
             headers["Authorization"] = f"Bearer {token}"
         # A second client: the header of the first would route every path to the instance.
         self._gateway = _connect(url, token)
-        is_proxied = not self._gateway.policy.is_direct
-        super().__init__(url, headers=headers, uses_proxy=is_proxied, ports=GATEWAY_PORTS)
+        super().__init__(url, headers=headers, ports=GATEWAY_PORTS)
         self.instance_id: str = instance_id
         self._path = f"/instances/{instance_id}"
 
@@ -158,7 +157,7 @@ class GatewayInstance(HttpInstance):
                 method, path, arguments, timeout_s, name
             )
             if response.status_code == 429:
-                read_envelope(response, name)
+                read_result(response, name)
             return response
 
         return await self._gateway.repeat(once, repeatable=False)

@@ -8,6 +8,7 @@ is `SandboxLost`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import (
     AsyncGenerator,
@@ -24,7 +25,15 @@ from urllib.parse import quote
 import httpx
 
 from aenv_ray.actors.calls.parameters import object_of
-from aenv_ray.client.gateway_http import NOT_SENT, SERVER_PORTS, parse_url, rate_limited
+from aenv_ray.addresses import is_proxied
+from aenv_ray.client.gateway_http import (
+    NOT_SENT,
+    SERVER_PORTS,
+    error_of_refusal,
+    json_object,
+    parse_url,
+    read_envelope,
+)
 from aenv_ray.client.mcp_session import McpSession, RpcError
 from aenv_ray.client.post_transport import PostTransport
 from aenv_ray.client.tool_callbacks import ToolCallbacks
@@ -70,7 +79,6 @@ class HttpInstance:
         address: See `parse_url`.
         headers: Sent with every request.
         max_connections: Concurrent calls; more wait for a connection.
-        uses_proxy: Use the proxies that the environment names. None: for https only.
         ports: Default port of each scheme.
 
     Calls may run concurrently; one that fails does not affect the others. Cancelling a call cancels
@@ -86,12 +94,11 @@ class HttpInstance:
         *,
         headers: Mapping[str, str] | None = None,
         max_connections: int = 1000,
-        uses_proxy: bool | None = None,
         ports: Mapping[str, str] = SERVER_PORTS,
     ) -> None:
         self.url = parse_url(address, ports)
         is_secure = self.url.startswith("https://")
-        is_direct = not (is_secure if uses_proxy is None else uses_proxy)
+        is_direct = not is_proxied(self.url)
         limits = httpx.Limits(
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
@@ -344,7 +351,7 @@ class HttpInstance:
     ) -> Any:
         async with self._attributed(name, timeout_s):
             response = await self._exchange(method, path, arguments, timeout_s, name)
-        return read_envelope(response, name)
+        return read_result(response, name)
 
     async def _exchange(
         self, method: str, path: str, arguments: Mapping[str, Any], timeout_s: float, name: str
@@ -389,8 +396,8 @@ class HttpInstance:
             ) from None
         except httpx.TransportError as exc:
             raise self._unreachable(exc) from exc
-        body = _json_object(response)
-        if body is None or not isinstance(body.get("data"), dict):
+        body = json_object(response)
+        if not isinstance(body.get("data"), dict):
             raise InternalError(
                 f"{self.url}/health answered HTTP {response.status_code} without a health status: "
                 f"{response.text[:200]}",
@@ -456,61 +463,43 @@ def query_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _json_object(response: httpx.Response) -> dict[str, Any] | None:
-    try:
-        body = response.json()
-    except ValueError:
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def read_envelope(response: httpx.Response, name: str) -> Any:
-    """Return the ``data`` of a response.
-
-    Args:
-        response: The response of an environment server, or of a proxy in front of it.
-        name: The function or reward that was called.
+def read_result(response: httpx.Response, name: str) -> Any:
+    """Return the ``data`` of a response to a call of the function or reward `name`.
 
     Raises:
-        AenvError: The error in the response, else the one that its status stands for.
+        AenvError: As `read_envelope`.
     """
-    body = _json_object(response)
-    if response.is_success and body is not None and body.get("success"):
-        return body.get("data")
-    if body and isinstance(body.get("error"), Mapping):
-        raise from_wire(body["error"])  # a gateway's
+    return read_envelope(response, functools.partial(_error_of_call, name))
+
+
+def _error_of_call(name: str, response: httpx.Response, body: dict[str, Any]) -> AenvError:
     status = response.status_code
-    text = str(body.get("error")) if body and "error" in body else response.text[:500]
+    text = str(body["error"]) if "error" in body else response.text[:500]
     if status == 405:
-        raise MethodNotAllowed(text, hint="call it with the function's HTTP method")
-    if body and isinstance(body.get("code"), str):
-        raise from_wire({**body, "message": text})
+        return MethodNotAllowed(text, hint="call it with the function's HTTP method")
+    if isinstance(body.get("code"), str):
+        return from_wire({**body, "message": text})
     if status == 404:
-        raise ToolNotFound(
+        return ToolNotFound(
             f"there is no function {name!r}",
             tool_name=name,
             hint="list_functions() returns the names",
         )
     if status in {400, 413, 422}:
-        raise ToolInputInvalid(text, tool_name=name)
+        return ToolInputInvalid(text, tool_name=name)
     if status in {401, 403, 421}:
-        raise ConfigError(
+        return ConfigError(
             f"{response.url} refuses this client: HTTP {status}: {text}",
             hint="check the URL and the token",
         )
-    if status == 429:
-        raise rate_limited(response.url, text, response.headers)
-    if status == 503:
-        raise FabricUnavailable(
-            f"{response.url} answered HTTP {status}: {text}",
-            hint="the server is starting or overloaded: try again",
-        )
-    if body is None and status in {502, 504}:
-        raise CallOutcomeUnknown(
+    if (refused := error_of_refusal(status, response.url, text, response.headers)) is not None:
+        return refused
+    if not body and status in {502, 504}:
+        return CallOutcomeUnknown(
             f"{name!r}: a proxy answered HTTP {status}: {text}",
             hint="the call may have run; it was not sent again",
         )
-    raise FunctionFailed(text or f"HTTP {status}", tool_name=name)
+    return FunctionFailed(text or f"HTTP {status}", tool_name=name)
 
 
 def from_rpc(error: RpcError, name: str) -> AenvError:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from aenv_ray.client.environment import Environment
-from aenv_ray.client.loop_thread import LoopThread
+from aenv_ray.client.loop_thread import LoopThread, blocking
 from aenv_ray.errors import ConfigError
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _blocking(
-    method: Callable[Concatenate[Environment, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncEnvironment, P], T]:
-    """Return a method of `SyncEnvironment` that calls a coroutine method of `Environment`."""
-
-    @functools.wraps(method)
-    def call(self: SyncEnvironment, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._check_open()
-        return self._loop.wait(method(self._environment, *args, **kwargs))
-
-    return call
 
 
 class SyncEnvironment:
@@ -36,12 +21,8 @@ class SyncEnvironment:
     """
 
     def __init__(self, env_name: str, **options: Any) -> None:
+        self._environment = Environment(env_name, **options)
         self._loop = LoopThread("aenv-sync")
-        try:
-            self._environment = self._loop.wait(_construct(env_name, options))
-        except BaseException:
-            self._loop.close()
-            raise
         self.env_name = self._environment.env_name
         self.timeout = self._environment.timeout
         self.startup_timeout = self._environment.startup_timeout
@@ -59,30 +40,30 @@ class SyncEnvironment:
             raise
         return self
 
-    initialize = _blocking(Environment.initialize)
-    wait_for_ready = _blocking(Environment.wait_for_ready)
-    renew = _blocking(Environment.renew)
-    get_env_info = _blocking(Environment.get_env_info)
-    list_tools = _blocking(Environment.list_tools)
-    list_resources = _blocking(Environment.list_resources)
-    list_resource_templates = _blocking(Environment.list_resource_templates)
-    read_resource = _blocking(Environment.read_resource)
-    list_prompts = _blocking(Environment.list_prompts)
-    get_prompt = _blocking(Environment.get_prompt)
-    call_tool = _blocking(Environment.call_tool)
-    call_tools = _blocking(Environment.call_tools)
-    list_functions = _blocking(Environment.list_functions)
-    call_function = _blocking(Environment.call_function)
-    call_reward = _blocking(Environment.call_reward)
-    reset = _blocking(Environment.reset)
-    list_tasks = _blocking(Environment.list_tasks)
-    check_health = _blocking(Environment.check_health)
-    exec = _blocking(Environment.exec)
-    read_file = _blocking(Environment.read_file)
-    write_file = _blocking(Environment.write_file)
-    list_files = _blocking(Environment.list_files)
-    list_openai_tools = _blocking(Environment.list_openai_tools)
-    call_openai_tool = _blocking(Environment.call_openai_tool)
+    initialize = blocking(Environment.initialize)
+    wait_for_ready = blocking(Environment.wait_for_ready)
+    renew = blocking(Environment.renew)
+    get_env_info = blocking(Environment.get_env_info)
+    list_tools = blocking(Environment.list_tools)
+    list_resources = blocking(Environment.list_resources)
+    list_resource_templates = blocking(Environment.list_resource_templates)
+    read_resource = blocking(Environment.read_resource)
+    list_prompts = blocking(Environment.list_prompts)
+    get_prompt = blocking(Environment.get_prompt)
+    call_tool = blocking(Environment.call_tool)
+    call_tools = blocking(Environment.call_tools)
+    list_functions = blocking(Environment.list_functions)
+    call_function = blocking(Environment.call_function)
+    call_reward = blocking(Environment.call_reward)
+    reset = blocking(Environment.reset)
+    list_tasks = blocking(Environment.list_tasks)
+    check_health = blocking(Environment.check_health)
+    exec = blocking(Environment.exec)
+    read_file = blocking(Environment.read_file)
+    write_file = blocking(Environment.write_file)
+    list_files = blocking(Environment.list_files)
+    list_openai_tools = blocking(Environment.list_openai_tools)
+    call_openai_tool = blocking(Environment.call_openai_tool)
 
     @property
     def instance_id(self) -> str | None:
@@ -144,7 +125,3 @@ class SyncEnvironment:
                 f"this SyncEnvironment of {self._environment.env_name} is closed",
                 hint="create a new one; release() without close() allows further calls",
             )
-
-
-async def _construct(env_name: str, options: dict[str, Any]) -> Environment:
-    return Environment(env_name, **options)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from aenv_ray.actors.calls.handle import Offer
+from aenv_ray.blocking import awaited
 from aenv_ray.models import LogMessage, Question
 from aenv_ray.runtime.door.caller_link import ELICIT
 
@@ -47,7 +47,7 @@ class ToolCallbacks:
     async def log(self, message: LogMessage) -> None:
         """Pass on a message."""
         if self.on_log is not None:
-            await _value(self.on_log(message))
+            await awaited(self.on_log(message))
 
     async def result(self, question: Question) -> dict[str, Any] | None:
         """Return the result of a question in MCP's form; None if nobody can answer it."""
@@ -56,19 +56,15 @@ class ToolCallbacks:
             if self.on_elicit is None:
                 return None
             schema = params.get("requestedSchema") or {}
-            answer = await _value(self.on_elicit(str(params.get("message", "")), schema))
+            answer = await awaited(self.on_elicit(str(params.get("message", "")), schema))
             if answer is None:
                 return {"action": "decline"}
             return {"action": "accept", "content": dict(answer)}
         if self.on_sample is None:
             return None
-        text = await _value(self.on_sample(params))
+        text = await awaited(self.on_sample(params))
         content = {"type": "text", "text": text}
         return {"role": "assistant", "content": content, "model": "caller"}
-
-
-async def _value(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 class Answering:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from aenv_ray.actors.calls.batched_sender import BatchedSender
@@ -24,7 +23,7 @@ from aenv_ray.models import ToolResult
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-Outcome = ToolResult | AenvError
+StepOutcome = ToolResult | AenvError
 """The result of a call, or the error that prevented one."""
 Arguments = Mapping[str, Any] | None
 """The arguments of one call, by parameter name."""
@@ -38,7 +37,7 @@ class Ready:
 
     index: int
     """The index of the instance in the vector."""
-    outcome: Outcome
+    outcome: StepOutcome
 
 
 class VectorEnvironment:
@@ -55,7 +54,7 @@ class VectorEnvironment:
         self.handles: tuple[EnvHandle, ...] = tuple(handles)
         self._loop = LoopThread("aenv-vector")
         self._calls: list[AsyncEnvHandle] = []
-        self._pending: dict[asyncio.Task[Outcome], int] = {}
+        self._pending: dict[asyncio.Task[StepOutcome], int] = {}
         self._loop.wait(self._open())
 
     async def _open(self) -> None:
@@ -74,7 +73,7 @@ class VectorEnvironment:
         *,
         indices: Sequence[int] | None = None,
         timeout_s: float = STEP_TIMEOUT_S,
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         """Call a tool on instances and wait for all of them.
 
         Args:
@@ -100,7 +99,7 @@ class VectorEnvironment:
         *,
         indices: Sequence[int] | None = None,
         timeout_s: float = STEP_TIMEOUT_S,
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         """As `step`; cancelling cancels the calls."""
         self._check_open()
         step = self._step(tool, arguments, indices, timeout_s)
@@ -112,7 +111,7 @@ class VectorEnvironment:
         arguments: Sequence[Arguments],
         indices: Sequence[int] | None,
         timeout_s: float,
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         chosen = self._chosen(arguments, indices)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -121,7 +120,9 @@ class VectorEnvironment:
             ]
         return [task.result() for task in tasks]
 
-    async def _call(self, index: int, tool: str, arguments: Arguments, timeout_s: float) -> Outcome:
+    async def _call(
+        self, index: int, tool: str, arguments: Arguments, timeout_s: float
+    ) -> StepOutcome:
         try:
             return await self._calls[index].call_tool(tool, arguments, timeout_s)
         except AenvError as exc:
@@ -134,7 +135,7 @@ class VectorEnvironment:
         *,
         indices: Sequence[int] | None = None,
         timeout_s: float = STEP_TIMEOUT_S,
-    ) -> list[ObjectRef[Outcome]]:
+    ) -> list[ObjectRef[StepOutcome]]:
         """Call a tool on instances; the outcomes stay in Ray's object store.
 
         Pass the references to the tasks and actors that use the observations: large ones then do
@@ -161,7 +162,7 @@ class VectorEnvironment:
             handle, sent = self.handles[index], groups.setdefault(host_of(self.handles[index]), [])
             message = _message(handle, tool, arguments[position], timeout_s)
             sent.append((position, message))
-        references: dict[int, ObjectRef[Outcome]] = {}
+        references: dict[int, ObjectRef[StepOutcome]] = {}
         for host, sent in groups.items():
             call_all = host.call_all.options(num_returns=len(sent))
             made = call_all.remote([message for _, message in sent])
@@ -301,17 +302,13 @@ class VectorEnvironment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.release()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.release_async()
 
 

@@ -6,11 +6,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import (
-    AenvError,
     DeadlineExceeded,
     FabricUnavailable,
     InternalError,
@@ -87,7 +86,7 @@ async def until_healthy(
         except DeadlineExceeded as exc:  # no response: report the previous one
             last = last or exc.message
         except (FabricUnavailable, SandboxLost, InternalError) as exc:
-            last = with_hint(exc)
+            last = exc.message_and_hint
         else:
             data = body["data"]
             if data.get("status") in HEALTHY:
@@ -108,6 +107,11 @@ async def until_healthy(
         pause_s = min(pause_s * 2, _LONGEST_POLL_S)
 
 
-def with_hint(error: AenvError) -> str:
-    """Return the message of an error, followed by its hint."""
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+def expect_healthy(data: Mapping[str, Any], instance_id: str | None, *, hint: str) -> None:
+    """Raise SandboxStartFailed, unless the ``data`` of a health check says healthy."""
+    if str(data.get("status")) not in HEALTHY:
+        raise SandboxStartFailed(
+            f"{instance_id} is {data.get('status')}: {data.get('message', '')}",
+            instance_id=instance_id,
+            hint=hint,
+        )

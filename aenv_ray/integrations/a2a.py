@@ -23,7 +23,6 @@ from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.integrations.support.requirement import require
-from aenv_ray.integrations.support.tools import error_text
 from aenv_ray.models import ToolResult
 from aenv_ray.runtime.door.agent import CHAT_S
 
@@ -143,7 +142,7 @@ class _Executor(AgentExecutor):
                     )
                     pieces += 1
         except AenvError as exc:
-            await updater.failed(new_text_message(error_text(exc)))
+            await updater.failed(new_text_message(exc.message_and_hint))
             return
         except _Raised as exc:
             await updater.failed(new_text_message(str(exc)))

@@ -10,17 +10,14 @@ any other. In the sandbox `aenv_ray.runtime.serve_agent` does the rest.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from aenv_ray import ids
-from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
+from aenv_ray.integrations.support.projects import write_project
 from aenv_ray.runtime import ChatEndpoint
 from aenv_ray.runtime.door.agent import starter
 
@@ -87,37 +84,6 @@ def agent_env(
     deploy = {"network": network, "environmentVariables": dict(environment_variables or {})}
     config = {"name": name, "version": version, "deployConfig": deploy}
     return write_project(config, files, requirements, directory)
-
-
-def write_project(
-    config: Mapping[str, Any],
-    files: Mapping[str, str],
-    requirements: Sequence[str],
-    directory: str | Path | None,
-) -> Path:
-    """Write an environment, and return its directory.
-
-    Args:
-        config: Its ``config.json``.
-        files: Texts of further files by their paths in the project.
-        requirements: Lines of its ``requirements.txt``.
-        directory: Directory to write to; files of the same names are replaced. None: one in the
-            data directory, named by the content.
-    """
-    texts = {
-        **files,
-        "config.json": json.dumps(config, indent=2) + "\n",
-        "requirements.txt": "".join(f"{line}\n" for line in requirements),
-    }
-    if directory is None:
-        content = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
-        directory = settings().data_dir / "agents" / f"{config['name']}-{content[:16]}"
-    root = Path(directory)
-    for relative, text in texts.items():
-        path = root / relative
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, mode=0o644)
-    return root
 
 
 def _import(value: Any, what: str, files: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import LiveEpisode, Outcome, shared_pool
+from aenv_ray.integrations.episodes import EpisodeOutcome, LiveEpisode, shared_pool
 from aenv_ray.integrations.openai import OpenAITools
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.token_loop import (
@@ -127,7 +127,7 @@ class AenvWorkflow(RolloutWorkflow):
         )  # fmt: skip
 
 
-def _tensors(tokens: Tokens, outcome: Outcome) -> dict[str, Any]:
+def _tensors(tokens: Tokens, outcome: EpisodeOutcome) -> dict[str, Any]:
     """Return a trajectory in the form of AReaL's batches, and log its reward there."""
     import torch
     from areal import workflow_context

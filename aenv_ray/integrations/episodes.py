@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -33,7 +33,7 @@ from aenv_ray.actors.fabric.driver_api import connector
 from aenv_ray.actors.fabric.fabric import Fabric
 from aenv_ray.actors.fabric.instance_batches import InstanceBatches
 from aenv_ray.actors.fabric.references import resolve_environment
-from aenv_ray.client.loop_thread import LoopThread
+from aenv_ray.client.loop_thread import LoopThread, blocking
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError, InstanceReleased
 from aenv_ray.models import ExecResult, ToolResult
@@ -52,7 +52,6 @@ from aenv_ray.units import parse_duration_s
 
 logger = logging.getLogger("aenv_ray")
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_S: Final = 15.0
@@ -62,7 +61,7 @@ _current: ContextVar[LiveEpisode] = ContextVar("aenv_live_episode")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """How an episode ended, for a trainer."""
 
     episode: Episode
@@ -153,14 +152,14 @@ class LiveEpisode:
         error = self._playing.result().error if is_known else None
         return f": {error}" if error else ""
 
-    async def _finish(self, generation: Generation | None) -> Outcome:
+    async def _finish(self, generation: Generation | None) -> EpisodeOutcome:
         self._check_not_abandoned()
         if generation is not None and self._env is not None:
             self._env.record_generation(generation)
         self._finished.set()
         await asyncio.wait([self._playing])  # which continues if this is cancelled
         self._check_not_abandoned()
-        return Outcome(self._playing.result())
+        return EpisodeOutcome(self._playing.result())
 
     def _check_not_abandoned(self) -> None:
         if self._is_abandoned:
@@ -251,7 +250,7 @@ class LiveEpisode:
 
         await self.on_pool(record())
 
-    async def finish(self, generation: Generation | None = None) -> Outcome:
+    async def finish(self, generation: Generation | None = None) -> EpisodeOutcome:
         """Run the reward, give the instance back, and return the outcome.
 
         Repeated calls return the same outcome: the reward runs once.
@@ -281,29 +280,17 @@ class _Version:
     value: int | None = None
 
 
-def _blocking(
-    method: Callable[Concatenate[LiveEpisode, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncEpisode, P], T]:
-    """Return a method of `SyncEpisode` that calls a coroutine method of `LiveEpisode`."""
-
-    @functools.wraps(method)
-    def call(self: SyncEpisode, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.submit(lambda episode: method(episode, *args, **kwargs)).result()
-
-    return call
-
-
 class SyncEpisode:
     """`LiveEpisode` without ``await``: each method blocks, and may be called from any thread."""
 
-    list_tools = _blocking(LiveEpisode.list_tools)
-    call_tool = _blocking(LiveEpisode.call_tool)
-    exec = _blocking(LiveEpisode.exec)
-    read_file = _blocking(LiveEpisode.read_file)
-    write_file = _blocking(LiveEpisode.write_file)
-    record_message = _blocking(LiveEpisode.record_message)
-    finish = _blocking(LiveEpisode.finish)
-    abandon = _blocking(LiveEpisode.abandon)
+    list_tools = blocking(LiveEpisode.list_tools)
+    call_tool = blocking(LiveEpisode.call_tool)
+    exec = blocking(LiveEpisode.exec)
+    read_file = blocking(LiveEpisode.read_file)
+    write_file = blocking(LiveEpisode.write_file)
+    record_message = blocking(LiveEpisode.record_message)
+    finish = blocking(LiveEpisode.finish)
+    abandon = blocking(LiveEpisode.abandon)
 
     def __init__(self, episode: LiveEpisode, loop: LoopThread) -> None:
         self._episode = episode

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
 
 from aenv_ray.errors import AenvError, ConfigError, FunctionFailed, SandboxStartFailed
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import at_once
 from aenv_ray.models import ToolResult
@@ -188,10 +188,10 @@ class Seat:
                 terminated, truncated = False, True
         return self._last, float(reward or 0.0), terminated, truncated, info
 
-    def _end(self, outcome: Outcome) -> dict[str, Any]:
+    def _end(self, outcome: EpisodeOutcome) -> dict[str, Any]:
         return {"void": outcome.is_void, "episode_record": outcome.episode}
 
-    async def _finished(self) -> Outcome:
+    async def _finished(self) -> EpisodeOutcome:
         assert self._episode is not None
         episode, self._episode = self._episode, None
         return await episode.finish()

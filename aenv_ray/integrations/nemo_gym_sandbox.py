@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import AenvError, ConfigError, ToolTimeout
-from aenv_ray.integrations.support.image_projects import image_project
+from aenv_ray.integrations.support.projects import image_project
 from aenv_ray.integrations.support.requirement import require
-from aenv_ray.integrations.support.tools import error_text
 from aenv_ray.models import InstanceStatus
 
 require(
@@ -85,7 +84,7 @@ class AenvProvider:
             environment = Environment(await asyncio.to_thread(self._reference, spec), **options)
             await environment.initialize()
         except AenvError as exc:
-            raise SandboxCreateError(error_text(exc)) from exc
+            raise SandboxCreateError(exc.message_and_hint) from exc
         sandbox_id = environment.instance_id or environment.env_name
         self._live[sandbox_id] = environment
         return SandboxHandle(sandbox_id, self.name, environment)

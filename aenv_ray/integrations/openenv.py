@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aenv_ray.client.openai_names import openai_name
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, framework_tools, model_text
 from aenv_ray.models import ToolResult
@@ -136,7 +136,7 @@ class EpisodeEnvironment(Environment):
             return _failed(action.tool_name, model_text(result))
         return StepObservation(tool_name=action.tool_name, result=_shown(result))
 
-    def _ended(self, tool: str, outcome: Outcome, why: str | None = None) -> StepObservation:
+    def _ended(self, tool: str, outcome: EpisodeOutcome, why: str | None = None) -> StepObservation:
         self._episode = None
         error = None
         if why is not None:

@@ -18,9 +18,9 @@ import httpx
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.loop_thread import LoopThread
-from aenv_ray.client.port_forward import PortForward
 from aenv_ray.errors import AenvError, ConfigError, SandboxLost
-from aenv_ray.integrations.support.image_projects import image_project
+from aenv_ray.integrations.support.port_forward import PortForward
+from aenv_ray.integrations.support.projects import image_project
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.models import InstanceStatus
 

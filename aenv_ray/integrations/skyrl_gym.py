@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from aenv_ray.integrations.episodes import Outcome, shared_pool
+from aenv_ray.integrations.episodes import EpisodeOutcome, shared_pool
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.text_actions import MAX_TURNS, TextEpisode
 
@@ -57,7 +57,7 @@ class SkyRLEnv(BaseTextEnv):
         self._pool = shared_pool(environment, **options)
         self._only = only
         self._playing: TextEpisode | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: EpisodeOutcome | None = None
         """The outcome of the episode, once it has ended."""
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:

@@ -25,7 +25,7 @@ from typing import Any, Final, Self
 
 from aenv_ray.client.environment import Environment
 from aenv_ray.errors import ConfigError, FileAccessError
-from aenv_ray.integrations.episodes import EpisodePool, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool
 from aenv_ray.integrations.support.token_loop import (
     MAX_TURNS,
     Parse,
@@ -138,7 +138,7 @@ def _turn(sample: Any, output: Mapping[str, Any]) -> Turn:
     )
 
 
-def _filled(sample: Any, tokenizer: Any, outcome: Outcome, tokens: Tokens | None) -> Any:
+def _filled(sample: Any, tokenizer: Any, outcome: EpisodeOutcome, tokens: Tokens | None) -> Any:
     """Return the sample with tokens, mask, log-probabilities, reward and status."""
     if tokens is None:
         end = tokenizer.eos_token_id or 0

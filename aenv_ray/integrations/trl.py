@@ -31,7 +31,7 @@ from typing import Any, Final, Literal
 
 from aenv_ray.client.openai_names import distinct_name
 from aenv_ray.errors import AenvError
-from aenv_ray.integrations.episodes import EpisodePool, Outcome, SyncEpisode
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, SyncEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import JsonSchema
 from aenv_ray.integrations.support.tools import (
@@ -148,7 +148,7 @@ class Environments:
         fields.pop("prompt", None)
         return fields
 
-    def finishing(self, environment: TrlEnvironment) -> Future[Outcome] | None:
+    def finishing(self, environment: TrlEnvironment) -> Future[EpisodeOutcome] | None:
         """Finish the episode of an environment, and of the others if they end together."""
         if not self._is_async:
             for sibling in list(self._made):
@@ -167,7 +167,7 @@ class TrlEnvironment:
         self._made_by = made_by
         self._episode: SyncEpisode | None = None
         self._tools: EnvironmentTools | None = None
-        self._outcome: Future[Outcome] | None = None
+        self._outcome: Future[EpisodeOutcome] | None = None
 
     def reset(self, **row: Any) -> str | None:
         """Begin the episode of a row; return what the model sees besides its prompt."""
@@ -202,7 +202,7 @@ class TrlEnvironment:
         ]
         return [*blocks, {"type": "text", "text": result.text()}]
 
-    def _finishing(self) -> Future[Outcome] | None:
+    def _finishing(self) -> Future[EpisodeOutcome] | None:
         if self._outcome is None and self._episode is not None:
             self._outcome = self._episode.submit(lambda episode: episode.finish())
         return self._outcome

@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 import uvicorn
 
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.tools import EnvironmentTools, FrameworkTool
 from aenv_ray.models import ToolResult
@@ -76,39 +76,39 @@ class AenvConfig(vf.TasksetConfig):
 
 
 class AenvTask(vf.Task[AenvData, vf.State, vf.TaskConfig]):
-    """One task; `AenvEnv` gives each run of it a seat at an environment."""
+    """One task; `AenvEnv` gives each run of it an episode."""
 
-    seat: Seat | None = None
+    rollout: RolloutEpisode | None = None
 
     @property
     def key(self) -> str:
         """The id of the task."""
         return str(self.data.id)
 
-    def seated(self, seat: Seat) -> Self:
-        """Return a copy that is played at `seat`."""
+    def with_rollout(self, rollout: RolloutEpisode) -> Self:
+        """Return a copy that is played in an episode of `rollout`."""
         clone = copy.copy(self)
-        clone.seat = seat
+        clone.rollout = rollout
         return clone
 
-    def _seat(self) -> Seat:
-        if self.seat is None:
+    def _rollout(self) -> RolloutEpisode:
+        if self.rollout is None:
             raise ConfigError(
                 f"task {self.data.id!r} has no environment",
                 hint="export AenvEnv from the module of the taskset, next to AenvTaskset",
             )
-        return self.seat
+        return self.rollout
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Begin an episode: a run that is retried has a new one."""
         del trace, runtime
-        await self._seat().begin()
+        await self._rollout().begin()
 
     @vf.stop
     async def episode_over(self, trace: vf.Trace) -> bool:
         """Whether the sandbox is gone, so that the model need not go on."""
         del trace
-        return self._seat().is_over
+        return self._rollout().is_over
 
     @vf.reward
     async def environment_reward(
@@ -120,7 +120,7 @@ class AenvTask(vf.Task[AenvData, vf.State, vf.TaskConfig]):
             RolloutError: The episode is void.
         """
         del runtime  # without this parameter, offline scoring would call it too
-        outcome = await self._seat().finish()
+        outcome = await self._rollout().finish()
         record = outcome.episode
         trace.info["aenv"] = {"status": record.status.value, "instance_id": record.instance_id}
         if outcome.is_void:
@@ -178,7 +178,7 @@ class AenvEnv(vf.Env[AenvEnvConfig]):
             cannot reach the tools.
     """
 
-    _seats: Seats | None = None
+    _tool_server: RolloutServer | None = None
 
     def __init__(self, config: AenvEnvConfig) -> None:
         super().__init__(config)
@@ -197,26 +197,27 @@ class AenvEnv(vf.Env[AenvEnvConfig]):
     async def start(self) -> None:
         """Serve the tools, for all episodes of this process."""
         given = self.taskset.config
-        self._seats = Seats(EpisodePool(given.environment, **given.pool))
-        await self._seats.open()
+        self._tool_server = RolloutServer(EpisodePool(given.environment, **given.pool))
+        await self._tool_server.open()
 
     async def stop(self) -> None:
         """End the episodes and the server."""
-        seats, self._seats = self._seats, None
-        if seats is not None:
-            await seats.close()
+        server, self._tool_server = self._tool_server, None
+        if server is not None:
+            await server.close()
 
     async def run(self, task: AenvTask, agents: vf.Agents) -> None:
         """Play one episode."""
-        assert self._seats is not None, "verifiers calls start() first"
+        assert self._tool_server is not None, "verifiers calls start() first"
         given = self.taskset.config
-        async with self._seats.seat(task.data.task, given.only, given.timeout_s) as (seat, url):
+        playing = self._tool_server.rollout(task.data.task, given.only, given.timeout_s)
+        async with playing as (rollout, url):
             server = SharedToolServer(url=url, local=True)
-            await agents.agent.run(task.seated(seat), tools={_TOOLS: server})
+            await agents.agent.run(task.with_rollout(rollout), tools={_TOOLS: server})
 
 
-class Seat:
-    """The place of an agent at an environment, for one episode after the other.
+class RolloutEpisode:
+    """The episode of one rollout; if verifiers retries the rollout, another one.
 
     Args:
         pool: Plays the episodes.
@@ -282,7 +283,7 @@ class Seat:
             self.is_over = True  # `finish` says why
             return ended
 
-    async def finish(self) -> Outcome:
+    async def finish(self) -> EpisodeOutcome:
         """Run the reward, and return the outcome.
 
         Raises:
@@ -299,11 +300,11 @@ class Seat:
             await episode.abandon()
 
 
-_current: ContextVar[Seat] = ContextVar("aenv_verifiers_seat")
+_current: ContextVar[RolloutEpisode] = ContextVar("aenv_verifiers_rollout")
 
 
-class Seats:
-    """An MCP server on the loopback interface, with a secret address for each seat.
+class RolloutServer:
+    """An MCP server on the loopback interface, with a secret address for each rollout.
 
     Args:
         pool: Plays the episodes; closed with the server.
@@ -311,7 +312,7 @@ class Seats:
 
     def __init__(self, pool: EpisodePool) -> None:
         self._pool = pool
-        self._seats: dict[str, Seat] = {}
+        self._rollouts: dict[str, RolloutEpisode] = {}
         server: Server[Any] = Server("aenv", on_list_tools=_list_tools, on_call_tool=_call_tool)
         # Programs in containers come with other host names; web pages do not know the addresses.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -350,31 +351,31 @@ class Seats:
         await asyncio.to_thread(self._pool.close)
 
     @contextlib.asynccontextmanager
-    async def seat(
+    async def rollout(
         self, task: dict[str, Any], only: Collection[str] | None, timeout_s: float | None
-    ) -> AsyncIterator[tuple[Seat, str]]:
-        """Yield a seat and the address of its tools; afterwards, its episode has ended."""
-        seat = Seat(self._pool, task, only, timeout_s)
+    ) -> AsyncIterator[tuple[RolloutEpisode, str]]:
+        """Yield a rollout and the address of its tools; afterwards, its episode has ended."""
+        rollout = RolloutEpisode(self._pool, task, only, timeout_s)
         name = secrets.token_urlsafe(24)
-        self._seats[name] = seat
+        self._rollouts[name] = rollout
         try:
-            yield seat, f"{self._url}/{name}/mcp"
+            yield rollout, f"{self._url}/{name}/mcp"
         finally:
-            del self._seats[name]
-            await seat.leave()
+            del self._rollouts[name]
+            await rollout.leave()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._mcp(scope, receive, send)
             return
         name, _, path = scope["path"].removeprefix("/").partition("/")
-        seat = self._seats.get(name)
-        if seat is None:
+        rollout = self._rollouts.get(name)
+        if rollout is None:
             headers = [(b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 404, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
-        token = _current.set(seat)
+        token = _current.set(rollout)
         try:
             await self._mcp(
                 {**scope, "path": f"/{path}", "raw_path": f"/{path}".encode()}, receive, send

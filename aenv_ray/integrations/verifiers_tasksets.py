@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError
-from aenv_ray.integrations.agents import write_project
+from aenv_ray.integrations.support.projects import write_project
 
 VERIFIERS: Final = "verifiers>=0.4,<0.5"
 TASKS: Final = 1000

@@ -32,7 +32,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome, shared_pool
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode, shared_pool
 from aenv_ray.integrations.support.requirement import require
 from aenv_ray.integrations.support.schemas import flat_parameters
 from aenv_ray.integrations.support.token_loop import task_of_column
@@ -131,7 +131,7 @@ class AenvAgentLoop(ToolAgentLoop):
         task: Mapping[str, Any],
         sampling_params: dict[str, Any],
         row: dict[str, Any],
-    ) -> tuple[AgentLoopOutput, Outcome]:
+    ) -> tuple[AgentLoopOutput, EpisodeOutcome]:
         episode = await pool.begin(task)
         try:
             return await self._played(episode, sampling_params, row)
@@ -141,7 +141,7 @@ class AenvAgentLoop(ToolAgentLoop):
 
     async def _played(
         self, episode: LiveEpisode, sampling_params: dict[str, Any], row: dict[str, Any]
-    ) -> tuple[AgentLoopOutput, Outcome]:
+    ) -> tuple[AgentLoopOutput, EpisodeOutcome]:
         ours = EnvironmentTools(episode, only=self._only)
         self._has_ended = False
         try:

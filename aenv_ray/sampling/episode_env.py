@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.client.loop_thread import blocking
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
@@ -29,7 +29,6 @@ from aenv_ray.sampling.attribution import CallClock, PolicyActivity
 from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
 from aenv_ray.trajectories.schema import Attachment, Generation, Step, Usage
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -288,26 +287,14 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
         yield exc
 
 
-def _blocking(
-    method: Callable[Concatenate[EpisodeEnv, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncEpisodeEnv, P], T]:
-    """Return a method of `SyncEpisodeEnv` that calls a coroutine method of `EpisodeEnv`."""
-
-    @functools.wraps(method)
-    def blocking(self: SyncEpisodeEnv, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._wait(lambda env: method(env, *args, **kwargs))
-
-    return blocking
-
-
 class SyncEpisodeEnv:
     """`EpisodeEnv` for a sync policy: the same methods, blocking."""
 
-    list_tools = _blocking(EpisodeEnv.list_tools)
-    call_tool = _blocking(EpisodeEnv.call_tool)
-    exec = _blocking(EpisodeEnv.exec)
-    read_file = _blocking(EpisodeEnv.read_file)
-    write_file = _blocking(EpisodeEnv.write_file)
+    list_tools = blocking(EpisodeEnv.list_tools)
+    call_tool = blocking(EpisodeEnv.call_tool)
+    exec = blocking(EpisodeEnv.exec)
+    read_file = blocking(EpisodeEnv.read_file)
+    write_file = blocking(EpisodeEnv.write_file)
 
     def __init__(self, env: EpisodeEnv, loop: asyncio.AbstractEventLoop) -> None:
         self._env = env
@@ -316,7 +303,8 @@ class SyncEpisodeEnv:
         self._calls: set[Future[Any]] = set()
         self.instance_id = env.instance_id
 
-    def _wait(self, call: Callable[[EpisodeEnv], Coroutine[Any, Any, T]]) -> T:
+    def submit(self, call: Callable[[EpisodeEnv], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start a call of the episode in the background; cancelling the future cancels it."""
         if self._abandoned:
             raise InstanceReleased(
                 "the episode has ended",
@@ -325,10 +313,8 @@ class SyncEpisodeEnv:
             )
         future = asyncio.run_coroutine_threadsafe(call(self._env), self._loop)
         self._calls.add(future)
-        try:
-            return future.result()
-        finally:
-            self._calls.discard(future)
+        future.add_done_callback(self._calls.discard)
+        return future
 
     def record_message(self, message: Mapping[str, Any]) -> None:
         """Like `EpisodeEnv.record_message`."""

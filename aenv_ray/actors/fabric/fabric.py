@@ -121,8 +121,8 @@ class Fabric:
             AenvError: As `aenv_ray.create`; nothing is left behind.
         """
         from aenv_ray.actors.fabric.quota_client import quota_subjects
-        from aenv_ray.actors.fabric.waits import run_blocking
         from aenv_ray.actors.ray_shell import operator_policy, ray_api
+        from aenv_ray.blocking import run_blocking
 
         places = 1 + source.config.deploy.inner_limit
         run_blocking(self.protocol.check_size(count, options.actor, places))
@@ -150,7 +150,7 @@ class Fabric:
         Raises:
             FabricUnavailable: No node has a host, or none can run these engines.
         """
-        from aenv_ray.actors.fabric.waits import run_blocking
+        from aenv_ray.blocking import run_blocking
 
         return run_blocking(self.protocol.shared_hosts.look(wanted, engines))
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -114,17 +114,6 @@ class _ThreadLock(AbstractAsyncContextManager[None]):
 
     async def __aexit__(self, *exc: object) -> None:
         self._lock.release()
-
-
-def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, because it waits only through `BlockingWaits`."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    work.close()
-    raise AssertionError(f"{work!r} suspended outside of an event loop")
 
 
 class WaitNotices:

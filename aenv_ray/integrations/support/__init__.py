@@ -1,1 +1,1 @@
-"""What several adapters need: tools as frameworks call them, schemas, token loops, versions."""
+"""What adapters share: tools as frameworks call them, schemas, token loops, projects, versions."""

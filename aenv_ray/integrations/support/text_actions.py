@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.errors import AenvError
-from aenv_ray.integrations.episodes import Outcome, SyncEpisode
+from aenv_ray.integrations.episodes import EpisodeOutcome, SyncEpisode
 from aenv_ray.integrations.support.token_loop import TOOL_CALL
 from aenv_ray.integrations.support.tools import (
     EnvironmentTools,
@@ -48,7 +48,7 @@ class TextTurn:
 
     observation: str
     """The results of its calls; empty after an answer."""
-    outcome: Outcome | None = None
+    outcome: EpisodeOutcome | None = None
     """Outcome of the episode, if the text was its last."""
     is_truncated: bool = False
     """The episode has ended because of its number of turns."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from aenv_ray.errors import AenvError, ConfigError
-from aenv_ray.integrations.episodes import EpisodePool, LiveEpisode, Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome, EpisodePool, LiveEpisode
 from aenv_ray.integrations.support.tools import EnvironmentTools, model_text
 from aenv_ray.models import ToolResult
 from aenv_ray.trajectories.schema import Generation, Task
@@ -249,7 +249,7 @@ async def played(
     act: Callable[[LiveEpisode], Awaitable[Tokens]],
     *,
     void_retries: int = 0,
-) -> tuple[Outcome, Tokens | None]:
+) -> tuple[EpisodeOutcome, Tokens | None]:
     """Play an episode; its instance is given back in any case.
 
     Args:
@@ -277,7 +277,7 @@ async def _played_once(
     pool: EpisodePool,
     task: Task | Mapping[str, Any],
     act: Callable[[LiveEpisode], Awaitable[Tokens]],
-) -> tuple[Outcome, Tokens | None]:
+) -> tuple[EpisodeOutcome, Tokens | None]:
     episode = await pool.begin(task)
     try:
         tokens = await act(episode)

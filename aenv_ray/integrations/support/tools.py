@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, TypeVar, cas
 from aenv_ray.client.environment import Environment
 from aenv_ray.client.openai_names import distinct_name, openai_arguments, openai_name
 from aenv_ray.client.sync import SyncEnvironment
-from aenv_ray.errors import AenvError, ConfigError, ToolError, ToolNotFound
+from aenv_ray.errors import ConfigError, ToolError, ToolNotFound
 from aenv_ray.integrations.support.schemas import JsonSchema, inlined
 from aenv_ray.models import ToolResult
 
@@ -248,12 +248,7 @@ def _is_async(environment: AnyEnvironment) -> TypeGuard[Environment | LiveEpisod
 
 
 def _failed(error: ToolError) -> ToolResult:
-    return ToolResult([{"type": "text", "text": error_text(error)}], is_error=True)
-
-
-def error_text(error: AenvError) -> str:
-    """Return the message of an error with its hint, in one line."""
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+    return ToolResult([{"type": "text", "text": error.message_and_hint}], is_error=True)
 
 
 def field_of(item: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.client.port_forward import PortForward
+from aenv_ray.integrations.support.port_forward import PortForward
 from tests.ray.gateway.test_data_ports import SOURCE
 
 

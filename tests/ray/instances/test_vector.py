@@ -8,7 +8,7 @@ import pytest
 import ray
 
 import aenv_ray
-from aenv_ray.client.vector import Outcome, VectorEnvironment
+from aenv_ray.client.vector import StepOutcome, VectorEnvironment
 from aenv_ray.errors import ConfigError, DeadlineExceeded, SandboxLost, ToolInputInvalid
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
@@ -32,7 +32,7 @@ def shared_vector(cluster: Cluster, nothing_left: None) -> Iterator[VectorEnviro
         yield made
 
 
-def values(outcomes: list[Outcome]) -> list[object]:
+def values(outcomes: list[StepOutcome]) -> list[object]:
     return [one.data if isinstance(one, aenv_ray.ToolResult) else type(one) for one in outcomes]
 
 

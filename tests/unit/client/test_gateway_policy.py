@@ -15,8 +15,14 @@ import pytest
 
 from aenv_ray.client import environment
 from aenv_ray.client.environment import Environment
-from aenv_ray.client.gateway_http import AsyncGatewayHttp, GatewayHttp, GatewayPolicy
+from aenv_ray.client.gateway_http import (
+    GATEWAY_PORTS,
+    AsyncGatewayHttp,
+    GatewayHttp,
+    GatewayPolicy,
+)
 from aenv_ray.client.over_gateway import GatewayInstance
+from aenv_ray.client.over_http import HttpInstance
 from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
@@ -229,7 +235,16 @@ async def by_instance(url: str) -> None:
         await instance.close()
 
 
-@pytest.mark.parametrize("call", [by_control, by_blocking_client, by_instance])
+async def by_server(url: str) -> None:
+    server = HttpInstance(url, ports=GATEWAY_PORTS)
+    try:
+        await server.check_health({}, 10.0)
+        await server.call_reward({}, None, 10.0)
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize("call", [by_control, by_blocking_client, by_instance, by_server])
 async def test_every_client_uses_the_proxy_of_the_environment_except_for_loopback(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[str], Awaitable[None]]
 ) -> None:

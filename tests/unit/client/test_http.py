@@ -10,7 +10,7 @@ import pytest
 from aenv_ray import errors
 from aenv_ray.client.gateway_http import SERVER_PORTS, parse_url
 from aenv_ray.client.mcp_session import RpcError, _messages
-from aenv_ray.client.over_http import HttpInstance, from_rpc, read_envelope
+from aenv_ray.client.over_http import HttpInstance, from_rpc, read_result
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def _answer(status: int, body: Any) -> httpx.Response:
 )  # fmt: skip
 def test_answers_become_typed_errors(status: int, body: Any, error: type[errors.AenvError]) -> None:
     with pytest.raises(error):
-        read_envelope(_answer(status, body), "f")
+        read_result(_answer(status, body), "f")
 
 
 def test_success_is_its_data() -> None:
-    assert read_envelope(_answer(200, {"success": True, "data": None}), "f") is None
-    assert read_envelope(_answer(200, {"success": True, "data": [1]}), "f") == [1]
+    assert read_result(_answer(200, {"success": True, "data": None}), "f") is None
+    assert read_result(_answer(200, {"success": True, "data": [1]}), "f") == [1]
 
 
 @pytest.mark.parametrize(

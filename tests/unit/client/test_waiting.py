@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray import Environment, SyncEnvironment
 from aenv_ray.client.async_handle import AsyncEnvHandle
-from aenv_ray.client.waiting import FIRST_LOG_S, Wait, until_healthy, with_hint
+from aenv_ray.client.waiting import FIRST_LOG_S, Wait, expect_healthy, until_healthy
 from aenv_ray.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -38,7 +38,7 @@ def test_a_long_wait_is_logged_and_then_each_time_it_has_doubled(
     for second in range(41):
         clock.now_s = 100.0 + second
         before = len(caplog.records)
-        wait.goes_on(with_hint(GONE))
+        wait.goes_on(GONE.message_and_hint)
         logged += [second] if len(caplog.records) > before else []
     assert logged == [FIRST_LOG_S, 2 * FIRST_LOG_S, 4 * FIRST_LOG_S, 8 * FIRST_LOG_S]
     assert (wait.remaining_s, wait.why) == (460.0, "nobody answers (start a server)")
@@ -123,3 +123,10 @@ def test_a_sync_environment_that_was_closed_says_so(monkeypatch: pytest.MonkeyPa
         environment.call_tool("echo", {})
     with pytest.raises(ConfigError, match="is closed"), environment:
         pass
+
+
+def test_an_instance_that_is_not_healthy_is_named_with_the_way_out() -> None:
+    expect_healthy({"status": "ok"}, "a-1", hint="x")
+    with pytest.raises(SandboxStartFailed, match="a-1 is unhealthy: no disk") as raised:
+        expect_healthy({"status": "unhealthy", "message": "no disk"}, "a-1", hint="read its log")
+    assert (raised.value.instance_id, raised.value.hint) == ("a-1", "read its log")

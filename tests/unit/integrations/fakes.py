@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aenv_ray.errors import SandboxLost, ToolNotFound
-from aenv_ray.integrations.episodes import Outcome
+from aenv_ray.integrations.episodes import EpisodeOutcome
 from aenv_ray.integrations.support.token_loop import Turn
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import EpisodeStatus
@@ -61,10 +61,10 @@ class FakeEpisode:
             raise ToolNotFound(name)
         return ToolResult([{"type": "text", "text": "2"}])
 
-    async def finish(self, generation: Generation | None = None) -> Outcome:
+    async def finish(self, generation: Generation | None = None) -> EpisodeOutcome:
         self.generation = generation
         is_void = self.is_lost or not self.has_begun
-        return Outcome(
+        return EpisodeOutcome(
             Episode(
                 index=0, task_id="t", reward=None if is_void else 0.5,
                 status=EpisodeStatus.INFRA_FAILED if is_void else EpisodeStatus.COMPLETED,

@@ -14,9 +14,9 @@ from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import CapacityExceeded, InstanceReleased
 from aenv_ray.integrations import episodes
 from aenv_ray.integrations.episodes import (
+    EpisodeOutcome,
     EpisodePool,
     LiveEpisode,
-    Outcome,
     SyncEpisode,
     _Version,
 )
@@ -67,7 +67,7 @@ def test_an_agent_voids_no_episode_by_ending_its_sandbox(
     """Invariant 14: also if steps bring the rewards, and the task has none."""
     task = Task.model_validate({"id": "t", "reward": {} if is_scored else None})
     episode = Episode(index=0, task_id="t", task=task, status=status, reward=reward)
-    assert Outcome(episode).is_void is is_void
+    assert EpisodeOutcome(episode).is_void is is_void
 
 
 class _NoInstances:

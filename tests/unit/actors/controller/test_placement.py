@@ -21,9 +21,10 @@ from aenv_ray.actors.controller.placement import (
 )
 from aenv_ray.actors.fabric import shared_hosts
 from aenv_ray.actors.fabric.shared_hosts import SharedHosts
-from aenv_ray.actors.fabric.waits import BlockingWaits, run_blocking
+from aenv_ray.actors.fabric.waits import BlockingWaits
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.blocking import run_blocking
 from aenv_ray.errors import CapacityExceeded
 from aenv_ray.ids import new_instance_id
 from aenv_ray.models import InstanceSpec

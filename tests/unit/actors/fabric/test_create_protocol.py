@@ -22,7 +22,6 @@ from aenv_ray.actors.fabric.waits import (
     OnWait,
     WaitNotices,
     Waits,
-    run_blocking,
 )
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
@@ -30,6 +29,7 @@ from aenv_ray.actors.host.start_messages import (
     encode_outcomes,
 )
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
+from aenv_ray.blocking import run_blocking
 from aenv_ray.errors import (
     AenvError,
     CapacityExceeded,
@@ -587,11 +587,6 @@ def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptur
         now += NOTICE_EVERY_S
         second(65.0)
     assert len(caplog.records) == 2
-
-
-def test_a_coroutine_that_suspends_is_a_bug_and_not_a_hang() -> None:
-    with pytest.raises(AssertionError, match="suspended outside of an event loop"):
-        run_blocking(asyncio.sleep(0))
 
 
 def test_a_group_that_never_fits_is_refused_before_its_specs_are_made(
