@@ -179,8 +179,8 @@ def why_not_from_template(
     if spec.arguments:
         return "it has arguments, which its code may read at import"
     seen = set(report["env_reads"])
-    given = {**spec.config.deploy.variables, **spec.environment_variables}
-    read = {n for n, v in given.items() if shared.get(n) != v and ("*" in seen or n in seen)}
+    variables = {**spec.config.deploy.variables, **spec.environment_variables}
+    read = {n for n, v in variables.items() if shared.get(n) != v and ("*" in seen or n in seen)}
     read |= seen & _OWN_VARIABLES
     return f"its code reads {', '.join(sorted(read)[:3])} at import" if read else ""
 

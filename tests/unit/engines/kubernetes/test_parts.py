@@ -16,7 +16,7 @@ from aenv_ray.config import Settings
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
-from aenv_ray.engines.kubernetes.boot import main_order, sidecar_order
+from aenv_ray.engines.kubernetes.boot import main_request, sidecar_request
 from aenv_ray.engines.kubernetes.client import ApiRefused
 from aenv_ray.engines.kubernetes.manifest import pod_manifest
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -100,9 +100,9 @@ def test_pods_fit_the_schema_and_the_restricted_level(
 def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], most: int) -> None:
     """Invariant 7: those that the kubelet mounts, writable and outside every volume, included."""
     spec, plan = spec_of(**deploy), plan_of(sidecar_image="debian:12")
-    for order in (main_order, sidecar_order):
-        told, _ = order(spec, plan, b"k", 60.0)
-        assert told["file_bytes"] == most + 4096
+    for request_of in (main_request, sidecar_request):
+        message, _ = request_of(spec, plan, b"k", 60.0)
+        assert message["file_bytes"] == most + 4096
     body = pod_manifest(spec, plan, NOW)["spec"]
     assert all("sizeLimit" in volume["emptyDir"] for volume in body["volumes"])
 
