@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aenv_ray.engines.docker import janitor
+from aenv_ray import daemon
 from aenv_ray.engines.docker.files import DockerFiles
 from aenv_ray.engines.node.docker_client import REQUEST_DEADLINE_S, DaemonRefused, DockerClient
 from aenv_ray.engines.node.docker_labels import HOST_LABEL, SCOPE_LABEL
@@ -100,9 +100,10 @@ class HostPresence:
 
     async def _ensure_janitor(self) -> None:
         if not await asyncio.to_thread(is_locked, self._locks.janitor):
-            await asyncio.to_thread(
-                janitor.spawn, self._host.files.directory, self._host.scope,
-                self._host.client.path, self._owner_pid, self._grace_s,
+            await daemon.start(
+                "aenv_ray.engines.docker.janitor", str(self._host.files.directory),
+                self._host.scope, self._host.client.path, str(self._owner_pid), str(self._grace_s),
+                env=daemon.environment(),
             )  # fmt: skip
 
     async def _watch(self) -> None:
