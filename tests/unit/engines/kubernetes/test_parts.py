@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib.util
 import json
 import threading
 from pathlib import Path
@@ -107,7 +108,18 @@ def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], mos
     assert all("sizeLimit" in volume["emptyDir"] for volume in body["volumes"])
 
 
-ADMISSION = Path(__file__).parents[4] / "clusters/kuberay/admission/sandbox-pods.yaml"
+KUBERAY = Path(__file__).parents[4] / "clusters/kuberay"
+
+
+def test_the_image_is_checked_for_the_module_that_init_containers_run() -> None:
+    body = pod_manifest(spec_of(), plan_of(carrier_image="ray:2", serving=Serving.COMMANDS), NOW)
+    (carrier,) = [c for c in body["spec"]["initContainers"] if c["name"] == names.CARRIER_CONTAINER]
+    module = carrier["command"][carrier["command"].index("-m") + 1]
+    assert importlib.util.find_spec(module) is not None
+    assert f'"import {module}"' in (KUBERAY / "image/Dockerfile").read_text()
+
+
+ADMISSION = KUBERAY / "admission/sandbox-pods.yaml"
 
 
 def test_a_pod_is_what_the_admission_policy_for_workers_admits() -> None:
