@@ -1,4 +1,4 @@
-"""Background tasks: started, kept, and ended."""
+"""Tasks that run in the background, or on when their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -26,6 +26,21 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=_AGAIN_S)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed before it was cancelled", task.get_name(), exc_info=error)
+
+
+async def shielded(request: Coroutine[Any, Any, T]) -> T:
+    """Run a create request to its end and return its result.
+
+    If the caller is cancelled, wait for the answer first, then raise `CancelledError`: otherwise
+    the server could create the object after the caller's cleanup has deleted it.
+    """
+    task = asyncio.create_task(request)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.exception()  # retrieved, so that asyncio does not log it: the caller is gone
+        raise
 
 
 class Tasks:
