@@ -1,12 +1,15 @@
-"""Ending of long-running tasks."""
+"""Tasks that run in the background, or on when their caller is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _AGAIN_S: Final = 5.0
 """Time for a cancelled task to clean up before it is cancelled again."""
@@ -23,3 +26,56 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=_AGAIN_S)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed before it was cancelled", task.get_name(), exc_info=error)
+
+
+async def shielded(request: Coroutine[Any, Any, T]) -> T:
+    """Run a create request to its end and return its result.
+
+    If the caller is cancelled, wait for the answer first, then raise `CancelledError`: otherwise
+    the server could create the object after the caller's cleanup has deleted it.
+    """
+    task = asyncio.create_task(request)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        task.exception()  # retrieved, so that asyncio does not log it: the caller is gone
+        raise
+
+
+class Tasks:
+    """Tasks that run to their end, whether or not anyone waits for them; failures are logged.
+
+    The event loop alone does not keep a task from being garbage-collected.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Return how many tasks run."""
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine in a task; cancelling whoever awaits it through a shield leaves it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for the tasks for a limited time, and cancel those that still run."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel the tasks and return once they have ended."""
+        for task in list(self._tasks):
+            await end_task(task)

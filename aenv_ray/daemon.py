@@ -1,4 +1,4 @@
-"""Detaches the small processes of a node from the process that started them.
+"""Starts the small processes of a node, and detaches them from the process that started them.
 
 This module imports only the standard library, because these processes import little else.
 """
@@ -8,11 +8,38 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 _MOST_DESCRIPTORS: Final = 65_536
+_INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH")
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that a launcher or janitor inherits: none of Ray's and no token."""
+    return {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
+
+
+async def start(
+    module: str, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None
+) -> None:
+    """Run a module that calls `detach`; returns once that, or an earlier end, has happened.
+
+    Args:
+        module: Its name.
+        arguments: Its arguments.
+        data: Its standard input.
+        env: Its variables. None: those of this process.
+    """
+    import asyncio  # the small processes do without
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", module, *arguments, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL, env=env, start_new_session=True,
+    )  # fmt: skip
+    await process.communicate(data)
 
 
 def protect_from_oom_killer() -> None:

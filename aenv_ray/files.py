@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Final, Self
 
 _START_BYTES: Final = 16_384
+_OWN_MODE: Final = 0o600
 _POLL_S: Final = 0.02
 """How often a waiting process tries a lock again; a blocking `flock` could not be cancelled."""
 
@@ -34,15 +34,19 @@ def write_atomically(
         OSError: The file cannot be written; what was there is unchanged and no partial file is
             left.
     """
-    data = content.encode() if isinstance(content, str) else content
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    left = memoryview(content.encode() if isinstance(content, str) else content)
+    partial = f"{path.parent}/.{path.name}.{os.urandom(6).hex()}"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWN_MODE)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+            if mode != _OWN_MODE:
+                os.fchmod(descriptor, mode)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(partial, path)
     except BaseException:
         os.unlink(partial)

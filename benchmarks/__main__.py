@@ -25,7 +25,7 @@ import aenv_ray
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.live_sandboxes import live_processes
 from benchmarks import (
     concurrent_episodes,
     containers,

@@ -21,7 +21,7 @@ from typing import Any, Final
 import ray
 
 import aenv_ray
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.live_sandboxes import live_processes
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.runtime.system import linux
 from aenv_ray.sampling import Episode, Sampling, Task, tasks_of

@@ -17,12 +17,12 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from aenv_ray import daemon
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.files import FileLock, is_locked, make_private, write_atomically
 from aenv_ray.hub import redis_keeper
@@ -195,12 +195,7 @@ class RedisServer:
             "password": self._password(),
             "linger_s": self._linger_s,
         }
-        keeper = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", redis_keeper.__name__,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        await keeper.communicate(json.dumps(spec).encode())
+        await daemon.start(redis_keeper.__name__, data=json.dumps(spec).encode())
 
     def _password(self) -> str:
         """Return the password, generated at the first use; only this user can read its file."""

@@ -94,8 +94,11 @@ class FileInstanceStore(InstanceStore):
 
     def _write(self, path: Path, text: str) -> None:
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(path, text)
+            try:
+                write_atomically(path, text)
+            except FileNotFoundError:  # the directory was deleted
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_atomically(path, text)
         except OSError as exc:
             raise FabricUnavailable(
                 f"the records of instances in {self._directory} cannot be written: {exc.strerror}",

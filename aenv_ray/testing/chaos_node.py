@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import aenv_ray
 from aenv_ray.config import settings
-from aenv_ray.engines.census import live_processes
 from aenv_ray.engines.docker.names import docker_scope
+from aenv_ray.engines.live_sandboxes import live_processes
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.node.docker_labels import DIRECTORY_LABEL, SCOPE_LABEL
 from aenv_ray.errors import FabricUnavailable

@@ -14,8 +14,8 @@ import pytest
 
 import aenv_ray
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.images import runtime_kit
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images import runtime_bundle
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.errors import SandboxLost
 from aenv_ray.testing.contract_bench import Bench, execute, value_of
 from tests.attacks.container_probes import SCRIPT
@@ -235,28 +235,28 @@ async def test_an_image_cannot_write_to_what_other_images_run(
             Path(directory, "Dockerfile").write_text(text)
             docker("build", "--quiet", "--tag", hostile, directory)
     image_id = docker("images", "--quiet", "--no-trunc", hostile).removeprefix("sha256:")
-    kits = data_dir() / "docker" / "kits"
-    for kit in kits.glob(f"*{image_id}"):
-        shutil.rmtree(kit)
+    bundles = data_dir() / "docker" / "kits"
+    for bundle in bundles.glob(f"*{image_id}"):
+        shutil.rmtree(bundle)
 
     async def install(_: ImagePython, target: Path) -> None:
-        await asyncio.to_thread(runtime_kit._copy_libraries, target)
+        await asyncio.to_thread(runtime_bundle._copy_libraries, target)
 
     # As if the node had another version, so that it cannot compile for this Python itself.
     monkeypatch.setattr(ImagePython, "is_ours", False)
-    monkeypatch.setattr(runtime_kit, "_install_libraries", install)
+    monkeypatch.setattr(runtime_bundle, "_install_libraries", install)
     container = {"image": hostile, "user": "root"}
     project = dockered.contract_project({"network": "none", "container": container})
     sandbox = await dockered.start(project)
-    (kit,) = kits.glob(f"*{image_id}")
+    (bundle,) = bundles.glob(f"*{image_id}")
     name = docker_node.container(sandbox.instance_id)
     mounted = {
         Path(mount["Source"]).parent: mount["RW"]
         for mount in json.loads(docker("inspect", name))[0]["Mounts"]
         if mount["Destination"] in ("/.aenv/runtime", "/.aenv/lib")
     }
-    assert mounted == {kit: False}
-    assert list(kit.rglob("__pycache__/*.pyc")), "it was compiled"
-    assert list(kits.rglob("planted")) == []
+    assert mounted == {bundle: False}
+    assert list(bundle.rglob("__pycache__/*.pyc")), "it was compiled"
+    assert list(bundles.rglob("planted")) == []
     own = Path(aenv_ray.__file__).read_bytes()
-    assert (kit / "runtime" / "aenv_ray" / "__init__.py").read_bytes() == own
+    assert (bundle / "runtime" / "aenv_ray" / "__init__.py").read_bytes() == own

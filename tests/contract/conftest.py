@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.docker import presence as docker_presence
+from aenv_ray.engines.docker import host as docker_host
 from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
@@ -60,7 +60,7 @@ def module_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 @pytest.fixture
 def watched_closely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have hosts notice at once that their janitor is gone."""
-    monkeypatch.setattr(docker_presence, "WATCH_S", 0.1)
+    monkeypatch.setattr(docker_host, "WATCH_S", 0.1)
 
 
 async def _bench(node: Node, directory: Path) -> AsyncIterator[Bench]:

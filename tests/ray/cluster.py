@@ -15,7 +15,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray.config import settings
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.live_sandboxes import live_processes
 from aenv_ray.engines.node.directory import node_directory
 from tests.ray.faults import eventually, eventually_empty, processes_of, settled, without
 

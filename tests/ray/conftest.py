@@ -16,7 +16,7 @@ import aenv_ray
 from aenv_ray.client import Environment
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.config import settings
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.live_sandboxes import live_processes
 from aenv_ray.hub.records import Role
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, SERVING, SHARED, Cluster

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from aenv_ray import ids, logs
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.actors.host.instance import InstanceLife
+from aenv_ray.background_tasks import Tasks
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
@@ -169,7 +170,7 @@ class EnvironmentRelay:
         self._creating: dict[InstanceId, _Start] = {}
         self._released: BoundedCache[InstanceId, bool] = BoundedCache(_REMEMBERED)
         """Inner instances that the code of their outer instance has released."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def answer(
         self, life: InstanceLife, deploy: DeployConfig, params: dict[str, Any]
@@ -403,11 +404,8 @@ class EnvironmentRelay:
         if ending:
             for inner_id in ending.values():
                 self._released.put(inner_id, True)
-            releasing = asyncio.create_task(self._end_released(life, ending))
-            self._tasks.add(releasing)
-            releasing.add_done_callback(self._tasks.discard)
             # If the call is cancelled, the record must still be updated.
-            await asyncio.shield(releasing)
+            await asyncio.shield(self._tasks.spawn(self._end_released(life, ending)))
 
     async def _end_released(self, life: InstanceLife, ending: dict[str, InstanceId]) -> None:
         try:
@@ -492,9 +490,7 @@ class EnvironmentRelay:
             except AenvError as exc:  # the instances end at their deadlines
                 logger.warning("inner instances: %s: %s", what, exc)
 
-        task = asyncio.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(run())
 
 
 def check_declared(reference: str, declared: Sequence[str], outer: str) -> None:

@@ -32,6 +32,7 @@ from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
 from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
+from aenv_ray.background_tasks import Tasks
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import EndCause, HostService, Sandbox, SandboxSpec
 from aenv_ray.engines.door import CHAT_METHOD
@@ -175,7 +176,7 @@ class Host:
             if inner_instances is None
             else EnvironmentRelay(inner_instances, store, self._clock)
         )
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings = Tasks()
         """Tasks that end instances for which a service of this host failed."""
         self._introductions = (
             None
@@ -588,10 +589,8 @@ class Host:
             inside = InsideCause.ROOM if isinstance(error, CapacityExceeded) else None
             cause = EndCause(f"{_SERVICES[method]} failed: {error.message}", inside)
             # In another task, because the end of the sandbox cancels this request.
-            ending = asyncio.create_task(self._table.end([instance_id], EndReason.LOST, cause))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
-            await asyncio.shield(ending)
+            ending = self._table.end([instance_id], EndReason.LOST, cause)
+            await asyncio.shield(self._endings.spawn(ending))
 
     def _named(self, spec: InstanceSpec) -> InstanceSpec:
         """Return the spec with the instance's actual id: on a dedicated host, the host's own id."""

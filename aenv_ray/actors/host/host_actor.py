@@ -34,7 +34,7 @@ from aenv_ray.actors.ray_shell.ray_results import write_directly
 from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.engines.base import Engine, OnProgress
-from aenv_ray.engines.census import live_containers, live_pods, live_processes
+from aenv_ray.engines.live_sandboxes import live_containers, live_pods, live_processes
 from aenv_ray.engines.node.directory import node_directory, set_owner, short_name
 from aenv_ray.engines.process.engine import raylet_pid
 from aenv_ray.errors import AenvError, ConfigError

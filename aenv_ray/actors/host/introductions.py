@@ -35,7 +35,7 @@ from aenv_ray.actors.calls.introduction import (
 )
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.instance import InstanceLife
-from aenv_ray.background_tasks import end_task
+from aenv_ray.background_tasks import Tasks, end_task
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, CapacityExceeded
@@ -78,7 +78,7 @@ class Introductions:
         self._permits: BoundedCache[str, _Permit] = BoundedCache(MAX_KEYS, ttl_s=KEY_S, clock=clock)
         self._listener: socket.socket | None = None
         self._acceptor: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._callers: set[_Caller] = set()
         self._counts: Counter[InstanceId] = Counter()
 
@@ -104,8 +104,7 @@ class Introductions:
         """Stop listening and disconnect from all callers, which continue through the host."""
         if self._acceptor is not None:
             await end_task(self._acceptor)
-        for task in list(self._tasks):
-            await end_task(task)
+        await self._tasks.aclose()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -138,9 +137,7 @@ class Introductions:
                 logger.warning("callers cannot be introduced now: %s", exc)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            task = asyncio.create_task(self._serve(sock))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._serve(sock))
 
     async def _serve(self, sock: socket.socket) -> None:
         with sock:

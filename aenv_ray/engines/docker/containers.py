@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, Final
 
+from aenv_ray.background_tasks import shielded
 from aenv_ray.engines.base import EndCause, RunningSandbox
 from aenv_ray.engines.docker import janitor
 from aenv_ray.engines.docker.files import START_PERMITS
@@ -16,7 +17,6 @@ from aenv_ray.engines.docker.logs import ContainerLog, follow
 from aenv_ray.engines.docker.names import sidecar_name, volume_name
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
-from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable, InsideCause
 from aenv_ray.files import FileLock
 from aenv_ray.ids import InstanceId

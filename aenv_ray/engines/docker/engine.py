@@ -30,7 +30,7 @@ from aenv_ray.engines.base import (
 )
 from aenv_ray.engines.docker.containers import Containers
 from aenv_ray.engines.docker.files import DockerFiles
-from aenv_ray.engines.docker.host import DockerHost
+from aenv_ray.engines.docker.host import DockerHost, HostPresence
 from aenv_ray.engines.docker.instances import (
     CAUSE_WAIT_S,
     SIDECAR,
@@ -45,7 +45,6 @@ from aenv_ray.engines.docker.link import Links
 from aenv_ray.engines.docker.names import container_name, docker_scope, sidecar_name
 from aenv_ray.engines.docker.plan import DISK_BYTES, ContainerPlan
 from aenv_ray.engines.docker.planner import ContainerPlanner
-from aenv_ray.engines.docker.presence import HostPresence
 from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body, start_mode
 from aenv_ray.engines.door import DoorSandbox, not_connected
 from aenv_ray.engines.node import docker_labels
@@ -67,7 +66,7 @@ class DockerEngine(Engine):
     Args:
         host_id: Identifies the sandboxes of a host, also after its restart.
         runtime_dir: Directory for sockets; a short path, and the same one for the daemon.
-        data_dir: Directory for kits; the same path for the daemon.
+        data_dir: Directory for bundles; the same path for the daemon.
         scope: The Ray node; each scope has one janitor.
         owner_pid: Process with which everything ends: the raylet.
         address: The address of the daemon: ``unix:///path``.

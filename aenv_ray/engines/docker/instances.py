@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from aenv_ray import logs
+from aenv_ray.background_tasks import Tasks
 from aenv_ray.engines.base import EndCause, start_failed
 from aenv_ray.engines.docker.containers import DAEMON_AWAY, EXPECTED, REMOVED, Containers
 from aenv_ray.engines.docker.link import Link
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.engines.node import docker_labels
 from aenv_ray.engines.node.docker_client import DaemonRefused
-from aenv_ray.engines.node.oom_kills import node_oom_kills
+from aenv_ray.engines.node.memory import node_oom_kills
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.ids import InstanceId
 
@@ -64,7 +65,7 @@ class DockerInstance:
     """Names of its containers for which the daemon reported an out-of-memory kill."""
     killed: set[str] = field(default_factory=set)
     """Names of its containers to which the daemon has sent a signal."""
-    burial: asyncio.Task[None] | None = None
+    removal: asyncio.Task[None] | None = None
     """Finds out why it ended, and removes it."""
 
     @property
@@ -117,7 +118,7 @@ class DockerInstances:
         self._containers = containers
         self._files = containers.host.files
         self._instances: dict[str, DockerInstance] = {}
-        self._removals: set[asyncio.Task[None]] = set()
+        self._removals = Tasks()
         self._oom_kills = deque([node_oom_kills()], maxlen=_OOM_NOTES)
         """How many processes the kernel had killed at the last calls of `note_oom_kills`."""
 
@@ -155,8 +156,8 @@ class DockerInstances:
             case "kill":
                 instance.killed.add(name)
             case "die":
-                self._bury(instance, name)
-            case "destroy" if not instance.ended.done() and instance.burial is None:
+                self._remove_ended(instance, name)
+            case "destroy" if not instance.ended.done() and instance.removal is None:
                 cause = self._containers.recorded_cause(name) or EndCause(REMOVED)
                 self._finish_removed(instance, name, cause)
 
@@ -175,23 +176,16 @@ class DockerInstances:
                     cause = EndCause(DAEMON_AWAY.format("its container was removed"))
                     self._finish_removed(instance, name, cause)
                 elif row["State"] != "running":
-                    self._bury(instance, name, DAEMON_AWAY)
+                    self._remove_ended(instance, name, DAEMON_AWAY)
 
     def _finish_removed(self, instance: DockerInstance, name: str, cause: EndCause) -> None:
         self.finish(instance, _prefixed(instance, name, cause))
         if instance.has_sidecar:
-            self._in_background(self.discard(instance))
+            self._removals.spawn(self.discard(instance))
 
     async def remove_failed(self, instance: DockerInstance) -> None:
         """Remove an instance that failed to start, even if this task is cancelled."""
-        await asyncio.shield(self._in_background(self.discard(instance)))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a removal to its end, whether or not anyone waits; `settle` waits for all."""
-        task = asyncio.create_task(work)
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
-        return task
+        await asyncio.shield(self._removals.spawn(self.discard(instance)))
 
     async def discard(self, instance: DockerInstance) -> None:
         """Remove containers and files; the janitor removes what the daemon fails to."""
@@ -203,12 +197,14 @@ class DockerInstances:
             return
         self._files.clean(instance.name)
 
-    def _bury(self, instance: DockerInstance, name: str, template: str = _SEEN) -> None:
+    def _remove_ended(self, instance: DockerInstance, name: str, template: str = _SEEN) -> None:
         """Find out why a container died, tell the sandbox, and remove the instance."""
-        if instance.burial is None and not instance.ended.done():
-            instance.burial = self._in_background(self._run_burial(instance, name, template))
+        if instance.removal is None and not instance.ended.done():
+            instance.removal = self._removals.spawn(
+                self._explain_and_remove(instance, name, template)
+            )
 
-    async def _run_burial(self, instance: DockerInstance, name: str, template: str) -> None:
+    async def _explain_and_remove(self, instance: DockerInstance, name: str, template: str) -> None:
         is_seen, may_lack_memory = template == _SEEN, self._may_node_lack_memory(instance)
         try:
             details = await self._containers.details(name)
@@ -260,12 +256,11 @@ class DockerInstances:
         """End an instance that cannot be reached any more, although it may still run."""
         if not instance.ended.done():
             self.finish(instance, cause)
-            self._in_background(self.discard(instance))
+            self._removals.spawn(self.discard(instance))
 
     async def settle(self) -> None:
         """Wait for removals and disconnect from the instances that run; they keep running."""
-        if self._removals:
-            await asyncio.wait(self._removals, timeout=_CLOSE_S)  # the janitor does the rest
+        await self._removals.settle(_CLOSE_S)  # the janitor does the rest
         for instance in list(self._instances.values()):
             for sandbox in instance.sandboxes:
                 await sandbox.close()

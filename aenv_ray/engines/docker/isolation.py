@@ -8,7 +8,7 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving, changeable_python
-from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
+from aenv_ray.engines.node.memory import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
 from aenv_ray.policy import is_not_root

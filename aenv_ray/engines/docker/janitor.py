@@ -36,7 +36,7 @@ from aenv_ray.engines.docker import firewall
 from aenv_ray.engines.docker.files import DockerFiles, ScopeLocks
 from aenv_ray.engines.docker.names import main_name, volume_name
 from aenv_ray.engines.node import docker_labels
-from aenv_ray.engines.node.directory import daemon_environment, remove_stale, remove_tree
+from aenv_ray.engines.node.directory import remove_stale, remove_tree
 from aenv_ray.files import FileLock, is_locked
 
 ADOPTION_GRACE_S: Final = 30.0
@@ -389,21 +389,6 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201  # the janitor's own log
 
 
-def spawn(directory: Path, scope: str, socket_path: str, owner_pid: int, grace_s: float) -> None:
-    """Start the janitor of a directory; returns once it has detached itself.
-
-    A second janitor of the same directory exits at once.
-    """
-    command = [
-        sys.executable, "-P", "-m", "aenv_ray.engines.docker.janitor",
-        str(directory), scope, socket_path, str(owner_pid), str(grace_s),
-    ]  # fmt: skip
-    subprocess.run(
-        command, env=daemon_environment(), stdin=subprocess.DEVNULL, check=False,
-        start_new_session=True,
-    )  # fmt: skip
-
-
 def _open_owner(pid: int) -> int:
     """Return a descriptor that becomes readable when the owner is gone."""
     try:
@@ -413,7 +398,7 @@ def _open_owner(pid: int) -> int:
 
 
 def main() -> None:
-    """Run the janitor of a directory, unless it has one."""
+    """Run the janitor of a directory; a second one exits at once."""
     directory, scope, socket_path = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     owner_pid, grace_s = int(sys.argv[4]), float(sys.argv[5])
     files = DockerFiles(directory)

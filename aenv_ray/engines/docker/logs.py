@@ -31,9 +31,8 @@ _GONE: Final = (404, 409)
 """The container is gone, or is being removed."""
 
 
-Message = tuple[bytes, bytes]
+LogMessage = tuple[bytes, bytes]
 """The daemon's time stamp and the text."""
-Messages = list[Message]
 
 
 class ContainerLog:
@@ -65,7 +64,7 @@ class ContainerLog:
                     yield piece
             return
         # The end of a log is cheap to read; for a time stamp the daemon scans all of it.
-        recent: Messages = []
+        recent: list[LogMessage] = []
         async with contextlib.aclosing(self._messages({"tail": RECENT})) as batches:
             async for batch in batches:
                 recent += batch
@@ -102,14 +101,14 @@ class ContainerLog:
         newest = await self._newest()
         return newest is not None and newest != (self._stamp, self._last)
 
-    async def _newest(self) -> Message | None:
+    async def _newest(self) -> LogMessage | None:
         newest = None
         async with contextlib.aclosing(self._messages({"tail": 1})) as batches:
             async for batch in batches:
                 newest = batch[-1]
         return newest
 
-    def _take(self, messages: Messages) -> bytes:
+    def _take(self, messages: list[LogMessage]) -> bytes:
         """Count messages as read and return their text."""
         for stamp, text in messages:
             self._read_at[stamp] = self._read_at.pop(stamp, 0) + 1
@@ -118,7 +117,7 @@ class ContainerLog:
                 del self._read_at[next(iter(self._read_at))]
         return b"".join(text for _, text in messages)
 
-    async def _messages(self, wanted: dict[str, Any]) -> AsyncGenerator[Messages, None]:
+    async def _messages(self, wanted: dict[str, Any]) -> AsyncGenerator[list[LogMessage], None]:
         """Yield batches of messages as they come; none if the log is gone."""
         params = {"stdout": 1, "stderr": 1, "timestamps": 1, **wanted}
         frames = self._client.frames(f"/containers/{self._container}/logs", params)
@@ -140,11 +139,11 @@ class _Newer:
     def __init__(self, stamp: bytes, count: int) -> None:
         self._stamp = stamp
         self._count = count
-        self._held: Messages = []
+        self._held: list[LogMessage] = []
         self.was_cut = False
         """The last message read is gone, and perhaps others after it."""
 
-    def of(self, batch: Messages) -> Messages | None:
+    def of(self, batch: list[LogMessage]) -> list[LogMessage] | None:
         """Return the new ones of the next messages; None while that cannot be told."""
         for index, message in enumerate(batch):
             if self._count == 0:
@@ -159,7 +158,7 @@ class _Newer:
                 return self.rest() + batch[index + 1 :]
         return None if self._count else []
 
-    def rest(self) -> Messages:
+    def rest(self) -> list[LogMessage]:
         """Return, after the last message, those that could not be told."""
         held, self._held = self._held, []
         return [message for message in held if message[0] > self._stamp]

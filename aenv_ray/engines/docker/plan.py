@@ -22,7 +22,7 @@ class Program:
     """What answers the calls of an instance."""
 
     serving: Serving = Serving.RUNTIME
-    kit: Path | None = None
+    bundle: Path | None = None
     """The runtime for this image, on the node; None if the image carries it."""
     lack: str = ""
     """Why the instance has no tools; "" if it has."""
@@ -58,7 +58,7 @@ class SidecarPlan:
 
     name: str
     image: NodeImage
-    kit: Path
+    bundle: Path
 
     @property
     def user(self) -> str:

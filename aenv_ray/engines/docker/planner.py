@@ -1,4 +1,4 @@
-"""Prepares what a container needs of its node: image and kit, network, OCI runtime, sidecar."""
+"""Prepares what a container needs of its node: image and bundle, network, OCI runtime, sidecar."""
 
 from __future__ import annotations
 
@@ -185,11 +185,11 @@ class ContainerPlanner:
             extra = logs.of_instance(spec.instance_id)
             logger.warning("%s: no tools: %s", spec.instance_id, lack, extra=extra)
         if serving is Serving.RUNTIME:
-            kit = await self._images.kit(image)
+            bundle = await self._images.bundle(image)
         else:
-            kit = await self._images.carried_kit()
+            bundle = await self._images.carried_bundle()
         server = image_serving.server_command(image.content, tuple(spec.arguments))
-        return Program(serving, kit, lack, server)
+        return Program(serving, bundle, lack, server)
 
     async def _sidecar(self, spec: SandboxSpec, name: str) -> SidecarPlan | None:
         """Plan the sidecar; None for an instance without one."""
@@ -199,7 +199,7 @@ class ContainerPlanner:
         what, policy = spec.config.reference, self._policy()
         reference = image_serving.sidecar_image(what, deploy, spec.datasource)
         image = await self._allowed_image(policy, reference, what)
-        sidecar = SidecarPlan(sidecar_name(name), image, await self._images.carried_kit())
+        sidecar = SidecarPlan(sidecar_name(name), image, await self._images.carried_bundle())
         names = image.names if may_be_id(reference) else (reference,)
         policy.check_sidecar_user(sidecar.user, names, what)
         return sidecar

@@ -77,7 +77,7 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
     mounts = [
         *_socket_mounts(plan, sidecar.name),
         *_etc_mounts(plan, sidecar.name),
-        *_kit_mounts(sidecar.kit),
+        *_bundle_mounts(sidecar.bundle),
         shared,
     ]
     host = body["HostConfig"] | {"NetworkMode": f"container:{plan.name}", "Mounts": mounts}
@@ -121,7 +121,7 @@ def _hostname(spec: SandboxSpec, plan: ContainerPlan) -> str:
 
 def start_mode(plan: ContainerPlan) -> str:
     """Return how a container was started, for people."""
-    runtime = "its own runtime" if plan.program.kit is None else "the node's runtime"
+    runtime = "its own runtime" if plan.program.bundle is None else "the node's runtime"
     if plan.program.serving is Serving.PUBLIC:
         runtime = "its own server (public door)"
     elif plan.program.serving is Serving.COMMANDS:
@@ -262,8 +262,8 @@ def _mounts(plan: ContainerPlan, deploy: DeployConfig) -> list[dict[str, Any]]:
         *_socket_mounts(plan, plan.name),
         *_etc_mounts(plan, plan.name),
     ]
-    if plan.program.kit is not None:
-        parts = _kit_mounts(plan.program.kit)
+    if plan.program.bundle is not None:
+        parts = _bundle_mounts(plan.program.bundle)
         mounts += parts if plan.program.serving is not Serving.RUNTIME else parts[:-1]
     if plan.sidecar is not None:
         mounts.append(_shared_volume(plan, work_bytes(deploy)))
@@ -285,14 +285,17 @@ def _etc_mounts(plan: ContainerPlan, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _kit_mounts(kit: Path) -> list[dict[str, Any]]:
-    """Return the parts of a kit, and a directory for them that root inside cannot exchange.
+def _bundle_mounts(bundle: Path) -> list[dict[str, Any]]:
+    """Return the parts of a bundle, and a directory for them that root inside cannot exchange.
 
     A mount cannot be renamed, but a directory that contains mounts can.
     """
     options = {"SizeBytes": _MOUNTS_BYTES, "Mode": 0o755}
     home = {"Type": "tmpfs", "Target": HOME, "ReadOnly": True, "TmpfsOptions": options}
-    return [home, *(_bind(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python"))]
+    return [
+        home,
+        *(_bind(bundle / part, f"{HOME}/{part}") for part in ("runtime", "lib", "python")),
+    ]
 
 
 def _storage_mounts(spec: SandboxSpec, plan: ContainerPlan) -> list[dict[str, Any]]:

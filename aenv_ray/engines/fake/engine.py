@@ -16,12 +16,16 @@ import atexit
 import contextlib
 import os
 import resource
+import select
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -39,7 +43,6 @@ from aenv_ray.engines.base import (
     start_failed,
 )
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.engines.fake.idle import polled_connections
 from aenv_ray.engines.fake.modules import ModuleSpace
 from aenv_ray.errors import AenvError, InsideCause, SandboxStartFailed
 from aenv_ray.files import FileLock
@@ -53,6 +56,7 @@ from aenv_ray.runtime.door.dispatch import Dispatcher, OnOutcome, OnProgress
 from aenv_ray.runtime.door.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.system import linux
+from aenv_ray.runtime.system.threads import start_thread
 
 T = TypeVar("T")
 
@@ -62,6 +66,9 @@ START_MODE: Final = "fresh: the fake engine starts no process"
 _RELEASED: Final = EndCause("it was released")
 _LONGEST_WAIT_S: Final = 60.0
 """Deadlines are checked at least this often, because the wall clock may be set."""
+_READERS: Final = 8
+"""Threads that serve connections, unless all of them run calls for longer than `_STUCK_S`."""
+_STUCK_S: Final = 0.02
 _FACTS: Final = Isolation(
     kind="thread",
     missing=(
@@ -479,3 +486,77 @@ def _facts() -> Isolation:
         return _FACTS
     shared = "the working directory is that of the process"
     return _FACTS.model_copy(update={"missing": (*_FACTS.missing, shared)})
+
+
+class PolledConnections:
+    """Serves the connections of all sandboxes when they can be read; an `IdleConnections`.
+
+    Linux only. A thread for each of thousands of connections would make every burst of calls a
+    contest of as many threads for Python's lock.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._watched: dict[int, Connection] = {}
+        """By file descriptor."""
+        self._readable: deque[Connection] = deque()
+        self._changed = threading.Condition()
+        self._waiting = 0
+        """Threads that wait for a readable connection."""
+        self._threads = 0
+        self._served = 0
+        """Connections that threads have taken so far."""
+        start_thread(self._wait_for_ever)
+
+    def watch(self, connection: Connection, fileno: int) -> None:
+        """See `IdleConnections.watch`."""
+        self._watched[fileno] = connection
+        events = select.EPOLLIN | select.EPOLLONESHOT
+        try:
+            self._poll.register(fileno, events)
+        except FileExistsError:
+            self._poll.modify(fileno, events)
+
+    def _wait_for_ever(self) -> None:
+        checked_at, checked = 0.0, 0
+        while True:
+            events = self._poll.poll(_STUCK_S if self._readable else None)
+            with self._changed:
+                found = [self._watched.pop(fileno, None) for fileno, _ in events]
+                self._readable += [connection for connection in found if connection is not None]
+                self._changed.notify(len(found))
+                missing = len(self._readable) - self._waiting
+                grow = min(missing, _READERS - self._threads)
+                if missing > 0 >= grow and time.monotonic() - checked_at > _STUCK_S:
+                    if self._served == checked:
+                        grow = min(missing, self._threads)
+                    checked_at, checked = time.monotonic(), self._served
+                self._threads += max(0, grow)
+            for _ in range(grow):
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        try:
+            start_thread(self._serve)
+        except RuntimeError:  # the system allows no more threads now; the existing ones continue
+            with self._changed:
+                self._threads -= 1
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if self._waiting >= _READERS:
+                    self._threads -= 1
+                    return
+                self._waiting += 1
+                self._changed.wait_for(lambda: self._readable)
+                self._waiting -= 1
+                self._served += 1
+                connection = self._readable.popleft()
+            connection.serve()
+
+
+@cache
+def polled_connections() -> PolledConnections | None:
+    """Return what watches the connections of this process; None where it cannot be done."""
+    return PolledConnections() if sys.platform == "linux" else None

@@ -1,7 +1,7 @@
 """Builds the image of a project: its Dockerfile, then one layer with the runtime.
 
-The runtime layer comes from `aenv_ray.engines.images.runtime_kit` and suits the image's Python. It
-holds `aenv_ray.runtime` and pydantic, without Ray.
+The runtime layer comes from `aenv_ray.engines.images.runtime_bundle` and suits the image's Python.
+It holds `aenv_ray.runtime` and pydantic, without Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aenv_ray.engines.images import buildkit, registry, runtime_kit
+from aenv_ray.engines.images import buildkit, registry, runtime_bundle
 from aenv_ray.engines.images.buildkit import BuildKit, OnOutput, OnStep
 from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.node_images import RUNTIME_LABEL, DockerImages
@@ -98,11 +98,11 @@ class ImageBuilder:
             async with self._temporary_tag() as tag:
                 image_id = await self._build_dockerfile(found, plan, tag)
                 self._on_output("adding the runtime")
-                kit = await self._kit(image_id)
+                bundle = await self._bundle(image_id)
                 size = 0
-                if kit is not None:
-                    image_id = await self._add_runtime(found, tag, kit, plan.platform)
-                    size = await asyncio.to_thread(_size, kit)
+                if bundle is not None:
+                    image_id = await self._add_runtime(found, tag, bundle, plan.platform)
+                    size = await asyncio.to_thread(_size, bundle)
                 await self._tag(image_id, plan.references)
         except DaemonRefused as exc:
             raise FabricUnavailable(
@@ -155,19 +155,19 @@ class ImageBuilder:
             raise
 
     async def _add_runtime(
-        self, found: BuildKit, base: str, kit: Path, platform: str | None
+        self, found: BuildKit, base: str, bundle: Path, platform: str | None
     ) -> str:
         with tempfile.TemporaryDirectory(prefix="aenv-build-") as directory:
             dockerfile = Path(directory, "Dockerfile")
             text = (
                 f"FROM {base}\nCOPY runtime {HOME}/runtime\nCOPY lib {HOME}/lib\n"
-                f"LABEL {RUNTIME_LABEL}={runtime_kit.fingerprint()}\n"
+                f"LABEL {RUNTIME_LABEL}={runtime_bundle.fingerprint()}\n"
             )
             await asyncio.to_thread(dockerfile.write_text, text)
             try:
                 return await buildkit.build(
                     found, self._address, self._docker_config,
-                    dockerfile=dockerfile, context=kit, platform=platform,
+                    dockerfile=dockerfile, context=bundle, platform=platform,
                 )  # fmt: skip
             except ConfigError as exc:  # not a mistake in the project
                 raise FabricUnavailable(f"the runtime cannot be added: {exc.message}") from exc
@@ -179,10 +179,10 @@ class ImageBuilder:
                 "POST", f"/images/{image_id}/tag", params={"repo": repository, "tag": tag}
             )
 
-    async def _kit(self, image_id: str) -> Path | None:
+    async def _bundle(self, image_id: str) -> Path | None:
         images = DockerImages(self._client, self._credentials, {}, self._cache_dir)
         try:
-            return await images.kit(await images.find(image_id))
+            return await images.bundle(await images.find(image_id))
         except SandboxStartFailed as exc:
             details = await self._client.request("GET", f"/images/{image_id}/json")
             own = (await self._client.request("GET", "/version"))["Arch"]
@@ -195,6 +195,6 @@ class ImageBuilder:
             ) from exc
 
 
-def _size(kit: Path) -> int:
-    files = (path for part in ("runtime", "lib") for path in (kit / part).rglob("*"))
+def _size(bundle: Path) -> int:
+    files = (path for part in ("runtime", "lib") for path in (bundle / part).rglob("*"))
     return sum(path.stat().st_size for path in files if path.is_file())

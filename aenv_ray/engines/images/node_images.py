@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.config import settings
-from aenv_ray.engines.images import node_python, registry, runtime_kit
+from aenv_ray.engines.images import node_python, registry, runtime_bundle
 from aenv_ray.engines.images.credentials import Credentials
 from aenv_ray.engines.images.reference import is_id, is_valid, may_be_id
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node import caches
 from aenv_ray.engines.node.container_reports import parse_report
@@ -170,7 +170,7 @@ class DockerImages:
         client: The client of the node's daemon.
         credentials: Logins for registries.
         own_labels: Labels of containers that inspect an image; the janitor finds them by these.
-        cache_dir: Directory of kits and facts about images; shared by all hosts of the node.
+        cache_dir: Directory of bundles and facts about images; shared by all hosts of the node.
         clock: Wall clock.
     """
 
@@ -188,8 +188,8 @@ class DockerImages:
         self._cache_dir = cache_dir
         self._clock = clock or SystemClock()
         self._known: dict[str, NodeImage] = {}
-        self._kits: set[Path] = set()
-        """The runtime kits that this host uses."""
+        self._bundles: set[Path] = set()
+        """The runtime bundles that this host uses."""
         self._lookups: SingleFlight[NodeImage] = SingleFlight()
 
     async def find(self, reference: str) -> NodeImage:
@@ -223,10 +223,10 @@ class DockerImages:
         content = ImageContent(
             reference=reference,
             python=python.version if python else None,
-            has_fitting_python=python is not None and python.version >= runtime_kit.OLDEST,
+            has_fitting_python=python is not None and python.version >= runtime_bundle.OLDEST,
             has_shell=facts["shell"],
             has_aenvironment=bool(facts.get("aenvironment")),
-            carries_runtime=labels.get(RUNTIME_LABEL) == runtime_kit.fingerprint(),
+            carries_runtime=labels.get(RUNTIME_LABEL) == runtime_bundle.fingerprint(),
             command=tuple(words),
             ports=frozenset(config.get("ExposedPorts") or ()),
         )
@@ -261,11 +261,11 @@ class DockerImages:
 
     # --- inspection -------------------------------------------------------------------------
 
-    async def kit(self, image: NodeImage) -> Path | None:
-        """Return the kit for an image's own Python; None if the image carries the same runtime.
+    async def bundle(self, image: NodeImage) -> Path | None:
+        """Return the bundle for an image's own Python; None if the image carries the same runtime.
 
         Raises:
-            SandboxStartFailed: The image has no suitable Python, or the kit cannot be created.
+            SandboxStartFailed: The image has no suitable Python, or the bundle cannot be created.
         """
         if image.content.carries_runtime:
             return None
@@ -274,49 +274,51 @@ class DockerImages:
                 image.content.lack, hint="base the image on Python 3.11 or newer"
             )
 
-        async def compile_in(kit: Path) -> None:
-            """Let the image compile for itself; it sees the kit read-only."""
-            async with self._tool(image.id, ["python3", "-P", "-c", _COMPILE], "0:0", kit) as name:
+        async def compile_in(bundle: Path) -> None:
+            """Let the image compile for itself; it sees the bundle read-only."""
+            async with self._tool(
+                image.id, ["python3", "-P", "-c", _COMPILE], "0:0", bundle
+            ) as name:
                 target = f"/containers/{name}/archive"
                 archive = await self._client.read(target, {"path": _COMPILED}, _COMPILED_BYTES)
-            await asyncio.to_thread(runtime_kit.add_compiled, kit, archive)
+            await asyncio.to_thread(runtime_bundle.add_compiled, bundle, archive)
 
-        kits = self._cache_dir / "kits"
+        bundles = self._cache_dir / "kits"
         try:
-            kit = await runtime_kit.ensure(image.python, kits, compile_in, image.id)
-            if kit not in self._kits:
-                self._kits.add(kit)
-                await self._collect_kits(kits)
-            return kit
+            bundle = await runtime_bundle.ensure(image.python, bundles, compile_in, image.id)
+            if bundle not in self._bundles:
+                self._bundles.add(bundle)
+                await self._collect_bundles(bundles)
+            return bundle
         except DaemonRefused as exc:
             raise SandboxStartFailed(
                 f"image {image.content.reference}: {exc.message}",
                 hint="check that the image runs: docker run --rm IMAGE true",
             ) from exc
 
-    async def _collect_kits(self, kits: Path) -> None:
-        """Delete kits that no container uses, if there are too many.
+    async def _collect_bundles(self, bundles: Path) -> None:
+        """Delete bundles that no container uses, if there are too many.
 
         Raises:
             ConfigError: A limit is malformed.
             DaemonRefused: The daemon does not list its containers.
         """
         limits = settings().cache_limits
-        if not await asyncio.to_thread(caches.exceeds, kits, *limits):
+        if not await asyncio.to_thread(caches.exceeds, bundles, *limits):
             return
         containers = await self._client.request("GET", "/containers/json", params={"all": True})
         sources = [m.get("Source") or "" for c in containers for m in c.get("Mounts") or ()]
-        used = {Path(source).relative_to(kits).parts[0] for source in sources
-                if Path(source).is_relative_to(kits)}  # fmt: skip
-        await asyncio.to_thread(caches.collect, kits, *limits, lambda: used)
+        used = {Path(source).relative_to(bundles).parts[0] for source in sources
+                if Path(source).is_relative_to(bundles)}  # fmt: skip
+        await asyncio.to_thread(caches.collect, bundles, *limits, lambda: used)
 
-    async def carried_kit(self) -> Path:
-        """Return the kit with the node's own Python, for any image.
+    async def carried_bundle(self) -> Path:
+        """Return the bundle with the node's own Python, for any image.
 
         Raises:
             SandboxStartFailed: This node's Python cannot be used in an image.
         """
-        return await runtime_kit.carried(self._cache_dir / "kits")
+        return await runtime_bundle.carried(self._cache_dir / "kits")
 
     async def _facts(self, image_id: str) -> dict[str, Any]:
         """Return what `_INSPECT` reports, if the image has a Python, and whether it has a shell."""
@@ -328,13 +330,13 @@ class DockerImages:
         facts: dict[str, Any] = {"shell": True}
         try:
             command = ["python3", "-P", "-c", _INSPECT]
-            told = parse_report(await self._output(image_id, command))
-            python = ImagePython.reported(told)
+            report = parse_report(await self._output(image_id, command))
+            python = ImagePython.reported(report)
             facts |= {
                 "version": python.version,
                 "machine": python.machine,
                 "libc": python.libc,
-                "aenvironment": told.get("aenvironment") is True,
+                "aenvironment": report.get("aenvironment") is True,
             }
         except ValueError as exc:
             raise SandboxStartFailed(
@@ -355,24 +357,24 @@ class DockerImages:
         return facts
 
     async def _has_shell(self, image_id: str) -> bool:
-        kit = await self.carried_kit()
+        bundle = await self.carried_bundle()
         command = [*node_python.command("/kit/python"), "-c", _INSPECT_SHELL]
         try:
-            return bool(json.loads(await self._output(image_id, command, kit)))
+            return bool(json.loads(await self._output(image_id, command, bundle)))
         except DaemonRefused as exc:
             raise SandboxStartFailed(
                 f"image {image_id[:19]} cannot run this node's Python: {exc.message}",
                 hint="check that it is an image for this node's architecture",
             ) from exc
 
-    async def _output(self, image_id: str, command: list[str], kit: Path | None = None) -> str:
+    async def _output(self, image_id: str, command: list[str], bundle: Path | None = None) -> str:
         """Run a command in the image, as nobody, and return its output."""
-        async with self._tool(image_id, command, _NOBODY, kit) as name:
+        async with self._tool(image_id, command, _NOBODY, bundle) as name:
             return await self._client.log(name, 50)
 
     @contextlib.asynccontextmanager
     async def _tool(
-        self, image_id: str, command: list[str], user: str, kit: Path | None
+        self, image_id: str, command: list[str], user: str, bundle: Path | None
     ) -> AsyncIterator[str]:
         """Run a command in the image, without network, and yield its ended container's name.
 
@@ -381,7 +383,7 @@ class DockerImages:
         """
         name = f"aenv-inspect-{uuid.uuid4().hex[:12]}"
         deadline = self._clock.now() + TOOL_DEADLINE_S
-        mount = {"Type": "bind", "Source": str(kit), "Target": "/kit", "ReadOnly": True}
+        mount = {"Type": "bind", "Source": str(bundle), "Target": "/kit", "ReadOnly": True}
         body = {
             "Image": image_id,
             "Entrypoint": command,
@@ -395,7 +397,7 @@ class DockerImages:
                 STORAGE_LABEL: str(_COMPILED_BYTES),
             },
             "HostConfig": {
-                "NetworkMode": "none", "Mounts": [mount] if kit else [], "CapDrop": ["ALL"],
+                "NetworkMode": "none", "Mounts": [mount] if bundle else [], "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"], **_TOOL_LIMITS,
             },
         }  # fmt: skip

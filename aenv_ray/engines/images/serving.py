@@ -99,11 +99,17 @@ def choose(deploy: DeployConfig, content: ImageContent, *, has_code: bool) -> tu
             f"{content.lack}; it has no /bin/sh either",
             hint="use an image with Python 3.11 or newer, or at least a shell",
         )
+    lack = "" if asked else content.lack
+    return Serving.COMMANDS, no_tools_reason(lack, has_code=has_code)
+
+
+def no_tools_reason(lack: str, *, has_code: bool) -> str:
+    """Return why there are commands and files only; `lack` says why the runtime does not run."""
     if not has_code:
-        return Serving.COMMANDS, "the project has no code; it has commands and files only"
-    if asked:
-        return Serving.COMMANDS, "the project asks for commands and files only"
-    return Serving.COMMANDS, f"{content.lack}; commands and files work"
+        return "the project has no code; it has commands and files only"
+    if not lack:
+        return "the project asks for commands and files only"
+    return f"{lack}; commands and files work"
 
 
 def server_command(content: ImageContent, arguments: tuple[str, ...]) -> tuple[str, ...]:

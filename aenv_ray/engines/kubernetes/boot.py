@@ -1,7 +1,7 @@
 """From a created pod to a runtime that answers: the host's side of a start.
 
 A pod contains nothing but its image. Over the first connection, its container reports its Python,
-and the host sends the runtime with libraries for that Python, the project, and an order with all
+and the host sends the runtime with libraries for that Python, the project, and a request with all
 variables. The container passes the files on to the pod's unpacker.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.base import EndCause, SandboxSpec, start_failed
-from aenv_ray.engines.images import runtime_kit
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images import runtime_bundle
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.engines.images.serving import PUBLIC_SERVER, SHARED, Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.plan import PodPlan
@@ -47,7 +47,7 @@ PULL_S: Final = 900.0
 _PAGE: Final = 4096
 """More than the work directory holds, so that a full one reports that it is full."""
 
-Order = tuple[dict[str, Any], list[tuple[Path, str]]]
+BootRequest = tuple[dict[str, Any], list[tuple[Path, str]]]
 """What a container is told, and the directories that it gets, each with its path there."""
 
 
@@ -98,7 +98,7 @@ async def boot(
     spec: SandboxSpec,
     plan: PodPlan,
     key: HostKey,
-    kits: RuntimeKits,
+    bundles: RuntimeBundles,
     ends_in_s: float,
 ) -> None:
     """Send the containers of a pod what they serve, and wait until they are ready.
@@ -108,29 +108,34 @@ async def boot(
         UnsuitableImage: The image's Python is too old.
     """
 
-    async def boot_one(port: int, order: Callable[..., Order], prefix: str) -> None:
+    async def boot_one(port: int, request_of: Callable[..., BootRequest], prefix: str) -> None:
         container_key = key.secret(instance.name, instance.nonce, str(port))
         await _boot_container(
-            instance, port, key, order(spec, plan, container_key, ends_in_s), kits, prefix
+            instance, port, key, request_of(spec, plan, container_key, ends_in_s), bundles, prefix
         )
 
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(boot_one(manifest.PORT, main_order, ""))
+            group.create_task(boot_one(manifest.PORT, main_request, ""))
             if instance.has_sidecar:
                 group.create_task(
-                    boot_one(manifest.SIDECAR_PORT, sidecar_order, pod_status.SIDECAR)
+                    boot_one(manifest.SIDECAR_PORT, sidecar_request, pod_status.SIDECAR)
                 )
     except ExceptionGroup as several:
         raise several.exceptions[0] from several
 
 
 async def _boot_container(
-    instance: PodInstance, port: int, key: HostKey, order: Order, kits: RuntimeKits, prefix: str
+    instance: PodInstance,
+    port: int,
+    key: HostKey,
+    request: BootRequest,
+    bundles: RuntimeBundles,
+    prefix: str,
 ) -> None:
     """Boot one container, unless its pod ends first."""
     secret = key.secret(instance.name, instance.nonce, "boot")
-    booting = asyncio.create_task(_send(instance.address.result(), port, secret, order, kits))
+    booting = asyncio.create_task(_send(instance.address.result(), port, secret, request, bundles))
     futures: set[asyncio.Future[Any]] = {booting, instance.ended, instance.failed}
     try:
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -158,8 +163,10 @@ async def _boot_container(
         await asyncio.wait([booting])
 
 
-async def _send(address: str, port: int, secret: bytes, order: Order, kits: RuntimeKits) -> None:
-    """Send a container its runtime, project and order, and wait for its report.
+async def _send(
+    address: str, port: int, secret: bytes, request: BootRequest, bundles: RuntimeBundles
+) -> None:
+    """Send a container its runtime, project and request, and wait for its report.
 
     Raises:
         UnsuitableImage: The image's Python is too old.
@@ -168,22 +175,22 @@ async def _send(address: str, port: int, secret: bytes, order: Order, kits: Runt
         OSError: The connection broke, or nothing listened in time.
     """
     loop = asyncio.get_running_loop()
-    told, directories = order
+    message, directories = request
     sock = await connect(address, port, within_s=BOOT_DEADLINE_S)
     with sock:
         async with asyncio.timeout(BOOT_DEADLINE_S):
             await loop.sock_sendall(sock, secret)
             facts = await _report(sock)
         python = ImagePython.reported({**facts, "version": facts.get("python")})
-        if python.version < runtime_kit.OLDEST:
+        if python.version < runtime_bundle.OLDEST:
             found = ".".join(map(str, python.version))
             raise UnsuitableImage(f"its image has Python {found}, and tools need 3.11 or newer")
-        archives = [await kits.archive(python), await asyncio.to_thread(pack, directories)]
-        message = json.dumps(told).encode()
+        archives = [await bundles.archive(python), await asyncio.to_thread(pack, directories)]
+        body = json.dumps(message).encode()
         # A container that does not boot in time reports that itself, with its log.
         async with asyncio.timeout(SENDING_S + BOOT_DEADLINE_S):
             size = sum(map(len, archives))
-            head = len(message).to_bytes(8, "big") + message + size.to_bytes(8, "big")
+            head = len(body).to_bytes(8, "big") + body + size.to_bytes(8, "big")
             for piece in (head, *archives):
                 await loop.sock_sendall(sock, piece)
             report = await _report(sock)
@@ -204,8 +211,8 @@ async def _report(sock: socket.socket) -> dict[str, Any]:
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
-    """Return the order for the main container."""
+def main_request(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> BootRequest:
+    """Return the request for the main container."""
     deploy = spec.config.deploy
     variables = instance_variables(spec, "namespaces", "/usr/bin/python3")
     if "PATH" not in {**deploy.variables, **spec.environment_variables}:
@@ -214,8 +221,8 @@ def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -
         variables.setdefault("WORK_SHARE", SHARED)
     variables.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes 20 ms
     is_public = plan.serving is Serving.PUBLIC
-    told = {
-        **_common_order(spec, key, ends_in_s, plan.settings, variables),
+    message = {
+        **_common_request(spec, key, ends_in_s, plan.settings, variables),
         "unpack": manifest.unpack_order(names.MAIN_CONTAINER, hides=deploy.hide_source),
         "arguments": list(spec.arguments),
         "serving": plan.serving.value,
@@ -223,14 +230,14 @@ def main_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -
         "directory": "/" if is_public else "",
         "server": [*PUBLIC_SERVER, *spec.arguments] if is_public else [],
     }
-    return told, [(spec.project_dir, PROJECT)]
+    return message, [(spec.project_dir, PROJECT)]
 
 
-def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> Order:
-    """Return the order for the sidecar; arguments as for `main_order`."""
+def sidecar_request(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float) -> BootRequest:
+    """Return the request for the sidecar; arguments as for `main_request`."""
     variables = {"AENV_INSTANCE_ID": spec.instance_id, "WORK_SHARE": SHARED, "HOME": "/"}
-    told = {
-        **_common_order(spec, key, ends_in_s, plan.settings, variables),
+    message = {
+        **_common_request(spec, key, ends_in_s, plan.settings, variables),
         "unpack": manifest.unpack_order(names.SIDECAR_CONTAINER, hides=False),
         "arguments": [],
         "serving": Serving.COMMANDS.value,
@@ -238,10 +245,10 @@ def sidecar_order(spec: SandboxSpec, plan: PodPlan, key: bytes, ends_in_s: float
         "directory": "/",
         "server": [],
     }
-    return told, []
+    return message, []
 
 
-def _common_order(
+def _common_request(
     spec: SandboxSpec,
     key: bytes,
     ends_in_s: float,
@@ -263,7 +270,7 @@ def _common_order(
     }
 
 
-class RuntimeKits:
+class RuntimeBundles:
     """The runtime with libraries for each Python, as archives."""
 
     def __init__(self, directory: Path) -> None:
@@ -271,7 +278,7 @@ class RuntimeKits:
         self._archives: dict[str, bytes] = {}
 
     async def archive(self, python: ImagePython) -> bytes:
-        """Return the kit for a Python, creating it if necessary.
+        """Return the bundle for a Python, creating it if necessary.
 
         Raises:
             SandboxStartFailed: The libraries are not available for this Python.
@@ -280,8 +287,8 @@ class RuntimeKits:
         if key not in self._archives:
             await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True)
 
-            kit = await runtime_kit.ensure(python, self._directory)
-            parts = [(kit / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
+            bundle = await runtime_bundle.ensure(python, self._directory)
+            parts = [(bundle / part, f"{HOME}/{part}") for part in ("runtime", "lib")]
             self._archives[key] = await asyncio.to_thread(pack, parts)
         return self._archives[key]
 

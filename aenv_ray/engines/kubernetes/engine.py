@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray import logs
+from aenv_ray.background_tasks import Tasks
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import (
     Capabilities,
@@ -36,7 +37,7 @@ from aenv_ray.engines.kubernetes import manifest, names, pod_status
 from aenv_ray.engines.kubernetes.boot import (
     CAUSE_WAIT_S,
     SCHEDULE_S,
-    RuntimeKits,
+    RuntimeBundles,
     await_containers,
     boot,
     check_deadline,
@@ -71,7 +72,7 @@ class KubernetesEngine(Engine):
     Args:
         host_id: Id by which a restarted host finds its sandboxes.
         runtime_dir: Directory for the key of this pod's hosts; it ends with the pod.
-        data_dir: Cache directory for runtime kits.
+        data_dir: Cache directory for runtime bundles.
         scope: Distinguishes the hosts of one Ray node from those of others.
         settings: The operator's settings.
         client: The client of the API. None: with this pod's service account.
@@ -107,7 +108,7 @@ class KubernetesEngine(Engine):
         self._client = client or KubernetesClient(settings.namespace)
         self._planner = PodPlanner(self._client, settings, host_id, policy)
         self._key = HostKey(node_directory(runtime_dir, names.node_scope(scope)) / "key")
-        self._kits = RuntimeKits(data_dir / "kubernetes")
+        self._bundles = RuntimeBundles(data_dir / "kubernetes")
         self._schedule_s = schedule_s
         self._instances: dict[str, PodInstance] = {}
         self._ended: set[str] = set()
@@ -115,7 +116,7 @@ class KubernetesEngine(Engine):
         self._opening = asyncio.Lock()
         self._pods_or_none: Pods | None = None
         self._janitor: PodJanitor | None = None
-        self._removals: set[asyncio.Task[None]] = set()
+        self._removals = Tasks()
         self._ending: set[str] = set()
         """Uids of stopped pods that their nodes have not ended yet."""
 
@@ -154,7 +155,7 @@ class KubernetesEngine(Engine):
         if cause is not None:
             self._finish(instance, cause)
             if not gone:
-                self._in_background(self._discard(instance))
+                self._removals.spawn(self._discard(instance))
 
     def pods(self) -> Mapping[str, int]:  # noqa: D102
         return {} if self._pods_or_none is None else self._pods_or_none.phases()
@@ -200,14 +201,14 @@ class KubernetesEngine(Engine):
             await await_containers(instance, self._schedule_s)
             self._planner.add_node(plan.image, instance.node)
             ends_in_s = spec.deadline - self._clock.now()
-            await boot(instance, spec, plan, self._key, self._kits, ends_in_s)
+            await boot(instance, spec, plan, self._key, self._bundles, ends_in_s)
             instance.is_up = True
             self._enforce_deadline(instance, spec.deadline)
             isolation = manifest.isolation(spec, plan)
             return await self._connect(instance, isolation, manifest.start_mode(plan))
         except BaseException:
             self._untrack(instance)
-            await asyncio.shield(self._in_background(self._discard(instance)))
+            await asyncio.shield(self._removals.spawn(self._discard(instance)))
             raise
 
     # --- running ----------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class KubernetesEngine(Engine):
 
         def on_ended(cause: EndCause, log: str) -> None:
             self._finish(instance, pod_status.explained(cause, log))
-            self._in_background(self._discard(instance))
+            self._removals.spawn(self._discard(instance))
 
         try:
             if instance.has_sidecar:
@@ -254,7 +255,7 @@ class KubernetesEngine(Engine):
         """End a pod whose door failed while it runs: nobody can reach it any more."""
         if not instance.ended.done():
             self._finish(instance, cause)
-            self._in_background(self._discard(instance))
+            self._removals.spawn(self._discard(instance))
 
     async def attach(self, instance_id: InstanceId) -> Sandbox:  # noqa: D102
         pod = await self._find(instance_id)
@@ -359,7 +360,7 @@ class KubernetesEngine(Engine):
 
         def overdue() -> None:
             self._finish(instance, EndCause(TTL_PASSED))
-            self._in_background(self._discard(instance))
+            self._removals.spawn(self._discard(instance))
 
         if instance.timer is not None:
             instance.timer.cancel()
@@ -376,7 +377,7 @@ class KubernetesEngine(Engine):
         finally:  # not before, since the caller counts all of them until this returns
             for name, uid in deleted:
                 self._ending.add(uid)
-                self._in_background(self._await_end(pods, name, uid))
+                self._removals.spawn(self._await_end(pods, name, uid))
 
     async def _stop_one(
         self, pods: Pods, deleted: list[tuple[str, str]], instance_id: InstanceId
@@ -412,13 +413,6 @@ class KubernetesEngine(Engine):
     def ending(self) -> int:  # noqa: D102
         return len(self._ending)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work that continues if its caller is cancelled; `close` waits for it."""
-        task = asyncio.create_task(work)
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
-        return task
-
     async def _discard(self, instance: PodInstance) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READERS_S):
@@ -450,10 +444,7 @@ class KubernetesEngine(Engine):
     async def close(self) -> None:  # noqa: D102
         if self._janitor is not None:
             self._janitor.stop()
-        if self._removals:
-            _, late = await asyncio.wait(self._removals, timeout=_CLOSE_S)
-            for removal in late:
-                removal.cancel()  # the janitor deletes these pods
+        await self._removals.settle(_CLOSE_S)  # the janitor deletes the other pods
         if self._pods_or_none is not None:
             self._pods_or_none.stop_watch()
             self._pods_or_none = None

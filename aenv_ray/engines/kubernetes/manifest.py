@@ -228,7 +228,7 @@ def _carrier(plan: PodPlan, deploy: DeployConfig) -> dict[str, Any]:
         "name": names.CARRIER_CONTAINER,
         "image": plan.carrier_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-m", "aenv_ray.engines.images.runtime_kit", _CARRIED],
+        "command": ["python3", "-m", "aenv_ray.engines.images.runtime_bundle", _CARRIED],
         "resources": _resources(deploy, plan.settings),
         "securityContext": _security(deploy),
         "volumeMounts": [_mount("carried", _CARRIED)],

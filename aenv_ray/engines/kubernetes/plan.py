@@ -13,7 +13,7 @@ from aenv_ray import logs
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.images.node_images import check_image, check_names, reference_of
-from aenv_ray.engines.images.serving import Serving, has_code, sidecar_image
+from aenv_ray.engines.images.serving import Serving, has_code, no_tools_reason, sidecar_image
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -138,7 +138,7 @@ class PodPlanner:
         serving = asked or (Serving.COMMANDS if problem else Serving.RUNTIME)
         reason = ""
         if serving is Serving.COMMANDS:
-            reason = _no_tools_reason(problem, has_code=is_code_there)
+            reason = no_tools_reason(problem, has_code=is_code_there)
             if is_code_there:
                 extra = logs.of_instance(spec.instance_id)
                 logger.warning("%s has no tools: %s", spec.instance_id, reason, extra=extra)
@@ -186,14 +186,6 @@ class PodPlanner:
             hint="grant its service account `list networkpolicies`, as clusters/kuberay does, or "
             "have the operator set AENV_ISOLATION=auto",
         )
-
-
-def _no_tools_reason(image_problem: str, *, has_code: bool) -> str:
-    if not has_code:
-        return "the project has no code; it has commands and files only"
-    if not image_problem:
-        return "the project asks for commands and files only"
-    return f"{image_problem}; commands and files work"
 
 
 # --- the network ----------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from aenv_ray.background_tasks import shielded
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.kubernetes import names, pod_status
 from aenv_ray.engines.kubernetes.client import ApiRefused, KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.settings import END_S, PodSettings, find_owner
-from aenv_ray.engines.node.shielded import shielded
 from aenv_ray.errors import FabricUnavailable
 
 logger = logging.getLogger(__name__)

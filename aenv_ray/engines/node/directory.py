@@ -30,7 +30,6 @@ LOCK: Final = "lock"
 _OWNER: Final = "owner"
 _RECORDS: Final = "records"
 _SOCKET_PATH_BYTES: Final = 107
-_INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH")
 
 
 def short_name(instance_id: str) -> str:
@@ -64,11 +63,6 @@ def node_directory(runtime_dir: Path, scope: str) -> Path:
                 hint="set AENV_RUNTIME_DIR to a directory that you own",
             )
     return directory
-
-
-def daemon_environment() -> dict[str, str]:
-    """Return the variables that a launcher or janitor inherits: none of Ray's and no token."""
-    return {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
 
 
 def set_owner(directory: Path, pid: int) -> None:

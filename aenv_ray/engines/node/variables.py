@@ -7,13 +7,13 @@ from typing import Final
 
 from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
-from aenv_ray.project.config import DeployConfig
+from aenv_ray.project.config import DeployConfig, EnvironmentConfig
 from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES, WORK
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def shared_variables(spec: SandboxSpec, home: str, python: str) -> dict[str, str]:
+def shared_variables(config: EnvironmentConfig, home: str, python: str) -> dict[str, str]:
     """Return the variables that all instances of a project share; none comes from the host."""
     return {
         "PATH": f"{Path(python).parent}:{_PATH}",
@@ -23,9 +23,9 @@ def shared_variables(spec: SandboxSpec, home: str, python: str) -> dict[str, str
         "SHELL": "/bin/bash",
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "envNAME": spec.config.name,
-        "envversion": spec.config.version,
-        **spec.config.deploy.variables,
+        "envNAME": config.name,
+        "envversion": config.version,
+        **config.deploy.variables,
     }
 
 
@@ -38,7 +38,7 @@ def instance_variables(spec: SandboxSpec, isolation: str, python: str) -> dict[s
             runtime sets ``HOME``.
         python: Path of its interpreter.
     """
-    variables = shared_variables(spec, WORK, python)
+    variables = shared_variables(spec.config, WORK, python)
     if isolation != "namespaces":
         del variables["HOME"]
     labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())

@@ -17,8 +17,9 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.base import (
     Capabilities,
     EndCause,
@@ -58,6 +59,9 @@ from aenv_ray.engines.process.plan import (
 from aenv_ray.errors import AenvError, FabricUnavailable, InsideCause, SandboxStartFailed
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.project.storage import StorageMount
+
+_PACKAGE: Final = Path(__file__).resolve().parents[2]
+_MAX_PLANS: Final = 256
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ class ProcessEngine(Engine):
         cgroup: Path | None = None,
     ) -> None:
         self._cgroup = cgroup
-        self._data_dir = data_dir
+        name = hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:12]
+        self._runtime_path = data_dir / "runtime" / name
+        """Holds a link to this package alone, for the path of virtual environments."""
         self._environments = requirements_cache or data_dir / "environments"
         self._isolation = isolation
         self._storage = LocalStorage(storage_dir or data_dir / "storage")
@@ -114,6 +120,8 @@ class ProcessEngine(Engine):
             self._directory, host_id, owner_pid, self._on_exit, self._on_launcher_lost
         )
         self._connections: dict[InstanceId, _Connection] = {}
+        self._plans: BoundedCache[tuple[Any, ...], Plan] = BoundedCache(_MAX_PLANS)
+        """By all that they depend on besides their configurations."""
         self._ready: dict[str, dict[str, Any]] = {}
         self._raised: dict[str, dict[str, Any]] = {}
         """Reports of templates in which the project's code raised; they are not started again."""
@@ -213,12 +221,20 @@ class ProcessEngine(Engine):
             python = await virtual_environment.ensure(
                 spec.project_dir, self._environments, isolation, interpreter
             )
-            directory = None
+            storage = None
             if spec.storage is not None:
                 directory = await asyncio.to_thread(self._storage.open, spec.storage)
-            return Plan(
-                spec, python, isolation, self._runtime_path(), directory, cgroup=self._cgroup
-            )
+                storage = (spec.storage, directory)
+            self._link_package()
+            key = (spec.project_dir, python, isolation, storage)
+            plan = self._plans.get(key)
+            if plan is None or plan.config != spec.config:
+                plan = Plan(
+                    spec.project_dir, spec.config, python, isolation, self._runtime_path, storage,
+                    cgroup=self._cgroup,
+                )  # fmt: skip
+                self._plans.put(key, plan)
+            return plan
         except AenvError as exc:
             return exc
 
@@ -256,17 +272,12 @@ class ProcessEngine(Engine):
         self._ready[key] = answer["ready"]
         return dict(answer["ready"])
 
-    def _runtime_path(self) -> Path:
-        """Return a directory with this package only, for the path of virtual environments."""
-        package = Path(__file__).resolve().parents[2]
-        name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
-        directory = self._data_dir / "runtime" / name
-        link = directory / "aenv_ray"
+    def _link_package(self) -> None:
+        link = self._runtime_path / "aenv_ray"
         if not link.is_symlink():
-            directory.mkdir(parents=True, exist_ok=True)
+            self._runtime_path.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                link.symlink_to(package)
-        return directory
+                link.symlink_to(_PACKAGE)
 
     # --- running --------------------------------------------------------------------------------
 

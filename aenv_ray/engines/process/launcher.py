@@ -36,9 +36,8 @@ from typing import Any, Final
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.daemon import detach, raise_file_limit
 from aenv_ray.engines.node.directory import LOCK, remove_stale, remove_tree, short_name, vacate
-from aenv_ray.engines.node.oom_kills import node_oom_kills
-from aenv_ray.engines.process.end_causes import cause_of, inside_of
-from aenv_ray.engines.process.forks import Fork, InstanceProcess
+from aenv_ray.engines.node.memory import node_oom_kills
+from aenv_ray.engines.process.forks import Fork, InstanceProcess, cause_of, inside_of
 from aenv_ray.engines.process.logs import Logs
 from aenv_ray.engines.process.peers import Peer, Peers
 from aenv_ray.engines.process.resource_watch import ResourceWatch, Watched

@@ -8,14 +8,12 @@ import json
 import logging
 import socket
 import struct
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from aenv_ray import logs
+from aenv_ray import daemon, logs
 from aenv_ray.engines.base import EndCause
-from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, inside_cause
 
 logger = logging.getLogger(__name__)
@@ -122,16 +120,11 @@ class LauncherClient:
                 # Repeat: the first one may have exited because its predecessor still held the lock.
                 if asyncio.get_running_loop().time() >= spawn_at:
                     spawn_at = asyncio.get_running_loop().time() + _RESPAWN_S
-                    await self._spawn()
+                    await daemon.start(
+                        "aenv_ray.engines.process.launcher", str(self.directory),
+                        env=daemon.environment(),
+                    )  # fmt: skip
                 await asyncio.sleep(_RETRY_S)
-
-    async def _spawn(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher", str(self.directory),
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            env=daemon_environment(), start_new_session=True,
-        )  # fmt: skip
-        await process.wait()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (message := await _next_message(reader)) is not None:

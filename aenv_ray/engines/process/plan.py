@@ -18,7 +18,7 @@ from aenv_ray.engines.node.variables import shared_variables
 from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.models import Isolation
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
-from aenv_ray.project.storage import shown_size
+from aenv_ray.project.storage import StorageMount, shown_size
 from aenv_ray.runtime.fork.jail_spec import WORK, JailSpec
 
 NO_NAMESPACES_HINT: Final = (
@@ -35,18 +35,20 @@ class Plan:
 
     def __init__(
         self,
-        spec: SandboxSpec,
+        project_dir: Path,
+        config: EnvironmentConfig,
         python: Path | None,
         isolation: str,
         runtime_path: Path,
-        directory: LocalDirectory | None = None,
+        storage: tuple[StorageMount, LocalDirectory] | None = None,
         *,
         cgroup: Path | None = None,
     ) -> None:
-        deploy = spec.config.deploy
+        self.config = config
+        deploy = config.deploy
         network = deploy.network or NetworkMode.HOST
         jail = JailSpec(
-            project=str(spec.project_dir),
+            project=str(project_dir),
             network=network.value,
             hide_source=deploy.hide_source,
             storage_bytes=_bytes(deploy.ephemeral_storage),
@@ -54,15 +56,16 @@ class Plan:
             cpu_cores=units.parse_cpu_cores(deploy.cpu) if deploy.cpu else None,
         )
         self.python = str(python or sys.executable)
-        if spec.storage is not None and directory is not None:
-            check_storage_path(spec.storage.mount_path, self.python)
+        if storage is not None:
+            mount, directory = storage
+            check_storage_path(mount.mount_path, self.python)
             jail = replace(
                 jail,
                 storage=str(directory.data),
                 storage_lock=str(directory.lock),
-                storage_is_shared=spec.storage.is_shared,
-                storage_path=spec.storage.mount_path,
-                storage_size=shown_size(spec.storage.size_bytes),
+                storage_is_shared=mount.is_shared,
+                storage_path=mount.mount_path,
+                storage_size=shown_size(mount.size_bytes),
             )
         self._setups: dict[bool, tuple[str, dict[str, Any]]] = {}
         self._base = {
@@ -70,10 +73,10 @@ class Plan:
             "runtime_path": str(runtime_path),
             "isolation": isolation,
             "cgroup": str(cgroup or ""),
-            "holds": [str(spec.project_dir)] + ([str(python.parent.parent)] if python else []),
+            "holds": [str(project_dir)] + ([str(python.parent.parent)] if python else []),
             "jail": asdict(jail),
             "env": {
-                **shared_variables(spec, WORK, self.python),
+                **shared_variables(config, WORK, self.python),
                 "PYTHONPATH": str(runtime_path),
             },
         }
@@ -179,8 +182,8 @@ def why_not_from_template(
     if spec.arguments:
         return "it has arguments, which its code may read at import"
     seen = set(report["env_reads"])
-    given = {**spec.config.deploy.variables, **spec.environment_variables}
-    read = {n for n, v in given.items() if shared.get(n) != v and ("*" in seen or n in seen)}
+    variables = {**spec.config.deploy.variables, **spec.environment_variables}
+    read = {n for n, v in variables.items() if shared.get(n) != v and ("*" in seen or n in seen)}
     read |= seen & _OWN_VARIABLES
     return f"its code reads {', '.join(sorted(read)[:3])} at import" if read else ""
 

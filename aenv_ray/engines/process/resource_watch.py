@@ -28,8 +28,8 @@ longer wait for sockets.
 `offences` then decides which sandboxes must end.
 
 This module imports only the standard library, `aenv_ray.errors`, `aenv_ray.files`,
-`aenv_ray.engines.node.default_limits` and `aenv_ray.runtime.fork.jail_spec`, because the launcher
-imports it.
+`aenv_ray.engines.node.memory` and `aenv_ray.runtime.fork.jail_spec`, because the launcher imports
+it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
+from aenv_ray.engines.node.memory import DEFAULT_LIMIT_SHARE
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
 from aenv_ray.runtime.fork.jail_spec import MAX_PROCESSES

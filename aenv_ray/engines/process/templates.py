@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from aenv_ray.engines.node import caches
-from aenv_ray.engines.node.default_limits import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.directory import short_name
+from aenv_ray.engines.node.memory import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.process.cgroups import CgroupUnavailable, SandboxGroups
-from aenv_ray.engines.process.end_causes import cause_of
 from aenv_ray.engines.process.forks import (
     PACKET_BYTES,
     Fork,
     InstanceProcess,
+    cause_of,
     new_channel,
     open_process,
     receive_from_fork,
@@ -127,7 +127,7 @@ class TemplateProcess:
     """Whether the operator requires namespaces, and the kernel allows none."""
     env_reads: list[str] = field(default_factory=list)
     """If the code failed to load: the variables that it had read."""
-    held: list[FileLock] = field(default_factory=list)
+    cache_locks: list[FileLock] = field(default_factory=list)
     """Locks that keep the project and its virtual environment in the node's caches."""
 
     @property
@@ -343,7 +343,7 @@ class Templates:
             os.close(output)
         self._templates[key] = template
         locks = (caches.hold(Path(path)) for path in setup["holds"])
-        template.held = [lock for lock in locks if lock is not None]
+        template.cache_locks = [lock for lock in locks if lock is not None]
         self._selector.register(
             template.control, selectors.EVENT_READ, lambda *_: self._on_readable(template)
         )
@@ -618,7 +618,7 @@ class Templates:
         is_killed_here = template.process.poll() is None
         template.process.kill()
         status = template.process.wait()
-        for lock in template.held:
+        for lock in template.cache_locks:
             lock.close()
         output = self._logs.close(template.log)
         if why is _DIED and not is_killed_here:

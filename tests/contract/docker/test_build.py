@@ -47,7 +47,7 @@ _TOOL = (
 
 
 @pytest.fixture(autouse=True)
-def _shared_kits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _shared_bundles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AENV_DATA_DIR", str(data_dir()))
     settings.cache_clear()
     yield

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.images import node_python, runtime_kit
+from aenv_ray.engines.images import node_python, runtime_bundle
 from aenv_ray.project import project
 from aenv_ray.runtime.container import sidecar
 from aenv_ray.runtime.container.process_one import HOME
@@ -107,10 +107,10 @@ def container(tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "uvx.sh").write_text(HARBOR_TEST.replace("pytest ", "uvx pytest "))
     (tmp_path / "replaces.sh").write_text(f"cp /mine/* /tests; {INSTALLS}")
     (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
-    kit = asyncio.run(runtime_kit.carried(data_dir() / "kits"))
+    bundle = asyncio.run(runtime_bundle.carried(data_dir() / "kits"))
     name = docker(
         "run", "--detach", "--rm", "--network", "none",
-        "--volume", f"{kit}/python:{HOME}/python:ro",
+        "--volume", f"{bundle}/python:{HOME}/python:ro",
         task_image(), "python3", "-c", REAPER,
     )  # fmt: skip
     found = Container(name, tmp_path)

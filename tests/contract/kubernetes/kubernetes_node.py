@@ -80,7 +80,7 @@ class KubernetesNode:
 
 @cache
 def data_dir() -> Path:
-    """Return where kits are kept for all tests of this process."""
+    """Return where bundles are kept for all tests of this process."""
     path = Path(tempfile.gettempdir(), "aenv-test-pod-kits")
     path.mkdir(mode=0o700, exist_ok=True)
     return path

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from aenv_ray.engines import census
+from aenv_ray.engines import live_sandboxes
 from aenv_ray.engines.node.directory import node_directory
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.ids import HostId
@@ -45,7 +45,7 @@ class Node:
 
     def sandbox_pids(self) -> list[int]:
         """Return the pids of all sandbox processes, from the process table."""
-        return census.live_processes(self.directory)
+        return live_sandboxes.live_processes(self.directory)
 
     def kill_sandboxes(self) -> None:
         """SIGKILL every sandbox process."""

@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
+from aenv_ray import daemon
 from aenv_ray.engines import door
 from aenv_ray.engines.base import Sandbox, SandboxSpec
 from aenv_ray.engines.node import caches
-from aenv_ray.engines.node.directory import daemon_environment, short_name
+from aenv_ray.engines.node.directory import short_name
 from aenv_ray.engines.process import engine as process_engine
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.logs import LOG_LIMIT_BYTES
@@ -366,7 +367,7 @@ def _launch(node: Node, grace_s: float) -> None:
     command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher"]
     subprocess.run(
         [*command, str(node.directory), str(grace_s)],
-        env=daemon_environment(), check=True, timeout=30,
+        env=daemon.environment(), check=True, timeout=30,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.config import read_settings
-from aenv_ray.engines.images import runtime_kit as docker_kit
+from aenv_ray.engines.images import runtime_bundle
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.engines.process.engine import ProcessEngine
 from aenv_ray.engines.process.interpreters import found, running
@@ -339,6 +339,6 @@ async def test_so_do_the_libraries_for_an_images_python(
 ) -> None:
     """A mirror is all that some nodes reach; this one is empty."""
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}")
-    python = docker_kit.ImagePython((3, 12), "x86_64", "glibc")
+    python = runtime_bundle.ImagePython((3, 12), "x86_64", "glibc")
     with pytest.raises(SandboxStartFailed, match=r"no version of pydantic|pydantic was not found"):
-        await docker_kit._install_libraries(python, tmp_path / "lib")
+        await runtime_bundle._install_libraries(python, tmp_path / "lib")

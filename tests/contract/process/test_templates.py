@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import aenv_ray
+from aenv_ray import daemon
 from aenv_ray.engines.base import Sandbox
-from aenv_ray.engines.node.directory import daemon_environment
 from aenv_ray.engines.process.templates import SPARES
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.ids import HostId
@@ -61,7 +61,7 @@ def start_launcher(node: Node, change: str) -> None:
         "aenv_ray.engines.process.launcher",
     ]
     subprocess.run(
-        [*command, str(node.directory)], env=daemon_environment(), check=True, timeout=30
+        [*command, str(node.directory)], env=daemon.environment(), check=True, timeout=30
     )
 
 

@@ -264,6 +264,6 @@ def test_an_id_that_is_none(instance_id: str) -> None:
 
 
 def test_a_wrong_option_leaves_nothing(cluster: Cluster) -> None:
-    """After everything above, no instance of these tests lives (the census is checked by each)."""
+    """After everything above, no instance of these tests lives (each test checks it)."""
     del cluster
     assert [i for i in aenv_ray.list_instances() if i.reference == "written@1.0.0"] == []

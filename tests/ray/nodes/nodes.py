@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.experimental import internal_kv
 
 from aenv_ray.config import settings
-from aenv_ray.engines.census import live_processes
+from aenv_ray.engines.live_sandboxes import live_processes
 from aenv_ray.engines.node.directory import node_directory
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL, FRUGAL_HEAD

@@ -134,8 +134,7 @@ async def test_an_instance_whose_model_fails_is_lost(start: Start, engine: SpyEn
     request: dict[str, Any] = {"body": {"messages": [{"role": "user"}]}, "timeout_s": 5.0}
     with pytest.raises(EndpointUnavailable, match="503"):
         await sandbox.services[CHAT_METHOD](request)
-    for ending in list(host._endings):
-        await ending
+    await host._endings.settle(10)
     assert await engine.running() == []
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, SandboxLost)
@@ -154,8 +153,7 @@ async def test_only_the_caller_can_say_whether_a_lack_of_room_is_an_outcome(
     host, spec, sandbox = await start(wants=True, policy=Policy())
     with pytest.raises(CapacityExceeded):
         await sandbox.services[CHAT_METHOD]({"body": {"messages": [{}]}, "timeout_s": 5.0})
-    for ending in list(host._endings):
-        await ending
+    await host._endings.settle(10)
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, SandboxDiedInside)
     assert outcome.died_of is InsideCause.ROOM
@@ -178,7 +176,6 @@ async def test_a_bug_of_the_host_is_an_answer_and_no_outcome_of_the_episode(
     assert [vars(line)["instance"] for line in caplog.records if line.exc_info] == [
         spec.instance_id
     ]
-    for ending in list(host._endings):
-        await ending
+    await host._endings.settle(10)
     (outcome,) = await host.start([spec])
     assert isinstance(outcome, SandboxLost)

@@ -363,7 +363,7 @@ async def test_one_that_still_starts_when_the_outer_one_ends_is_released(
     relay.end(outer.record)
     with pytest.raises(InstanceReleased):
         await asked
-    await asyncio.wait(relay._tasks, timeout=10)
+    await relay._tasks.settle(10)
     assert inner.given_up == [starting]
     assert inner.alive == []
 
@@ -490,7 +490,7 @@ async def test_inner_instances_are_ended_when_the_fabric_answers_again(
     inner.refusals = [FabricUnavailable("the controller restarts") for _ in range(3)]
     relay.end(outer.record)
     assert [record.id for record in store.list()] == [outer.record.id], "if this host dies now"
-    await asyncio.wait(relay._tasks, timeout=10)
+    await relay._tasks.settle(10)
     assert inner.refusals == []
     assert inner.alive == []
     assert store.list() == []
@@ -512,7 +512,7 @@ async def test_inner_instances_beyond_their_deadline_are_not_ended_again(
     inner.refusals = [FabricUnavailable("the controller is gone") for _ in range(3)]
     clock.advance(100.0)
     relay.end(outer.record)
-    await asyncio.wait(relay._tasks, timeout=10)
+    await relay._tasks.settle(10)
     assert not relay.is_busy
     assert len(inner.refusals) == 2
     assert store.list() == []

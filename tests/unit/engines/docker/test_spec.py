@@ -20,10 +20,10 @@ from aenv_ray.engines.docker.plan import (
     SidecarPlan,
 )
 from aenv_ray.engines.docker.spec import container_body, etc_files, sidecar_body
-from aenv_ray.engines.images import runtime_kit
+from aenv_ray.engines.images import runtime_bundle
 from aenv_ray.engines.images.node_images import NodeImage, reference_of
 from aenv_ray.engines.images.reference import split_tag
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.engines.images.serving import ImageContent
 from aenv_ray.engines.node.docker_client import DockerClient, socket_path
 from aenv_ray.engines.node.local_storage import LocalDirectory
@@ -48,7 +48,7 @@ def plan(**fields: Any) -> ContainerPlan:
     usual: dict[str, Any] = {
         "host": DockerHost(HostId("h"), "s", DockerClient("unix:///d"), DockerFiles(Path("/d"))),
         "name": "aenv-x",
-        "image": image(), "program": Program(kit=Path("/kit")),
+        "image": image(), "program": Program(bundle=Path("/kit")),
         "network": ContainerNetwork(NetworkMode.NONE, "none"), "project_dir": Path("/p"),
     }  # fmt: skip
     return ContainerPlan(**{**usual, **fields})
@@ -285,11 +285,11 @@ def test_the_image_of_a_project() -> None:
 def test_the_name_of_a_kit_identifies_python_and_runtime() -> None:
     assert str(ImagePython((3, 12), "aarch64", "musl")) == "3.12-aarch64-musl"
     assert not ImagePython((3, 12), "aarch64", "musl").is_ours
-    assert runtime_kit.fingerprint() == runtime_kit.fingerprint()
+    assert runtime_bundle.fingerprint() == runtime_bundle.fingerprint()
 
 
 def test_the_runtime_for_containers_is_only_the_runtime_package(tmp_path: Path) -> None:
-    runtime_kit.copy_runtime(tmp_path)
+    runtime_bundle.copy_runtime(tmp_path)
     (package,) = tmp_path.iterdir()
     assert {path.name for path in package.iterdir()} == {"__init__.py", "runtime"}
     assert (package / "runtime" / "shim" / "aenv" / "__init__.py").is_file()
@@ -310,7 +310,7 @@ def sidecar_plan() -> SidecarPlan:
     return SidecarPlan(
         name="aenv-x-sidecar",
         image=image(id="sha256:2", path="/bin", directory="/testbed"),
-        kit=Path("/carried"),
+        bundle=Path("/carried"),
     )
 
 
@@ -329,12 +329,12 @@ def test_a_sidecar_has_the_limits_of_the_main_container_and_none_of_its_secrets(
     assert (host["Memory"], host["PidsLimit"]) == (1 << 30, 64)
     assert host["NetworkMode"] == "container:aenv-x"
     targets = {mount["Target"]: mount.get("ReadOnly") for mount in host["Mounts"]}
-    kit = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
+    bundle = {f"/.aenv/{part}": True for part in ("runtime", "lib", "python")}
     assert targets == {
         "/.aenv": True,
         "/.aenv/run": True,
         "/shared": None,
-        **kit,
+        **bundle,
         **dict.fromkeys(ETC, True),
     }
     assert variables(body).keys() == {"AENV_INSTANCE_ID", "WORK_SHARE", "PATH"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib.util
 import json
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from aenv_ray.config import Settings
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.images.serving import Serving
 from aenv_ray.engines.kubernetes import manifest, names, pod_status
-from aenv_ray.engines.kubernetes.boot import main_order, sidecar_order
+from aenv_ray.engines.kubernetes.boot import main_request, sidecar_request
 from aenv_ray.engines.kubernetes.client import ApiRefused
 from aenv_ray.engines.kubernetes.manifest import pod_manifest
 from aenv_ray.engines.kubernetes.permissions import Access
@@ -100,14 +101,25 @@ def test_pods_fit_the_schema_and_the_restricted_level(
 def test_files_of_a_pod_are_limited_with_its_storage(deploy: dict[str, Any], most: int) -> None:
     """Invariant 7: those that the kubelet mounts, writable and outside every volume, included."""
     spec, plan = spec_of(**deploy), plan_of(sidecar_image="debian:12")
-    for order in (main_order, sidecar_order):
-        told, _ = order(spec, plan, b"k", 60.0)
-        assert told["file_bytes"] == most + 4096
+    for request_of in (main_request, sidecar_request):
+        message, _ = request_of(spec, plan, b"k", 60.0)
+        assert message["file_bytes"] == most + 4096
     body = pod_manifest(spec, plan, NOW)["spec"]
     assert all("sizeLimit" in volume["emptyDir"] for volume in body["volumes"])
 
 
-ADMISSION = Path(__file__).parents[4] / "clusters/kuberay/admission/sandbox-pods.yaml"
+KUBERAY = Path(__file__).parents[4] / "clusters/kuberay"
+
+
+def test_the_image_is_checked_for_the_module_that_init_containers_run() -> None:
+    body = pod_manifest(spec_of(), plan_of(carrier_image="ray:2", serving=Serving.COMMANDS), NOW)
+    (carrier,) = [c for c in body["spec"]["initContainers"] if c["name"] == names.CARRIER_CONTAINER]
+    module = carrier["command"][carrier["command"].index("-m") + 1]
+    assert importlib.util.find_spec(module) is not None
+    assert f'"import {module}"' in (KUBERAY / "image/Dockerfile").read_text()
+
+
+ADMISSION = KUBERAY / "admission/sandbox-pods.yaml"
 
 
 def test_a_pod_is_what_the_admission_policy_for_workers_admits() -> None:

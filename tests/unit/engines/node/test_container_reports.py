@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.engines.kubernetes.pod_instance import ControlConnection
 from aenv_ray.engines.node.container_reports import MAX_REPORT_BYTES, parse_report, read_report
 

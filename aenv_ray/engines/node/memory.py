@@ -1,4 +1,4 @@
-"""The processes that the kernel of this node has killed for lack of memory.
+"""Memory of a node: the default limit of sandboxes, and what the kernel killed for lack of it.
 
 This module imports only the standard library, because the launcher imports it.
 """
@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Final
+
+DEFAULT_LIMIT_SHARE: Final = 0.5
+"""Memory limit of a sandbox whose project sets none, as a share of the node's memory."""
 
 
 def node_oom_kills() -> int:

@@ -1,12 +1,12 @@
 """The runtime for containers: `aenv_ray.runtime` and its libraries, for an image's Python.
 
-A *kit* is a directory on the node, mounted read-only into the containers of matching images:
+A *bundle* is a directory on the node, mounted read-only into the containers of matching images:
 ``runtime`` holds ``aenv_ray.runtime`` and nothing else of ours, ``lib`` holds pydantic. There is
-one for each version of the runtime and each kind of Python, named by both. Another kit, for images
-without a suitable Python, holds the node's own in ``python``.
+one for each version of the runtime and each kind of Python, named by both. Another bundle, for
+images without a suitable Python, holds the node's own in ``python``.
 
-``python -m aenv_ray.engines.images.runtime_kit DIRECTORY`` leaves the latter's Python in a volume,
-as ``DIRECTORY/python``: an init container of this package's image does so for other images.
+``python -m aenv_ray.engines.images.runtime_bundle DIRECTORY`` leaves the latter's Python in a
+volume, as ``DIRECTORY/python``: an init container of this package's image does so for other images.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ async def ensure(
     compile_in: Callable[[Path], Awaitable[None]] | None = None,
     image_id: str = "",
 ) -> Path:
-    """Return the kit for a Python; creates it if it does not exist.
+    """Return the bundle for a Python; creates it if it does not exist.
 
-    Containers cannot write to a kit, so they would compile its modules at every start. A Python of
-    this process's version compiles for them. Any other kit is compiled by the image itself, which
-    is not to be trusted, so that it serves this image alone.
+    Containers cannot write to a bundle, so they would compile its modules at every start. A Python
+    of this process's version compiles for them. Any other bundle is compiled by the image itself,
+    which is not to be trusted, so that it serves this image alone.
 
     Args:
         python: The interpreter of the image.
-        cache_dir: Directory of all kits.
-        compile_in: Has the image compile a finished kit (`add_compiled`). None: nothing does.
+        cache_dir: Directory of all bundles.
+        compile_in: Has the image compile a finished bundle (`add_compiled`). None: nothing does.
         image_id: The id of the image that compiles.
 
     Raises:
@@ -116,18 +116,18 @@ async def ensure(
     if await asyncio.to_thread(_has, target):
         return target
 
-    async def fill(kit: Path) -> None:
-        await _fill(python, kit)
+    async def fill(bundle: Path) -> None:
+        await _fill(python, bundle)
         if python.is_ours:
-            await asyncio.to_thread(_compile, kit)
+            await asyncio.to_thread(_compile, bundle)
         elif compile_in is not None:
-            await compile_in(kit)
+            await compile_in(bundle)
 
     return await _create_once(target, fill)
 
 
 async def carried(cache_dir: Path) -> Path:
-    """Return the kit with the node's own Python; creates it if it does not exist.
+    """Return the bundle with the node's own Python; creates it if it does not exist.
 
     Raises:
         SandboxStartFailed: This node's Python cannot be used in an image.
@@ -136,37 +136,37 @@ async def carried(cache_dir: Path) -> Path:
     if await asyncio.to_thread(_has, target):
         return target
 
-    async def fill(kit: Path) -> None:
-        await asyncio.to_thread(_fill_carried, kit)
+    async def fill(bundle: Path) -> None:
+        await asyncio.to_thread(_fill_carried, bundle)
 
     return await _create_once(target, fill)
 
 
-def _has(kit: Path) -> bool:
-    """Return whether a kit exists, and note that it is used."""
-    if not kit.is_dir():
+def _has(bundle: Path) -> bool:
+    """Return whether a bundle exists, and note that it is used."""
+    if not bundle.is_dir():
         return False
-    caches.note_use(kit)
+    caches.note_use(bundle)
     return True
 
 
-def _compile(kit: Path) -> None:
+def _compile(bundle: Path) -> None:
     # By content, since the archives of pods do not keep the times of files.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(str(kit), quiet=2, workers=1, invalidation_mode=mode)
+    compileall.compile_dir(str(bundle), quiet=2, workers=1, invalidation_mode=mode)
 
 
-def add_compiled(kit: Path, archive: bytes) -> None:
-    """Add the modules that an image compiled to its kit; blocks.
+def add_compiled(bundle: Path, archive: bytes) -> None:
+    """Add the modules that an image compiled to its bundle; blocks.
 
     Args:
-        kit: Unfinished.
+        bundle: Unfinished.
         archive: A tar file of what the image wrote, which may hold anything: only regular files
-            with the name of a compiled module of the kit are taken from it.
+            with the name of a compiled module of the bundle are taken from it.
     """
     wanted = {
-        f"kit/{path.parent.relative_to(kit)}/{path.stem}.": path.parent
-        for path in kit.rglob("*.py")
+        f"kit/{path.parent.relative_to(bundle)}/{path.stem}.": path.parent
+        for path in bundle.rglob("*.py")
     }
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         for member in members:
@@ -182,13 +182,13 @@ def add_compiled(kit: Path, archive: bytes) -> None:
                 target.chmod(0o644)
 
 
-def _fill_carried(kit: Path) -> None:
-    copy_runtime(kit / "runtime")
-    _copy_libraries(kit / "lib")
-    node_python.copy(kit / "python", [kit / "lib"])
-    _compile(kit)
-    _make_readable(kit)
-    for path in node_python.executables(kit / "python"):
+def _fill_carried(bundle: Path) -> None:
+    copy_runtime(bundle / "runtime")
+    _copy_libraries(bundle / "lib")
+    node_python.copy(bundle / "python", [bundle / "lib"])
+    _compile(bundle)
+    _make_readable(bundle)
+    for path in node_python.executables(bundle / "python"):
         path.chmod(0o755)
 
 
@@ -215,13 +215,13 @@ async def _create_once(target: Path, fill: Callable[[Path], Awaitable[None]]) ->
     return target
 
 
-async def _fill(python: ImagePython, kit: Path) -> None:
-    await asyncio.to_thread(copy_runtime, kit / "runtime")
+async def _fill(python: ImagePython, bundle: Path) -> None:
+    await asyncio.to_thread(copy_runtime, bundle / "runtime")
     if python.is_ours:
-        await asyncio.to_thread(_copy_libraries, kit / "lib")
+        await asyncio.to_thread(_copy_libraries, bundle / "lib")
     else:
-        await _install_libraries(python, kit / "lib")
-    await asyncio.to_thread(_make_readable, kit)
+        await _install_libraries(python, bundle / "lib")
+    await asyncio.to_thread(_make_readable, bundle)
 
 
 def copy_runtime(target: Path) -> None:
@@ -286,8 +286,8 @@ async def _install_libraries(python: ImagePython, target: Path) -> None:
         )
 
 
-def _make_readable(kit: Path) -> None:
-    for path in (kit, *kit.rglob("*")):
+def _make_readable(bundle: Path) -> None:
+    for path in (bundle, *bundle.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
@@ -302,8 +302,8 @@ def carry(directory: Path) -> None:
     Raises:
         SandboxStartFailed: This Python cannot be copied.
     """
-    kit = asyncio.run(carried(directory))
-    (directory / "python").symlink_to(Path(kit.name, "python"))
+    bundle = asyncio.run(carried(directory))
+    (directory / "python").symlink_to(Path(bundle.name, "python"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runtime kits are created once per node, under a lock."""
+"""Runtime bundles are created once per node, under a lock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines.images import runtime_kit
-from aenv_ray.engines.images.runtime_kit import ImagePython
+from aenv_ray.engines.images import runtime_bundle
+from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.errors import SandboxStartFailed
 from aenv_ray.files import FileLock
 
@@ -18,14 +18,14 @@ PYTHON = ImagePython((3, 99), "tests", "glibc")
 
 
 async def ensure(directory: Path) -> Path:
-    async def compile_in(kit: Path) -> None:
-        raise AssertionError("the kit was not to be created")
+    async def compile_in(bundle: Path) -> None:
+        raise AssertionError("the bundle was not to be created")
 
-    return await runtime_kit.ensure(PYTHON, directory, compile_in)
+    return await runtime_bundle.ensure(PYTHON, directory, compile_in)
 
 
 def lock_path(directory: Path) -> Path:
-    return directory / f"{PYTHON}-{runtime_kit.fingerprint()}-.lock"  # of no particular image
+    return directory / f"{PYTHON}-{runtime_bundle.fingerprint()}-.lock"  # of no particular image
 
 
 async def test_cancelling_the_wait_for_the_lock_leaves_it_free(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ async def test_a_lock_that_is_never_released_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 9."""
-    monkeypatch.setattr(runtime_kit, "_LOCK_DEADLINE_S", 0.05)
+    monkeypatch.setattr(runtime_bundle, "_LOCK_DEADLINE_S", 0.05)
     with (
         FileLock.acquire(lock_path(tmp_path), 1.0),
         pytest.raises(SandboxStartFailed, match="runtime for containers is not ready"),
@@ -52,9 +52,9 @@ async def test_a_lock_that_is_never_released_is_an_error(
 
 def test_of_what_an_image_compiled_only_modules_of_its_kit_are_taken(tmp_path: Path) -> None:
     """Invariant 13: the archive may hold anything."""
-    kit = tmp_path / "kit"
-    (kit / "lib" / "package").mkdir(parents=True)
-    (kit / "lib" / "package" / "module.py").write_text("x = 1\n")
+    bundle = tmp_path / "kit"
+    (bundle / "lib" / "package").mkdir(parents=True)
+    (bundle / "lib" / "package" / "module.py").write_text("x = 1\n")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
 
@@ -73,8 +73,8 @@ def test_of_what_an_image_compiled_only_modules_of_its_kit_are_taken(tmp_path: P
             add(name)
         add("out/kit/lib/package/module.cpython-313.pyc", tarfile.SYMTYPE)
         add("out/kit/lib/package/module.cpython-314.pyc", tarfile.LNKTYPE)
-    runtime_kit.add_compiled(kit, buffer.getvalue())
-    compiled = kit / "lib" / "package" / "__pycache__" / "module.cpython-312.pyc"
+    runtime_bundle.add_compiled(bundle, buffer.getvalue())
+    compiled = bundle / "lib" / "package" / "__pycache__" / "module.cpython-312.pyc"
     found = {path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
-    assert found == {compiled, kit / "lib" / "package" / "module.py"}
+    assert found == {compiled, bundle / "lib" / "package" / "module.py"}
     assert compiled.read_bytes() == b"code"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.engines import census
+from aenv_ray.engines import live_sandboxes
 
 LAUNCHER, TEMPLATE, JAILER, INNER = 10, 20, 21, 22
 PLACE = Path("/run/node")
@@ -21,7 +21,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
 
     The state of a process whose main thread has ended before another is "Z2".
     """
-    monkeypatch.setattr(census, "_PROC", str(tmp_path))
+    monkeypatch.setattr(live_sandboxes, "_PROC", str(tmp_path))
 
     def make(*rows: tuple[int, int, str, str, int]) -> None:
         for pid, parent, state, name, depth in rows:
@@ -53,7 +53,7 @@ def test_instances_and_what_they_started_are_counted_in_a_jail(table: Table) -> 
         (34, INNER, "Z2", "python3", 4),
         (40, 1, "S", "sleep", 1),
     )
-    assert sorted(census.live_processes()) == [30, 31, 34]
+    assert sorted(live_sandboxes.live_processes()) == [30, 31, 34]
 
 
 def test_instances_are_counted_without_a_jail(table: Table) -> None:
@@ -64,9 +64,9 @@ def test_instances_are_counted_without_a_jail(table: Table) -> None:
         (31, 30, "R", "sh", 1),
         (32, TEMPLATE, "S", "aenv-spare", 1),
     )
-    assert sorted(census.live_processes()) == [30, 31]
-    assert sorted(census.live_processes(PLACE)) == [30, 31]
-    assert census.live_processes(PLACE / "another") == []
+    assert sorted(live_sandboxes.live_processes()) == [30, 31]
+    assert sorted(live_sandboxes.live_processes(PLACE)) == [30, 31]
+    assert live_sandboxes.live_processes(PLACE / "another") == []
 
 
 def test_what_ends_while_it_is_counted_is_not_counted(table: Table, tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_what_ends_while_it_is_counted_is_not_counted(table: Table, tmp_path: Pa
     )
     (tmp_path / "30" / "status").unlink()
     (tmp_path / "50").mkdir()
-    assert census.live_processes() == [31]
+    assert live_sandboxes.live_processes() == [31]
 
 
 def test_without_a_launcher_nothing_is_counted(table: Table) -> None:
     table((30, 1, "S", "python3", 1))
-    assert census.live_processes() == []
+    assert live_sandboxes.live_processes() == []
