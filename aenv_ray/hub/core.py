@@ -11,7 +11,7 @@ import aenv_ray
 from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
-from aenv_ray.hub.connection import redis_errors
+from aenv_ray.hub.redis.connection import redis_errors
 from aenv_ray.hub.environments import ARCHIVES, Environments
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases

@@ -32,7 +32,7 @@ from aenv_ray.hub.records import (
     Right,
     Role,
 )
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway import artifact_collection, idempotency

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aenv_ray.runtime.api.registry import Registered, Registry
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door import caller_link, ports, workspace
-from aenv_ray.runtime.door.agent_processes import AgentProcesses
+from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
     Outcome,
@@ -31,11 +31,11 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
-from aenv_ray.runtime.door.call_gate import CallGate
+from aenv_ray.runtime.door.reset.call_gate import CallGate
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, Watchdog, current_call
-from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
-from aenv_ray.runtime.door.host_requests import end_processes_elsewhere
+from aenv_ray.runtime.door.host.link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
+from aenv_ray.runtime.door.host.requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.door.task_pages import TaskPages
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from aenv_ray.runtime.door.caller import Caller
-    from aenv_ray.runtime.door.reset import Reset
+    from aenv_ray.runtime.door.reset.reset import Reset
 
 OnOutcome = Callable[[Outcome], object]
 OnProgress = Callable[[float, float | None, str | None], None]
@@ -151,7 +151,7 @@ class Dispatcher:
             self._seed = int(variables.get(SEED_VARIABLE, ""))
         if entry is not None and state is not None:
             # Imported only for environments with a reset: templates of others are smaller.
-            from aenv_ray.runtime.door.reset import Reset
+            from aenv_ray.runtime.door.reset.reset import Reset
 
             self._reset = Reset(entry, state, self, self._gate, self._agent, directory)
         self._last_active = time.time()

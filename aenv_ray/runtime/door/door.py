@@ -29,7 +29,7 @@ import pydantic_core
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.caller_link import NOTE, OFFERS, LinkedCaller, Note
 from aenv_ray.runtime.door.dispatch import Dispatcher
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, note_of

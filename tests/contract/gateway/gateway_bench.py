@@ -31,7 +31,7 @@ from aenv_ray.hub import packing
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, EnvironmentVersion, Right, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.ids import HostId, InstanceId

@@ -13,7 +13,7 @@ import pytest
 from aenv_ray.clock import FakeClock, SystemClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway import membership as replicas
 from aenv_ray.serve.gateway.settings import GatewaySettings

@@ -28,7 +28,7 @@ from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
 from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from tests.contract.hub.hub_contract import START_S, entry, lease
 from tests.contract.hub.redis_servers import emptied, running
