@@ -30,7 +30,7 @@ from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
 from aenv_ray.serve.gateway.idempotency import Claim, IdempotencyKeys
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Creator:
         fabric: AsyncFabric,
         resolve: Resolver,
         clock: Clock,
-        replicas: Replicas,
+        membership: Membership,
         note_phase: NotePhase,
         policy: Callable[[], Policy] = Policy,
     ) -> None:
@@ -80,11 +80,11 @@ class Creator:
         self._fabric = fabric
         self._resolve = resolve
         self._clock = clock
-        self._replicas = replicas
+        self._membership = membership
         self._note_phase = note_phase
         self._tasks: set[asyncio.Task[Any]] = set()
         self._in_progress: set[str] = set()
-        self.keys = IdempotencyKeys(hub, clock, replicas)
+        self.keys = IdempotencyKeys(hub, clock, membership)
 
     @property
     def in_progress(self) -> frozenset[str]:
@@ -232,7 +232,7 @@ class Creator:
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
                 ttl_s=spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
-                made_by=self._replicas.name,
+                made_by=self._membership.name,
                 places=spec.places,
             )
             for spec in specs

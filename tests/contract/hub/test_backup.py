@@ -197,7 +197,7 @@ async def test_a_restore_beside_a_running_gateway_loses_no_archive(
         await restore(hub, store, file, replace=True)
     assert await store.read((await hub.environment("weather")).archive) == CODE
     assert await hub.artifacts_held("somebody") == (len(CODE), 1)
-    await ArtifactCollector(hub, store, clock, "test").once()
+    await ArtifactCollector(hub, store, clock).once()
     assert await store.exists(digest)
 
 
@@ -240,7 +240,7 @@ async def test_archives_that_the_backup_lacks_are_collected(
     assert await hub.artifacts_held("ann") == (6, 2)
     assert await hub.artifacts_before(clock.now()) == {"0" * 64}  # Eve's, whose deletion ended
     clock.advance(2 * GRACE_S)
-    assert later in await ArtifactCollector(hub, store, clock, "test").once()
+    assert later in await ArtifactCollector(hub, store, clock).once()
     assert not await store.exists(later)
     assert await store.read(digest) == CODE
 
