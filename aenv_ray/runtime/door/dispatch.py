@@ -22,7 +22,7 @@ from aenv_ray.runtime.door import caller_link, ports, workspace
 from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
-    Outcome,
+    EncodedOutcome,
     fault_outcome,
     never_ran,
     raised,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from aenv_ray.runtime.door.caller import Caller
     from aenv_ray.runtime.door.reset.reset import Reset
 
-OnOutcome = Callable[[Outcome], object]
-OnProgress = Callable[[float, float | None, str | None], None]
+OnOutcome = Callable[[EncodedOutcome], object]
+OnToolProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 """Values of ``status`` with which a health check says that the environment is healthy."""
@@ -172,7 +172,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> None:
         """Run one call. A sync function runs before this returns, an async one afterwards.
@@ -197,7 +197,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> Callable[[], None] | None:
         """Accept a call that has to wait for a thread; its timeout starts now.
@@ -255,7 +255,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
-        on_progress: OnProgress | None,
+        on_progress: OnToolProgress | None,
         latest_deadline: float = math.inf,
         caller: Caller | None = None,
     ) -> None:
@@ -350,7 +350,7 @@ class Dispatcher:
 
     # --- parsing ----------------------------------------------------------------------------
 
-    def _listing(self, method: str) -> Outcome:
+    def _listing(self, method: str) -> EncodedOutcome:
         if method in _MCP_LISTINGS:
             if self.load_error is not None:
                 return fault_outcome(Fault("sandbox_start_failed", self.load_error))
@@ -441,7 +441,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         timeout_s: float,
         done: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         latest_deadline: float = math.inf,
         caller: Caller | None = None,
     ) -> None:
@@ -590,7 +590,7 @@ class Dispatcher:
             return
         ended = threading.Event()
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: EncodedOutcome) -> None:
             batch.outcomes[index] = outcome
             ended.set()
 
@@ -628,7 +628,7 @@ class _Batch:
         key: str,
         params: Mapping[str, Any],
         timeout_s: float,
-        on_outcome: Callable[[str, Outcome], object],
+        on_outcome: Callable[[str, EncodedOutcome], object],
     ) -> None:
         items = params.get("calls")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -637,7 +637,7 @@ class _Batch:
         self.items = items
         self.is_parallel = bool(params.get("parallel"))
         self.timeout_s = timeout_s
-        self.outcomes: list[Outcome | None] = [None] * len(items)
+        self.outcomes: list[EncodedOutcome | None] = [None] * len(items)
         self._on_outcome = on_outcome
 
     def item_key(self, index: int) -> str:
