@@ -21,8 +21,8 @@ from redis.exceptions import ResponseError
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.redis.connection import RedisClient, leave_replica, redis_errors
 from aenv_ray.hub.keys import DEFAULT_PREFIX, Keys
+from aenv_ray.hub.redis.connection import RedisClient, leave_replica, redis_errors
 
 LIST: Final = """
 local root = KEYS[1]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from aenv_ray.runtime.api.registry import Registered, Registry
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door import caller_link, ports, workspace
-from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
     EncodedOutcome,
@@ -31,12 +30,13 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
-from aenv_ray.runtime.door.reset.call_gate import CallGate
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, Watchdog, current_call
 from aenv_ray.runtime.door.host.link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
 from aenv_ray.runtime.door.host.requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
+from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
+from aenv_ray.runtime.door.reset.call_gate import CallGate
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault

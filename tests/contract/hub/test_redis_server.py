@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.hub.redis import keeper as redis_keeper
 from aenv_ray.hub.core import HubCore
+from aenv_ray.hub.redis import keeper as redis_keeper
 from aenv_ray.hub.redis.server import RedisServer, bundled_program, find_program
 from tests.conftest import require
 from tests.contract.hub.hub_contract import entry

@@ -27,9 +27,9 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, PolicyRefused, from_wire
 from aenv_ray.hub import hub_actor
-from aenv_ray.hub.redis import keeper as redis_keeper
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import LeaseQuery, Role
+from aenv_ray.hub.redis import keeper as redis_keeper
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deployment import deploy, is_deployed, undeploy

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.door.host import requests
 from aenv_ray.runtime.door.calls import current_call
+from aenv_ray.runtime.door.host import requests
 from aenv_ray.runtime.door.host.link import ENVIRONMENT_METHOD, SIDECAR_METHOD, HostLink
 from aenv_ray.runtime.faults import Fault
 

@@ -14,8 +14,8 @@ import pytest
 
 from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.door.reset import leftovers
 from aenv_ray.runtime.door.calls import current_call
+from aenv_ray.runtime.door.reset import leftovers
 from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.door.roles import DoorRole, check_method
 from aenv_ray.runtime.faults import Fault
