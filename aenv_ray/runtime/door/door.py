@@ -449,7 +449,8 @@ class Connection:
             if not inline:
                 self._send(line)
 
-        token = meta.get("progressToken")
+        method, token = message["method"], meta.get("progressToken")
+        progress = None if token is None else self._progress_sender(token)
         caller: LinkedCaller | None = None
         answered: Callable[[bytes], None] = on_outcome
         if token is not None and isinstance(offers := meta.get(OFFERS), list):
@@ -457,20 +458,14 @@ class Connection:
             caller = LinkedCaller(send_note, offers)
             answered = _listening(send_note, meta.get(SESSION), on_outcome)
         if waits:
-            progress = None if token is None else self._progress_sender(token)
-            run = self._dispatcher.accept(message["method"], params, answered, progress, caller)
+            run = self._dispatcher.accept(method, params, answered, progress, caller)
             if run is not None:
                 with self._changed:
                     self._backlog.append(run)
                     self._changed.notify()  # a thread may have become free meanwhile
             return
         started = time.perf_counter()
-        if token is None:
-            self._dispatcher.submit(message["method"], params, on_outcome)
-        else:
-            self._dispatcher.submit(
-                message["method"], params, answered, self._progress_sender(token), caller
-            )
+        self._dispatcher.submit(method, params, answered, progress, caller)
         self._is_quick[kind] = time.perf_counter() - started < QUICK_S
 
     def _note_sender(self, token: Any) -> Callable[[Note], None]:

@@ -35,7 +35,8 @@ from aenv_ray.serve.gateway.membership import Membership
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 2
-"""A host may have died since its state was read. The fabric itself waits for room in full ones."""
+"""A host may have died since its state was read. The create protocol moves no instance of ours to
+another host, because a lease is for one id; it waits for room in full ones."""
 _KEY_ATTEMPTS: Final = 20
 _UNDO_S: Final = 2.0
 """How long the response to a failed create waits for its cleanup, which continues afterwards."""
