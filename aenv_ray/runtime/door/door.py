@@ -32,7 +32,7 @@ from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
-from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, note_of
+from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, update_note
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import (
     has_children,
@@ -521,7 +521,7 @@ def _listening(
     """Tell a session of updated resources while its call runs; return what ends that."""
     if not isinstance(session, str) or not session:
         return on_outcome
-    stop = SUBSCRIPTIONS.listen(session, lambda uri: send_note(note_of(uri)))
+    stop = SUBSCRIPTIONS.listen(session, lambda uri: send_note(update_note(uri)))
 
     def answered(outcome: bytes) -> None:
         stop()
