@@ -30,7 +30,7 @@ import aenv_ray
 from aenv_ray.client.environment import Environment
 from aenv_ray.config import settings
 from aenv_ray.engines.live_sandboxes import live_processes
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.runtime.system import linux
 from aenv_ray.testing.contract_bench import eventually
 from benchmarks import gateway

@@ -121,7 +121,7 @@ def docker_refusal() -> str:
 def redis_refusal() -> str:
     """Return why there is no Redis to test with; empty if there is one."""
     from aenv_ray.errors import ConfigError
-    from aenv_ray.hub.redis_server import find_program
+    from aenv_ray.hub.redis.server import find_program
 
     try:
         find_program()

@@ -180,7 +180,7 @@ class McpSession:
                     received.update((k.lower(), v) for k, v in response.headers.items())
                 await self._check(response, headers)
                 if not response.headers.get("content-type", "").startswith(_EVENTS):
-                    whole = mcp_messages.message_of(await response.aread())
+                    whole = mcp_messages.parse_message(await response.aread())
                     if whole is not None and mcp_messages.is_answer(whole, request_id):
                         return _result(whole)
                     raise _unknown(method, "the server sent the response to another request")

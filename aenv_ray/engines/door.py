@@ -27,7 +27,7 @@ from aenv_ray.engines.base import (
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.caller_link import LOG, NOTE
-from aenv_ray.runtime.door.host_link import (
+from aenv_ray.runtime.door.host.link import (
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
     SIDECAR_METHOD,

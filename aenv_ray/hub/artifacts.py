@@ -53,7 +53,7 @@ _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _THREADS: Final = 8
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
-OnProgress = Callable[[int, int | None], None]
+OnTransfer = Callable[[int, int | None], None]
 """Called with the bytes done and the total, or None if the total is unknown."""
 
 P = ParamSpec("P")
@@ -89,7 +89,7 @@ class ArtifactStore:
         *,
         digest: str | None = None,
         limit_bytes: int = MAX_ARCHIVE_BYTES,
-        on_progress: OnProgress | None = None,
+        on_progress: OnTransfer | None = None,
         before_commit: Callable[[str, int], Awaitable[object]] | None = None,
     ) -> str:
         """Store content and return its digest; an existing artifact is written again.
@@ -139,7 +139,7 @@ class ArtifactStore:
         return found.hexdigest()
 
     async def open(
-        self, digest: str, *, on_progress: OnProgress | None = None
+        self, digest: str, *, on_progress: OnTransfer | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Yield the content of an artifact in pieces; the last one after the digest was checked.
 
@@ -174,7 +174,7 @@ class ArtifactStore:
         digest: str,
         *,
         limit_bytes: int = MAX_ARCHIVE_BYTES,
-        on_progress: OnProgress | None = None,
+        on_progress: OnTransfer | None = None,
     ) -> bytes:
         """Return the content of an artifact.
 

@@ -43,11 +43,11 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.artifacts import ArtifactStore, open_artifact_store
 from aenv_ray.hub.base import to_json
-from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, TokenRecord
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.connection import connect, redacted
+from aenv_ray.hub.redis.server import RedisServer
 
 FORMAT: Final = 1
 """Version of the file format; a file with a higher one is refused."""

@@ -21,8 +21,8 @@ from redis.exceptions import ResponseError
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.connection import RedisClient, leave_replica, redis_errors
 from aenv_ray.hub.keys import DEFAULT_PREFIX, Keys
+from aenv_ray.hub.redis.connection import RedisClient, leave_replica, redis_errors
 
 LIST: Final = """
 local root = KEYS[1]
@@ -75,7 +75,7 @@ class HubBase(Hub, ABC):
     """A part of the hub over Redis.
 
     Args:
-        redis: A client from `aenv_ray.hub.connection`.
+        redis: A client from `aenv_ray.hub.redis.connection`.
         clock: Clock for deadlines.
         prefix: Prefix of all keys, different for hubs that share a Redis.
         where: The address of Redis for messages, without credentials.

@@ -76,7 +76,7 @@ def member(name: str, version: str) -> str:
     return f"{name} {falling} {version}"
 
 
-def reference_of(member_text: str) -> str:
+def member_reference(member_text: str) -> str:
     """Return the ``name@version`` of a member."""
     name, _, version = member_text.split(" ")
     return f"{name}@{version}"
@@ -85,7 +85,7 @@ def reference_of(member_text: str) -> str:
 # --- content -------------------------------------------------------------------------------------
 
 
-def content_digest(entry: EnvironmentVersion) -> str:
+def version_digest(entry: EnvironmentVersion) -> str:
     """Return the SHA-256 of the immutable part of a version.
 
     It excludes the schemas, which follow from the source and depend on the versions of libraries,

@@ -11,7 +11,6 @@ import aenv_ray
 from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
-from aenv_ray.hub.connection import redis_errors
 from aenv_ray.hub.environments import ARCHIVES, Environments
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases
@@ -23,6 +22,7 @@ from aenv_ray.hub.records import (
     Role,
     TokenRecord,
 )
+from aenv_ray.hub.redis.connection import redis_errors
 
 AUDIT_KEPT: Final = {
     "audit": 50_000, "audit:publisher": 50_000, "audit:user": 10_000, "audit:refused": 10_000,

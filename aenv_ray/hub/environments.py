@@ -266,7 +266,7 @@ class Environments(HubBase, ABC):
                 f"{len(text):,} characters long, more than the limit of {MAX_ENTRY_BYTES:,}",
                 hint="move long texts to files of the project",
             )
-        indexes = to_json({**_indexes(entry), "content": catalog.content_digest(entry)})
+        indexes = to_json({**_indexes(entry), "content": catalog.version_digest(entry)})
         outcome, kept = "moved", [""]
         while outcome == "moved":
             recorded = await self._ask("hget", self._keys.owners, entry.name) or ""
@@ -418,7 +418,7 @@ class Environments(HubBase, ABC):
             total = len(visible)
             members = [member for member in visible if member > after]
         page = members[: query.limit]
-        items = await self._read([catalog.reference_of(member) for member in page])
+        items = await self._read([catalog.member_reference(member) for member in page])
         cursor = to_cursor(page[-1]) if len(members) > query.limit else None
         return Page(items=tuple(items), cursor=cursor, total=total)
 

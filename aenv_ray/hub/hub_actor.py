@@ -27,13 +27,13 @@ from aenv_ray.config import settings
 from aenv_ray.daemon import protect_from_oom_killer
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, InternalError
 from aenv_ray.hub.client import HubClient
-from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.keys import DEFAULT_PREFIX
 from aenv_ray.hub.leases import SWEEP_AT_ONCE
 from aenv_ray.hub.ray_leases import MADE_BY_RAY, changes
 from aenv_ray.hub.records import LeaseQuery
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.connection import connect, redacted
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.models import InstanceStatus
 
 logger = logging.getLogger(__name__)

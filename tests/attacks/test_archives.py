@@ -26,7 +26,7 @@ from pathspec import GitIgnoreSpec, RegexPattern
 from aenv_ray.errors import ConfigError
 from aenv_ray.hub.packing import looks_secret, unpack_any
 from aenv_ray.hub.records import EnvironmentQuery, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.project import files as project_files
 from aenv_ray.project import project
 from aenv_ray.project.files import IgnoreRules, linear

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import JsonCall
 from aenv_ray.errors import ConfigError, ToolNotFound
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.public.requests import query_arguments
 from aenv_ray.serve.gateway.data.functions import (

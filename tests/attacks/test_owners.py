@@ -32,7 +32,7 @@ from aenv_ray.hub.records import (
     Right,
     Role,
 )
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.serve.gateway import artifact_collection, idempotency
@@ -453,7 +453,7 @@ async def test_unreferenced_artifacts_are_collected_and_others_are_not(
     artifacts = gateway.deps.artifacts
 
     def collector(later_s: float) -> ArtifactCollector:
-        return ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + later_s), "test")
+        return ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + later_s))
 
     assert await collector(0.0).once() == []
     assert await collector(GRACE_S + 60).once() == [digest]
@@ -493,7 +493,7 @@ async def test_the_collector_deletes_no_archive_that_is_published_meanwhile(
         answers.append((digest, (await push(cast.alice, helper)).status_code))
 
     store = _Meanwhile(tmp_path, deps.clock, act)
-    collector = ArtifactCollector(hub, store, deps.clock, "test")
+    collector = ArtifactCollector(hub, store, deps.clock)
     assert await collector.once() == [waste]
     assert answers == [(waste, 200)]
     assert await store.exists(cast.archive)
@@ -525,11 +525,11 @@ async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
 
     down = _Meanwhile(tmp_path, deps.clock, act)
     with pytest.raises(FabricUnavailable):
-        await ArtifactCollector(hub, down, deps.clock, "test").once()
+        await ArtifactCollector(hub, down, deps.clock).once()
     down.close()
     assert tried == sorted(waste)[:GIVE_UP_AFTER]  # they cannot be uploaded for a while
     assert (await hub.artifacts_held("bob")).number == len(waste)
-    collector = ArtifactCollector(hub, deps.artifacts, deps.clock, "test")
+    collector = ArtifactCollector(hub, deps.artifacts, deps.clock)
     assert await collector.once() == sorted(waste)
     assert not any([await deps.artifacts.exists(digest) for digest in waste])
 
@@ -554,7 +554,7 @@ async def test_an_artifact_that_cannot_be_deleted_is_in_nobodys_way(
     store = _Meanwhile(tmp_path, deps.clock, act)
     for _ in range(2):
         with pytest.raises(ArtifactStoreDenied):
-            await ArtifactCollector(hub, store, deps.clock, "test").once()
+            await ArtifactCollector(hub, store, deps.clock).once()
         assert not await store.exists(goes)
         again = await cast.bob.put(f"/artifacts/{stays}", content=digests[stays])
         assert again.status_code == 200
@@ -575,7 +575,7 @@ async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
     await cast.bob.delete("/env/keyed/1.0.0")
     deps = cast.bench.gateway.deps
     clock = FakeClock(deps.clock.now() + GRACE_S + 60)
-    assert digest in await ArtifactCollector(cast.bench.hub, deps.artifacts, clock, "test").once()
+    assert digest in await ArtifactCollector(cast.bench.hub, deps.artifacts, clock).once()
     assert not await deps.artifacts.exists(digest)
 
 
@@ -604,7 +604,7 @@ async def test_an_upload_that_is_cut_off_is_collected(cast: Cast, tmp_path: Path
     digest = hashlib.sha256(waste).hexdigest()
     assert (await cast.bob.put(f"/artifacts/{digest}", content=waste)).status_code == 503
     assert await artifacts.exists(digest)
-    later = ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + GRACE_S + 60), "test")
+    later = ArtifactCollector(cast.bench.hub, artifacts, FakeClock(now + GRACE_S + 60))
     assert await later.once() == [digest]
     assert not await artifacts.exists(digest)
     cutting.close()
@@ -817,7 +817,7 @@ async def test_low_roles_do_not_fill_the_hub(cast: Cast, monkeypatch: pytest.Mon
     deps = cast.bench.gateway.deps
     later = FakeClock(deps.clock.now() + artifact_collection.UPLOAD_KEPT_S + 60)
     await cast.bench.hub.put_document(artifacts.UPLOADS, "old@1.0.0 bob", {"archive": "a" * 64})
-    await ArtifactCollector(cast.bench.hub, deps.artifacts, later, "test").once()
+    await ArtifactCollector(cast.bench.hub, deps.artifacts, later).once()
     kept = await cast.bench.hub.documents(artifacts.UPLOADS)
     assert list(kept) == ["old@1.0.0 bob"]  # of an earlier version: forgotten a day later
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.engines.docker import host as docker_host
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.testing.contract_bench import Bench
 from tests.conftest import docker_refusal, require
 from tests.contract.docker.docker_node import DockerNode

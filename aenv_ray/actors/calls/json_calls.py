@@ -40,7 +40,7 @@ class JsonCall:
     """One call of a client."""
 
     target: str
-    """An instance id; for a service, see `aenv_ray.serve.services.calls.target_of`."""
+    """An instance id; for a service, see `aenv_ray.serve.services.calls.service_target`."""
     method: str
     """A fast-door method."""
     params: Mapping[str, Any]

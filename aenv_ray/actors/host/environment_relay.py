@@ -44,8 +44,8 @@ from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceRecord, InstanceSpec
 from aenv_ray.project.config import DeployConfig
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
-from aenv_ray.runtime.door.host_link import END_PROCESSES_METHOD
-from aenv_ray.runtime.door.inner_environments import CALLS, RELEASE
+from aenv_ray.runtime.door.host.inner_environments import CALLS, RELEASE
+from aenv_ray.runtime.door.host.link import END_PROCESSES_METHOD
 
 logger = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceRecord, Instance
 from aenv_ray.policy import Policy
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.storage import StorageMount
-from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD
+from aenv_ray.runtime.door.host.link import ENVIRONMENT_METHOD
 from aenv_ray.runtime.door.roles import DoorRole
 
 logger = logging.getLogger(__name__)

@@ -116,7 +116,7 @@ def ports(host: str, wanted: tuple[int, ...], ours: bool) -> list[Finding]:
 def redis(settings: Settings) -> Finding:
     """Check that the hub's Redis answers, or that a Redis program is installed."""
     if settings.redis_url is None:
-        from aenv_ray.hub.redis_server import find_program
+        from aenv_ray.hub.redis.server import find_program
 
         try:
             program, version = find_program()
@@ -127,7 +127,7 @@ def redis(settings: Settings) -> Finding:
 
 
 async def _ping(url: str, password: str | None) -> Finding:
-    from aenv_ray.hub.connection import connect, redacted, redis_errors
+    from aenv_ray.hub.redis.connection import connect, redacted, redis_errors
 
     try:
         client = connect(url, password=password)

@@ -49,10 +49,10 @@ from aenv_ray.files import FileLock
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.door.answers import Outcome
+from aenv_ray.runtime.door.answers import EncodedOutcome
 from aenv_ray.runtime.door.caller import Caller
 from aenv_ray.runtime.door.calls import kill_tree
-from aenv_ray.runtime.door.dispatch import Dispatcher, OnOutcome, OnProgress
+from aenv_ray.runtime.door.dispatch import Dispatcher, OnOutcome, OnToolProgress
 from aenv_ray.runtime.door.door import Connection
 from aenv_ray.runtime.faults import ProjectLoadError
 from aenv_ray.runtime.system import linux
@@ -302,7 +302,7 @@ class _DirectoryDispatcher(Dispatcher):
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> None:
         visit = _Visit(self._runtime, on_outcome)
@@ -314,7 +314,7 @@ class _DirectoryDispatcher(Dispatcher):
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> Callable[[], None] | None:
         visit = _Visit(self._runtime, on_outcome)
@@ -343,7 +343,7 @@ class _Visit:
         self._directory = self._runtime.enter_directory()
         self._thread = threading.get_ident()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: EncodedOutcome) -> None:
         """Report the outcome, once a change of the directory is noted."""
         if threading.get_ident() == self._thread:  # not the loop of async tools, nor a deadline's
             self._runtime.note_directory(self._directory)

@@ -99,7 +99,7 @@ def main(
             seccomp.restrict()
         for lock in (STORAGE_LOCK, SHARED_STORAGE_LOCK):
             if os.path.exists(lock):
-                storage_lock.hold(lock, is_shared=lock == SHARED_STORAGE_LOCK)
+                storage_lock.lock_storage(lock, is_shared=lock == SHARED_STORAGE_LOCK)
         if serving == "public":
             from aenv_ray.runtime.container import relay
 

@@ -227,7 +227,7 @@ def _unknown(reason: str) -> Fault:
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON-RPC messages of a response: plain JSON or an event stream."""
     if not (response.getheader("content-type") or "").startswith("text/event-stream"):
-        message = mcp_messages.message_of(response.read())
+        message = mcp_messages.parse_message(response.read())
         if message is not None:
             yield message
         return

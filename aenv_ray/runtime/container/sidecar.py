@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import AFTER_TOOLS, HOST, SIDECAR_METHOD
-from aenv_ray.runtime.door.host_requests import ask_host, ask_host_async
+from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.host.requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
 PYTHON: Final = (

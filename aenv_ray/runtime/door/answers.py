@@ -21,15 +21,16 @@ from aenv_ray.runtime.api.results import (
 from aenv_ray.runtime.door.calls import RunningCall
 from aenv_ray.runtime.faults import Fault
 
-Outcome = bytes
+EncodedOutcome = bytes
+"""The member ``result`` or ``error`` of a JSON-RPC response."""
 
 
-def result_outcome(payload: bytes) -> Outcome:
+def result_outcome(payload: bytes) -> EncodedOutcome:
     """Return the outcome with a result, given as JSON."""
     return b'"result":' + payload
 
 
-def fault_outcome(fault: Fault) -> Outcome:
+def fault_outcome(fault: Fault) -> EncodedOutcome:
     """Return the outcome of a refused or stopped call."""
     return b'"error":' + to_json(fault.rpc_error())
 
@@ -44,7 +45,7 @@ LOST: Final = fault_outcome(
 """For a repeated id whose outcome was dropped."""
 
 
-def returned(entry: Registered, value: Any) -> Outcome:
+def returned(entry: Registered, value: Any) -> EncodedOutcome:
     """Return the outcome for a function's return value."""
     try:
         if entry.kind == "tool":
@@ -99,7 +100,7 @@ def _health(value: Any) -> dict[str, Any]:
     return {"status": "unhealthy", "message": str(value)}
 
 
-def raised(entry: Registered, exc: BaseException) -> Outcome:
+def raised(entry: Registered, exc: BaseException) -> EncodedOutcome:
     """Return the outcome for an exception: a result for a tool, otherwise an error."""
     if isinstance(exc, Fault):
         return fault_outcome(exc)
@@ -175,7 +176,7 @@ def _trace(exc: BaseException) -> str:
         return words(exc)
 
 
-def stopped(call: RunningCall, entry: Registered, timeout_s: float | None) -> Outcome:
+def stopped(call: RunningCall, entry: Registered, timeout_s: float | None) -> EncodedOutcome:
     """Return the outcome for a function that was stopped while it ran."""
     if call.stop_reason == "timeout":
         after = f" after {timeout_s:g} s" if timeout_s else ""

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pydantic_core
 
-from aenv_ray.runtime.door.answers import Outcome, fault_outcome
+from aenv_ray.runtime.door.answers import EncodedOutcome, fault_outcome
 from aenv_ray.runtime.door.caller import Caller
-from aenv_ray.runtime.door.dispatch import Dispatcher, OnProgress
+from aenv_ray.runtime.door.dispatch import Dispatcher, OnToolProgress
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.faults import Fault
 
@@ -133,9 +133,9 @@ class AsyncCalls:
         params: Mapping[str, Any],
         *,
         disconnect: Disconnect | None = None,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
-    ) -> Outcome:
+    ) -> EncodedOutcome:
         """Run one call and return its outcome.
 
         Args:
@@ -196,11 +196,11 @@ class _Job:
         call_id: str,
         method: str,
         params: dict[str, Any],
-        on_progress: OnProgress | None,
+        on_progress: OnToolProgress | None,
         caller: Caller | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self.outcome: asyncio.Future[EncodedOutcome] = self._loop.create_future()
         self._dispatcher = dispatcher
         self._key = key_of(method, call_id)
         self._method = method
@@ -242,12 +242,12 @@ class _Job:
     def _refuse(self, code: str, message: str) -> None:
         self._finish(fault_outcome(Fault(code, message)))
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: EncodedOutcome) -> None:
         self._ended = True
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._set, outcome)
 
-    def _set(self, outcome: Outcome) -> None:
+    def _set(self, outcome: EncodedOutcome) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -257,7 +257,7 @@ class _Job:
                 self._loop.call_soon_threadsafe(self._on_progress, progress, total, message)
 
 
-def _no_thread(name: str, exc: RuntimeError) -> Outcome:
+def _no_thread(name: str, exc: RuntimeError) -> EncodedOutcome:
     return fault_outcome(
         Fault(
             "sandbox_exhausted",
@@ -275,7 +275,7 @@ def timeout_of(value: Any) -> float:
     return min(float(value), 86_400.0) if is_number else LONGEST_CALL_S
 
 
-def read_outcome(outcome: Outcome) -> Any:
+def read_outcome(outcome: EncodedOutcome) -> Any:
     """Return the JSON data of a result.
 
     Raises:

@@ -28,7 +28,7 @@ WITHDRAWN: Final = "notifications/cancelled"
 _CAPABILITIES: Final = {ELICIT: "elicitation", SAMPLE: "sampling"}
 
 Note = dict[str, Any]
-Answer = Mapping[str, Any]
+CallerAnswer = Mapping[str, Any]
 """``result`` or ``error``, as in JSON-RPC."""
 
 
@@ -37,9 +37,9 @@ class Questions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, Callable[[Answer], None]] = {}
+        self._waiting: dict[str, Callable[[CallerAnswer], None]] = {}
 
-    def open(self, on_answer: Callable[[Answer], None]) -> str:
+    def open(self, on_answer: Callable[[CallerAnswer], None]) -> str:
         """Return the id of a new question, which nobody can guess."""
         question = secrets.token_urlsafe(16)
         with self._lock:
@@ -98,10 +98,10 @@ class LinkedCaller:
         what = _CAPABILITIES[method]
         if what not in self._offers:
             raise unsupported(what)
-        answers: list[Answer] = []
+        answers: list[CallerAnswer] = []
         done, call = threading.Event(), current_call()
 
-        def on_answer(answer: Answer) -> None:
+        def on_answer(answer: CallerAnswer) -> None:
             answers.append(answer)
             done.set()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aenv_ray.runtime.door.caller import LEVELS, Caller, Elicited, Sampled, unsupported
-from aenv_ray.runtime.door.inner_environments import InnerEnvironment
+from aenv_ray.runtime.door.host.inner_environments import InnerEnvironment
 from aenv_ray.runtime.system import child_tracking
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN
 from aenv_ray.runtime.system.threads import start_thread

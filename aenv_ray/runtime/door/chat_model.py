@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import HOST
-from aenv_ray.runtime.door.host_requests import ask_host
+from aenv_ray.runtime.door.host.link import HOST
+from aenv_ray.runtime.door.host.requests import ask_host
 from aenv_ray.runtime.faults import Fault
 
 METHOD: Final = "aenv/chat"

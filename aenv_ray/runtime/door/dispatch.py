@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from aenv_ray.runtime.api.registry import Registered, Registry
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door import caller_link, ports, workspace
-from aenv_ray.runtime.door.agent_processes import AgentProcesses
 from aenv_ray.runtime.door.answers import (
     LOST,
-    Outcome,
+    EncodedOutcome,
     fault_outcome,
     never_ran,
     raised,
@@ -31,12 +30,13 @@ from aenv_ray.runtime.door.answers import (
     stopped,
     words,
 )
-from aenv_ray.runtime.door.call_gate import CallGate
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, Watchdog, current_call
-from aenv_ray.runtime.door.host_link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
-from aenv_ray.runtime.door.host_requests import end_processes_elsewhere
+from aenv_ray.runtime.door.host.link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
+from aenv_ray.runtime.door.host.requests import end_processes_elsewhere
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
+from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
+from aenv_ray.runtime.door.reset.call_gate import CallGate
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     import asyncio
 
     from aenv_ray.runtime.door.caller import Caller
-    from aenv_ray.runtime.door.reset import Reset
+    from aenv_ray.runtime.door.reset.reset import Reset
 
-OnOutcome = Callable[[Outcome], object]
-OnProgress = Callable[[float, float | None, str | None], None]
+OnOutcome = Callable[[EncodedOutcome], object]
+OnToolProgress = Callable[[float, float | None, str | None], None]
 
 HEALTHY: Final = frozenset({"healthy", "success", "ok"})
 """Values of ``status`` with which a health check says that the environment is healthy."""
@@ -151,7 +151,7 @@ class Dispatcher:
             self._seed = int(variables.get(SEED_VARIABLE, ""))
         if entry is not None and state is not None:
             # Imported only for environments with a reset: templates of others are smaller.
-            from aenv_ray.runtime.door.reset import Reset
+            from aenv_ray.runtime.door.reset.reset import Reset
 
             self._reset = Reset(entry, state, self, self._gate, self._agent, directory)
         self._last_active = time.time()
@@ -172,7 +172,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> None:
         """Run one call. A sync function runs before this returns, an async one afterwards.
@@ -197,7 +197,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         on_outcome: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         caller: Caller | None = None,
     ) -> Callable[[], None] | None:
         """Accept a call that has to wait for a thread; its timeout starts now.
@@ -255,7 +255,7 @@ class Dispatcher:
         method: str,
         params: Mapping[str, Any],
         meta: Mapping[str, Any],
-        on_progress: OnProgress | None,
+        on_progress: OnToolProgress | None,
         latest_deadline: float = math.inf,
         caller: Caller | None = None,
     ) -> None:
@@ -350,7 +350,7 @@ class Dispatcher:
 
     # --- parsing ----------------------------------------------------------------------------
 
-    def _listing(self, method: str) -> Outcome:
+    def _listing(self, method: str) -> EncodedOutcome:
         if method in _MCP_LISTINGS:
             if self.load_error is not None:
                 return fault_outcome(Fault("sandbox_start_failed", self.load_error))
@@ -441,7 +441,7 @@ class Dispatcher:
         params: Mapping[str, Any],
         timeout_s: float,
         done: OnOutcome,
-        on_progress: OnProgress | None = None,
+        on_progress: OnToolProgress | None = None,
         latest_deadline: float = math.inf,
         caller: Caller | None = None,
     ) -> None:
@@ -590,7 +590,7 @@ class Dispatcher:
             return
         ended = threading.Event()
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: EncodedOutcome) -> None:
             batch.outcomes[index] = outcome
             ended.set()
 
@@ -628,7 +628,7 @@ class _Batch:
         key: str,
         params: Mapping[str, Any],
         timeout_s: float,
-        on_outcome: Callable[[str, Outcome], object],
+        on_outcome: Callable[[str, EncodedOutcome], object],
     ) -> None:
         items = params.get("calls")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -637,7 +637,7 @@ class _Batch:
         self.items = items
         self.is_parallel = bool(params.get("parallel"))
         self.timeout_s = timeout_s
-        self.outcomes: list[Outcome | None] = [None] * len(items)
+        self.outcomes: list[EncodedOutcome | None] = [None] * len(items)
         self._on_outcome = on_outcome
 
     def item_key(self, index: int) -> str:

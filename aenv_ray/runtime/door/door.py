@@ -29,10 +29,10 @@ import pydantic_core
 from aenv_ray.runtime.api.results import to_json
 from aenv_ray.runtime.door.caller_link import NOTE, OFFERS, LinkedCaller, Note
 from aenv_ray.runtime.door.dispatch import Dispatcher
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
-from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, note_of
+from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, update_note
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import (
     has_children,
@@ -449,7 +449,8 @@ class Connection:
             if not inline:
                 self._send(line)
 
-        token = meta.get("progressToken")
+        method, token = message["method"], meta.get("progressToken")
+        progress = None if token is None else self._progress_sender(token)
         caller: LinkedCaller | None = None
         answered: Callable[[bytes], None] = on_outcome
         if token is not None and isinstance(offers := meta.get(OFFERS), list):
@@ -457,20 +458,14 @@ class Connection:
             caller = LinkedCaller(send_note, offers)
             answered = _listening(send_note, meta.get(SESSION), on_outcome)
         if waits:
-            progress = None if token is None else self._progress_sender(token)
-            run = self._dispatcher.accept(message["method"], params, answered, progress, caller)
+            run = self._dispatcher.accept(method, params, answered, progress, caller)
             if run is not None:
                 with self._changed:
                     self._backlog.append(run)
                     self._changed.notify()  # a thread may have become free meanwhile
             return
         started = time.perf_counter()
-        if token is None:
-            self._dispatcher.submit(message["method"], params, on_outcome)
-        else:
-            self._dispatcher.submit(
-                message["method"], params, answered, self._progress_sender(token), caller
-            )
+        self._dispatcher.submit(method, params, answered, progress, caller)
         self._is_quick[kind] = time.perf_counter() - started < QUICK_S
 
     def _note_sender(self, token: Any) -> Callable[[Note], None]:
@@ -526,7 +521,7 @@ def _listening(
     """Tell a session of updated resources while its call runs; return what ends that."""
     if not isinstance(session, str) or not session:
         return on_outcome
-    stop = SUBSCRIPTIONS.listen(session, lambda uri: send_note(note_of(uri)))
+    stop = SUBSCRIPTIONS.listen(session, lambda uri: send_note(update_note(uri)))
 
     def answered(outcome: bytes) -> None:
         stop()

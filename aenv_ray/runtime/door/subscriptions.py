@@ -119,6 +119,6 @@ def resource_updated(uri: str) -> None:
     SUBSCRIPTIONS.updated(uri)
 
 
-def note_of(uri: str) -> dict[str, Any]:
+def update_note(uri: str) -> dict[str, Any]:
     """Return MCP's notification of an update."""
     return {"method": UPDATED, "params": {"uri": uri}}

@@ -134,7 +134,7 @@ class Spare:
                 os.environ[name] = value
         sys.argv[1:] = assignment["arguments"]
         if self.spec.storage:
-            storage_lock.hold(f"{STORAGE}/lock", is_shared=self.spec.storage_is_shared)
+            storage_lock.lock_storage(f"{STORAGE}/lock", is_shared=self.spec.storage_is_shared)
         dispatcher = self.dispatcher
         if dispatcher is None:
             dispatcher = Dispatcher(load_project(self.project))

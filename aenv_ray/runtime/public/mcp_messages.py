@@ -57,7 +57,7 @@ def is_answer(message: Mapping[str, Any], request_id: int) -> bool:
     return message.get("id") == request_id and "method" not in message
 
 
-def message_of(content: str | bytes) -> dict[str, Any] | None:
+def parse_message(content: str | bytes) -> dict[str, Any] | None:
     """Return the message in a body or event; None if it is not a JSON object.
 
     Raises:
@@ -84,5 +84,5 @@ class EventStream:
         elif not line and self._data:
             event = "\n".join(self._data)
             self._data.clear()
-            return message_of(event)
+            return parse_message(event)
         return None

@@ -35,7 +35,7 @@ from starlette.types import ASGIApp
 
 from aenv_ray.runtime.api.registry import DEFAULT_REWARD_PATH, Registered
 from aenv_ray.runtime.api.results import to_json
-from aenv_ray.runtime.door.answers import Outcome
+from aenv_ray.runtime.door.answers import EncodedOutcome
 from aenv_ray.runtime.door.async_calls import TIMEOUT_S, AsyncCalls, Disconnect, read_outcome
 from aenv_ray.runtime.door.dispatch import HEALTHY, Dispatcher
 from aenv_ray.runtime.faults import Fault
@@ -208,7 +208,7 @@ def _failure(fault: Fault) -> Response:
     return _json(to_json({"success": False, "error": data.pop("message"), **data}), status)
 
 
-def _response(outcome: Outcome) -> Response:
+def _response(outcome: EncodedOutcome) -> Response:
     if outcome.startswith(_DATA_PREFIX):
         # The same bytes that the fast door sends.
         return _json(b'{"success":true,' + outcome[len(b'"result":{') :], 200)

@@ -19,7 +19,7 @@ WAIT_S: Final = 20.0
 _RETRY_S: Final = 0.05
 
 
-def hold(path: str, *, is_shared: bool, wait_s: float = WAIT_S) -> None:
+def lock_storage(path: str, *, is_shared: bool, wait_s: float = WAIT_S) -> None:
     """Take the lock for as long as this process lives.
 
     Args:

@@ -32,7 +32,7 @@ from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.data.routes import data_routes
 from aenv_ray.serve.gateway.data.services import service_routes
 from aenv_ray.serve.gateway.deps import Deps, Resolver
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 from aenv_ray.serve.gateway.metrics import ExportedMetrics, Metrics
 from aenv_ray.serve.gateway.middleware import AccessLog, GatewayMiddleware
 from aenv_ray.serve.gateway.routes.control import Control, EnvironmentCache, Publish, Turns
@@ -79,20 +79,19 @@ class GatewayApp:
         self.deps = Deps(
             hub, fabric, artifacts, resolve, tokens, settings, clock, policy, artifact_quota_bytes
         )
-        self.replicas = Replicas(hub, clock, self.replica, settings.sweep_s)
+        self.membership = Membership(hub, clock, self.replica, settings.sweep_s)
         self.creator = Creator(
-            hub, fabric, resolve, clock, self.replicas, self.metrics.create_phase, policy
+            hub, fabric, resolve, clock, self.membership, self.metrics.create_phase, policy
         )
         self.services = Services(
             hub, resolve, clock, apps or ServeApps(), delete_storage, fabric.check_engines, policy
         )
-        self.collector = ArtifactCollector(hub, artifacts, clock, self.replica)
+        self.collector = ArtifactCollector(hub, artifacts, clock)
         self.sweep = Sweep(
             hub,
             fabric,
             self.creator,
-            clock,
-            self.replicas,
+            self.membership,
             settings.sweep_s,
             self._note_live,
             self.metrics.pools,
@@ -126,7 +125,7 @@ class GatewayApp:
         """Start the background tasks, and return the application."""
         self._tasks = [
             asyncio.create_task(self.sweep.run()),
-            asyncio.create_task(self.collector.run()),
+            asyncio.create_task(self.collector.run(self.membership)),
             asyncio.create_task(self._restore_services()),
         ]
         return self.app

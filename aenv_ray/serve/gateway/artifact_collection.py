@@ -10,6 +10,7 @@ from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, FabricUnavailable
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.artifacts import ArtifactStore
+from aenv_ray.serve.gateway.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +35,19 @@ class ArtifactCollector:
         hub: Knows who uploaded what, and what is published.
         store: Holds the artifacts.
         clock: Clock for the age of artifacts.
-        replica: Name of this replica.
     """
 
-    def __init__(self, hub: Hub, store: ArtifactStore, clock: Clock, replica: str) -> None:
+    def __init__(self, hub: Hub, store: ArtifactStore, clock: Clock) -> None:
         self._hub = hub
         self._store = store
         self._clock = clock
-        self._replica = replica
 
-    async def run(self) -> None:
+    async def run(self, membership: Membership) -> None:
         """Run until cancelled; a failed round is logged, and the next one repeats its work."""
         while True:
             await asyncio.sleep(EVERY_S)
-            round_name = f"collect:{int(self._clock.now() / EVERY_S)}"
             try:
-                elected = await self._hub.remember(round_name, self._replica, 2 * EVERY_S)
-                if elected == self._replica:
+                if await membership.is_elected("collect", EVERY_S):
                     await self.once()
             except AenvError as exc:
                 logger.warning("collecting artifacts failed: %s", exc)

@@ -30,12 +30,13 @@ from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.deps import Resolver
 from aenv_ray.serve.gateway.idempotency import Claim, IdempotencyKeys
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 2
-"""A host may have died since its state was read. The fabric itself waits for room in full ones."""
+"""A host may have died since its state was read. The create protocol moves no instance of ours to
+another host, because a lease is for one id; it waits for room in full ones."""
 _KEY_ATTEMPTS: Final = 20
 _UNDO_S: Final = 2.0
 """How long the response to a failed create waits for its cleanup, which continues afterwards."""
@@ -71,7 +72,7 @@ class Creator:
         fabric: AsyncFabric,
         resolve: Resolver,
         clock: Clock,
-        replicas: Replicas,
+        membership: Membership,
         note_phase: NotePhase,
         policy: Callable[[], Policy] = Policy,
     ) -> None:
@@ -80,11 +81,11 @@ class Creator:
         self._fabric = fabric
         self._resolve = resolve
         self._clock = clock
-        self._replicas = replicas
+        self._membership = membership
         self._note_phase = note_phase
         self._tasks: set[asyncio.Task[Any]] = set()
         self._in_progress: set[str] = set()
-        self.keys = IdempotencyKeys(hub, clock, replicas)
+        self.keys = IdempotencyKeys(hub, clock, membership)
 
     @property
     def in_progress(self) -> frozenset[str]:
@@ -232,7 +233,7 @@ class Creator:
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
                 ttl_s=spec.ttl_s,
                 capability=f"i{secrets.token_hex(20)}",
-                made_by=self._replicas.name,
+                made_by=self._membership.name,
                 places=spec.places,
             )
             for spec in specs

@@ -27,7 +27,7 @@ from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId, environment_part, instance_ids
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 
 KEY_TTL_S: Final = 24 * 3600.0
 """How long an idempotency key is remembered."""
@@ -91,10 +91,10 @@ class Claim:
 class IdempotencyKeys:
     """The idempotency keys of creates, as one replica sees them."""
 
-    def __init__(self, hub: Hub, clock: Clock, replicas: Replicas) -> None:
+    def __init__(self, hub: Hub, clock: Clock, membership: Membership) -> None:
         self._hub = hub
         self._clock = clock
-        self._replicas = replicas
+        self._membership = membership
         self._active: set[str] = set()
         """First ids of the claims of this process that are being worked on."""
 
@@ -118,7 +118,7 @@ class IdempotencyKeys:
             seed: As `Claim.seed`.
             failed: The claim of a create that failed, which is replaced.
         """
-        claim = Claim(key, fingerprint, list(ids), self._replicas.name, self._clock.now(), seed)
+        claim = Claim(key, fingerprint, list(ids), self._membership.name, self._clock.now(), seed)
         name, text = f"create:{key}", claim.to_json()
         self._active.add(ids[0])
         try:
@@ -215,12 +215,12 @@ class IdempotencyKeys:
 
         Its replica died, or lost the hub's answer to the claim and gave up.
         """
-        if claim.replica == self._replicas.name:
+        if claim.replica == self._membership.name:
             return claim.ids[0] not in self._active
         age_s = self._clock.now() - claim.claimed_at
-        if age_s <= self._replicas.silence_s:
+        if age_s <= self._membership.silence_s:
             return False
-        return bool(await self._replicas.dead({claim.replica}))
+        return bool(await self._membership.dead({claim.replica}))
 
     async def _leases(self, ids: Sequence[str]) -> list[Lease]:
         """Return the leases of instances; none if any of them has no lease."""

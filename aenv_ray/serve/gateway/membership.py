@@ -1,4 +1,4 @@
-"""Finds the dead replicas of the gateway by the heartbeats that they write to the hub."""
+"""Finds the dead replicas of a gateway by their heartbeats, and elects one for a periodic task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ MISSED_HEARTBEATS: Final = 4
 """A replica is dead after missing this many heartbeats …"""
 MIN_SILENCE_S: Final = 15.0
 """… and at least this long: on a busy machine a live replica may pause for seconds."""
+_REMEMBERED_ROUNDS: Final = 10
+"""An election is remembered for this many rounds, so that clocks may differ."""
 _FORGET_AFTER: Final = 100
 """A dead replica's document is deleted after this many times the silence that makes it dead."""
 
 
-class Replicas:
+class Membership:
     """The replicas of a gateway, as one of them sees them.
 
     While the hub is away, no replica can write a heartbeat, and live ones would look dead when it
@@ -56,6 +58,12 @@ class Replicas:
         if self._is_late(now):
             self._regular_since = now
         self._beat_at = now
+
+    async def is_elected(self, task: str, every_s: float) -> bool:
+        """Elect a replica for this round of a task that one of them runs; return if it is this."""
+        round_name = f"{task}:{int(self._clock.now() / every_s)}"
+        ttl_s = _REMEMBERED_ROUNDS * every_s
+        return await self._hub.remember(round_name, self.name, ttl_s) == self.name
 
     async def dead(self, names: Collection[str]) -> set[str]:
         """Return those of the replicas that are dead; delete the documents of those long dead."""

@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from aenv_ray import logs
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
-from aenv_ray.clock import Clock
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease, LeaseQuery
 from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.serve.gateway.creation import Creator
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,7 @@ class Sweep:
         hub: Hub,
         fabric: AsyncFabric,
         creator: Creator,
-        clock: Clock,
-        replicas: Replicas,
+        membership: Membership,
         every_s: float,
         note_live: Callable[[Collection[Lease]], None],
         note_pools: Callable[[Mapping[str, int]], None],
@@ -39,8 +37,7 @@ class Sweep:
         self._hub = hub
         self._fabric = fabric
         self._creator = creator
-        self._clock = clock
-        self._replicas = replicas
+        self._membership = membership
         self._every_s = every_s
         self._note_live = note_live
         self._note_pools = note_pools
@@ -49,7 +46,7 @@ class Sweep:
         """Run until cancelled; a failed round is logged, and the next one repeats its work."""
         async with asyncio.TaskGroup() as group:
             # Separate tasks: a round may take longer than a replica may go without a heartbeat.
-            group.create_task(self._repeat(self._replicas.heartbeat))
+            group.create_task(self._repeat(self._membership.heartbeat))
             group.create_task(self._repeat(self._round))
 
     async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -63,14 +60,8 @@ class Sweep:
             await asyncio.sleep(self._every_s)
 
     async def _round(self) -> None:
-        if await self._is_elected():
+        if await self._membership.is_elected("sweep", self._every_s):
             await self.once()
-
-    async def _is_elected(self) -> bool:
-        number = int(self._clock.now() / self._every_s)
-        name = f"sweep:{number}"
-        mine = self._replicas.name
-        return await self._hub.remember(name, mine, 10 * self._every_s) == mine
 
     async def once(self) -> None:
         """Run one round.
@@ -82,7 +73,7 @@ class Sweep:
         leases = [lease async for lease in self._hub.all_leases(LeaseQuery())]
         infos = await self._fabric.list_instances()
         live = {str(info.requested_id or info.id): info for info in infos}
-        dead = await self._replicas.dead({lease.made_by for lease in leases})
+        dead = await self._membership.dead({lease.made_by for lease in leases})
         running = []
         for lease in leases:
             if not lease.made_by:
@@ -100,7 +91,7 @@ class Sweep:
         self._note_pools(await self._fabric.pools())
 
     async def _check_pending(self, lease: Lease, dead: set[str]) -> None:
-        is_own = lease.made_by == self._replicas.name
+        is_own = lease.made_by == self._membership.name
         if (lease.id in self._creator.in_progress) if is_own else (lease.made_by not in dead):
             return
         # It may have become Running since it was listed, even if its replica died right after.

@@ -26,7 +26,7 @@ def service_of(target: str) -> str:
     return target.partition("@")[0]
 
 
-def target_of(service_id: str, revision: str) -> str:
+def service_target(service_id: str, revision: str) -> str:
     """Return the `JsonCall.target` of a service, with its revision: a new one empties caches."""
     return f"{service_id}@{revision}"
 

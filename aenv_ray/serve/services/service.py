@@ -466,7 +466,7 @@ def _deployed_state(record: ServiceRecord) -> tuple[Any, ...]:
     return record.revision, record.replicas, record.autoscale, record.healthy_within_s
 
 
-def masked(record: ServiceRecord) -> dict[str, str]:
+def masked_variables(record: ServiceRecord) -> dict[str, str]:
     """Return the variables of a service with masked values, which are secrets."""
     return dict.fromkeys(record.environment_variables, _MASK)
 

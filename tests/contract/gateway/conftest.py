@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from aenv_ray.hub.records import Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
 
 

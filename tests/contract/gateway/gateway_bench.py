@@ -31,7 +31,7 @@ from aenv_ray.hub import packing
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, EnvironmentVersion, Right, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.hub.services import ServiceRecord
 from aenv_ray.hub.storages import StorageRecord
 from aenv_ray.ids import HostId, InstanceId
@@ -39,7 +39,7 @@ from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.app import GatewayApp
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus, status_of
 from tests.contract.hub.memory_store import MemoryInstanceStore
@@ -344,9 +344,9 @@ def _written(root: Path) -> Project:
     return project.load(root)
 
 
-def hears_regularly(replicas: Replicas) -> None:
+def hears_regularly(membership: Membership) -> None:
     """Let the silence of other replicas count, as it does some time after the start."""
-    replicas._regular_since = 0.0
+    membership._regular_since = 0.0
 
 
 CREATE = {"envName": "probe@1.0.0"}

@@ -13,9 +13,9 @@ import pytest
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import LeaseQuery
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.models import InstanceStatus
-from aenv_ray.serve.gateway import membership as replicas
+from aenv_ray.serve.gateway import membership
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway, hears_regularly
 from tests.fake_clock import FakeClock
@@ -73,9 +73,9 @@ async def test_a_claim_of_a_dead_replica_frees_its_key(
 ) -> None:
     """The replica died before the hub admitted anything, so there is nothing to undo."""
     keys = bench.gateway.creator.keys
-    monkeypatch.setattr(replicas, "MIN_SILENCE_S", 0.0)
-    dead = replicas.Replicas(bench.hub, SystemClock(), "dead", 0.0)
-    monkeypatch.setattr(keys, "_replicas", dead)
+    monkeypatch.setattr(membership, "MIN_SILENCE_S", 0.0)
+    dead = membership.Membership(bench.hub, SystemClock(), "dead", 0.0)
+    monkeypatch.setattr(keys, "_membership", dead)
     claim: dict[str, Any] = {}
     remember = bench.hub.remember
 
@@ -92,9 +92,9 @@ async def test_a_claim_of_a_dead_replica_frees_its_key(
             await ann.post("/instances", json=WISH, headers=KEY)
     assert claim["by"] == "dead"
     clock = FakeClock(SystemClock().now())
-    mine = replicas.Replicas(bench.hub, clock, bench.gateway.replica, 0.0)
+    mine = membership.Membership(bench.hub, clock, bench.gateway.replica, 0.0)
     hears_regularly(mine)
-    monkeypatch.setattr(keys, "_replicas", mine)
+    monkeypatch.setattr(keys, "_membership", mine)
     answer = await ann.post("/instances", json=WISH, headers=KEY)
     assert answer.status_code == 200, answer.text
     assert answer.json()["data"][0]["id"] not in claim["ids"]
@@ -156,7 +156,7 @@ async def test_instances_of_a_replica_without_heartbeats_are_not_ended(
             update={"items": tuple(one.model_copy(update=update) for one in page.items)}
         )
 
-    hears_regularly(bench.gateway.replicas)
+    hears_regularly(bench.gateway.membership)
     with monkeypatch.context() as patch:
         patch.setattr(bench.hub, "leases", old)
         await bench.gateway.sweep.once()

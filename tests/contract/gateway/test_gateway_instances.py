@@ -15,7 +15,7 @@ from aenv_ray.errors import AenvError
 from aenv_ray.hub.records import LeaseQuery
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.creation import Creation, Creator
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from tests.contract.gateway.gateway_bench import Bench, a_gateway, created, hears_regularly
 
@@ -87,8 +87,8 @@ async def test_no_lease_outlives_its_instance(bench: Bench, ann: httpx.AsyncClie
 async def test_creates_of_a_dead_replica_are_ended(root: Path) -> None:
     """Their client got no answer, and may repeat the create with its key."""
     async with a_gateway(root, GatewaySettings(create_wait_s=0, sweep_s=60)) as bench:
-        await bench.gateway.replicas.heartbeat()
-        hears_regularly(bench.gateway.replicas)
+        await bench.gateway.membership.heartbeat()
+        hears_regularly(bench.gateway.membership)
         async with bench.owner("ann") as http:
             made = await created(http)
             lease = await bench.hub.lease(made["id"])
@@ -109,7 +109,7 @@ async def test_an_idempotency_key_outlives_the_replica_that_claimed_it(
 ) -> None:
     """The repeat makes another instance, and what the first one makes too late ends at once."""
     deps = bench.gateway.deps
-    others = Replicas(bench.hub, deps.clock, "dead", 1.0)
+    others = Membership(bench.hub, deps.clock, "dead", 1.0)
     dead = Creator(bench.hub, bench.fabric, deps.resolve, deps.clock, others, lambda *_: None)
     bench.fabric.gate.clear()
     options = CreateOptions(
@@ -117,7 +117,7 @@ async def test_an_idempotency_key_outlives_the_replica_that_claimed_it(
     )
     first = asyncio.create_task(dead.create_once(Creation("probe", options, 1, "ann"), "k", 60))
     await bench.fabric.asked.wait()
-    hears_regularly(bench.gateway.replicas)
+    hears_regularly(bench.gateway.membership)
     await bench.gateway.sweep.once()
     key = {"Idempotency-Key": "k"}
     repeat = asyncio.create_task(ann.post("/instances", json={"envName": "probe"}, headers=key))

@@ -27,7 +27,7 @@ from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.backup import StoredHub, backup, check, restore
 from aenv_ray.hub.keys import LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, EnvironmentQuery, Quota, Right, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.serve.gateway.artifact_collection import GRACE_S, ArtifactCollector
 from tests.contract.hub.hub_contract import START_S, entry, lease
 from tests.contract.hub.redis_servers import emptied, running
@@ -197,7 +197,7 @@ async def test_a_restore_beside_a_running_gateway_loses_no_archive(
         await restore(hub, store, file, replace=True)
     assert await store.read((await hub.environment("weather")).archive) == CODE
     assert await hub.artifacts_held("somebody") == (len(CODE), 1)
-    await ArtifactCollector(hub, store, clock, "test").once()
+    await ArtifactCollector(hub, store, clock).once()
     assert await store.exists(digest)
 
 
@@ -240,7 +240,7 @@ async def test_archives_that_the_backup_lacks_are_collected(
     assert await hub.artifacts_held("ann") == (6, 2)
     assert await hub.artifacts_before(clock.now()) == {"0" * 64}  # Eve's, whose deletion ended
     clock.advance(2 * GRACE_S)
-    assert later in await ArtifactCollector(hub, store, clock, "test").once()
+    assert later in await ArtifactCollector(hub, store, clock).once()
     assert not await store.exists(later)
     assert await store.read(digest) == CODE
 

@@ -18,7 +18,6 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.errors import ArtifactQuotaExceeded, FabricUnavailable, QuotaExceeded
 from aenv_ray.hub import catalog, hub_actor, keys
 from aenv_ray.hub.client import HubClient
-from aenv_ray.hub.connection import RedisClient
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.hub_actor import HubActor, HubSettings
 from aenv_ray.hub.leases import KEPT_S, OVERDUE_S
@@ -32,7 +31,8 @@ from aenv_ray.hub.records import (
     Right,
     Role,
 )
-from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
+from aenv_ray.hub.redis.connection import RedisClient
+from aenv_ray.hub.redis.server import RedisServer, bundled_program, find_program
 from aenv_ray.models import InstanceStatus
 from tests.conftest import redis_refusal, require
 from tests.contract.hub.hub_contract import HubContract, entry, lease

@@ -30,7 +30,7 @@ from aenv_ray.hub import packing
 from aenv_ray.hub.artifacts import ArtifactStore, DirectoryFiles
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentStatus, FunctionSchema
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.testing.contract_bench import request, value_of, write_project

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.hub import redis_keeper
 from aenv_ray.hub.core import HubCore
-from aenv_ray.hub.redis_server import RedisServer, bundled_program, find_program
+from aenv_ray.hub.redis import keeper as redis_keeper
+from aenv_ray.hub.redis.server import RedisServer, bundled_program, find_program
 from tests.conftest import require
 from tests.contract.hub.hub_contract import entry
 from tests.contract.processes import signal_all
@@ -110,7 +110,7 @@ async def test_what_a_dead_process_used_ends(
     server = serve()
     script = (
         "import asyncio, sys; from pathlib import Path;"
-        "from aenv_ray.hub.redis_server import RedisServer;"
+        "from aenv_ray.hub.redis.server import RedisServer;"
         "s = RedisServer(Path(sys.argv[1]), Path(sys.argv[2]), linger_s=0.0);"
         "asyncio.run(s.ensure()); print('up', flush=True); sys.stdin.read()"
     )
@@ -209,7 +209,7 @@ async def test_a_machine_without_redis_is_told_the_ways_out(
     old.write_text("#!/bin/sh\necho Redis server v=6.0.16 sha=0")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("aenv_ray.hub.redis_server.bundled_program", lambda: None)
+    monkeypatch.setattr("aenv_ray.hub.redis.server.bundled_program", lambda: None)
     with pytest.raises(ConfigError, match=r"6\.0") as caught:
         await serve().ensure()
     assert "AENV_REDIS_URL" in str(caught.value.hint)

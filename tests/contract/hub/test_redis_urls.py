@@ -21,10 +21,10 @@ from redis.asyncio import Redis
 from aenv_ray.cli.local.free_ports import FIRST_PORT, free_port
 from aenv_ray.cluster import manifests
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.hub.connection import connect, redacted
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EnvironmentQuery
-from aenv_ray.hub.redis_server import bundled_program, find_program
+from aenv_ray.hub.redis.connection import connect, redacted
+from aenv_ray.hub.redis.server import bundled_program, find_program
 from tests.conftest import require
 from tests.contract.hub.hub_contract import entry, lease
 

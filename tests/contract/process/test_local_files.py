@@ -12,7 +12,7 @@ import pytest
 import redis
 import yaml
 
-from aenv_ray.hub.redis_server import find_program
+from aenv_ray.hub.redis.server import find_program
 from tests.conftest import require
 from tests.ray.faults import eventually
 from tests.ray.nodes.machines import LOCAL

@@ -206,9 +206,9 @@ def test_a_lock_that_another_has_is_waited_for_in_vain(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     lock = str(tmp_path / "lock")
     for _ in range(2):
-        storage_lock.hold(lock, is_shared=True)
+        storage_lock.lock_storage(lock, is_shared=True)
     with pytest.raises(ProjectLoadError, match="another sandbox still uses the storage"):
-        storage_lock.hold(lock, is_shared=False, wait_s=0.0)
+        storage_lock.lock_storage(lock, is_shared=False, wait_s=0.0)
 
 
 def test_a_storages_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:

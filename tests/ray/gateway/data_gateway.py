@@ -22,7 +22,7 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.errors import EnvironmentNotFound
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import Lease, Role
-from aenv_ray.hub.redis_server import RedisServer
+from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.project import project
 from aenv_ray.project.project import Project

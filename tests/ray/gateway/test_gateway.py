@@ -26,14 +26,15 @@ from aenv_ray.client import Environment
 from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
 from aenv_ray.errors import AenvError, ConfigError, PolicyRefused, from_wire
-from aenv_ray.hub import hub_actor, redis_keeper
+from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import LeaseQuery, Role
+from aenv_ray.hub.redis import keeper as redis_keeper
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deployment import deploy, is_deployed, undeploy
 from aenv_ray.serve.gateway.listener import listen
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 from aenv_ray.serve.gateway.settings import GatewaySettings
 from aenv_ray.serve.gateway.sweep import Sweep
 from tests.conftest import require
@@ -300,9 +301,9 @@ def test_a_port_that_is_in_use_is_an_error(door: Door) -> None:
 async def swept() -> None:
     """Compare leases with what runs, once, as a replica does."""
     hub, fabric, clock = hub_actor.ensure_hub(), AsyncFabric(driver_api.init()), SystemClock()
-    replicas = Replicas(hub, clock, "test", 1.0)
-    creator = Creator(hub, fabric, project.resolve, clock, replicas, lambda *_: None)
-    await Sweep(hub, fabric, creator, clock, replicas, 1.0, lambda _: None, lambda _: None).once()
+    membership = Membership(hub, clock, "test", 1.0)
+    creator = Creator(hub, fabric, project.resolve, clock, membership, lambda *_: None)
+    await Sweep(hub, fabric, creator, membership, 1.0, lambda _: None, lambda _: None).once()
 
 
 async def _with_client(door: Door, work: Any) -> None:

@@ -13,9 +13,10 @@ import pytest
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError, VersionConflict
-from aenv_ray.hub import hub_actor, redis_keeper
+from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import EnvironmentQuery, LeaseQuery, Quota, Role
+from aenv_ray.hub.redis import keeper as redis_keeper
 from tests.contract.hub.hub_contract import entry, lease
 from tests.ray.cluster import Cluster
 from tests.ray.faults import actor_pid, eventually, eventually_empty, kill

@@ -13,7 +13,7 @@ from typing import Final
 
 from aenv_ray.cli.local.free_ports import free_port
 from aenv_ray.engines.live_sandboxes import live_processes
-from aenv_ray.hub.redis_server import find_program
+from aenv_ray.hub.redis.server import find_program
 from tests.contract.processes import signal_all
 from tests.ray.cluster import FRUGAL
 from tests.ray.faults import eventually, eventually_empty, processes_of

@@ -101,7 +101,7 @@ def test_the_order_of_semver_org() -> None:
 def test_members_sort_by_name_then_the_highest_version(pairs: list[tuple[str, str]]) -> None:
     members = sorted(catalog.member(*pair).encode() for pair in pairs)
     assert len(set(members)) == len(pairs)
-    found = [catalog.reference_of(member.decode()) for member in members]
+    found = [catalog.member_reference(member.decode()) for member in members]
     assert sorted(found) == sorted(f"{name}@{version}" for name, version in pairs)
     for (name, version), (next_name, next_version) in itertools.pairwise(
         reference.split("@") for reference in found
@@ -118,11 +118,11 @@ def test_two_versions_never_share_a_key(a: str, b: str) -> None:
 
 
 def test_content_is_what_never_changes() -> None:
-    digest = catalog.content_digest(entry())
+    digest = catalog.version_digest(entry())
     same = entry(owner="x", archive="y", functions=(), status=EnvironmentStatus.FAILED)
-    assert catalog.content_digest(same) == digest
-    assert catalog.content_digest(entry(config={"name": "weather"})) != digest
-    assert len(catalog.content_digest(entry(description="\udcff"))) == 64
+    assert catalog.version_digest(same) == digest
+    assert catalog.version_digest(entry(config={"name": "weather"})) != digest
+    assert len(catalog.version_digest(entry(description="\udcff"))) == 64
 
 
 @given(st.lists(st.sampled_from(list(EnvironmentStatus)), max_size=6))

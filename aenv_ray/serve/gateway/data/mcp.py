@@ -154,7 +154,7 @@ class McpProxy:
 
 async def _message(request: Request) -> Rpc:
     """Return the message of a POST; raises `Refused` if it is invalid."""
-    await mcp_wire.load(request.headers)
+    await mcp_wire.import_parser(request.headers)
     return mcp_wire.parse(await request.body(), request.headers)
 
 

@@ -256,7 +256,7 @@ class Refused(Exception):
         self.body = body
 
 
-async def load(headers: Mapping[str, str]) -> None:
+async def import_parser(headers: Mapping[str, str]) -> None:
     """Import what `parse` needs for a POST, in a thread that does not block the event loop."""
     for module in (_VERSIONS, _RULES):
         if module not in _LOADED:

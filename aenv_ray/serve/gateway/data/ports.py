@@ -108,7 +108,7 @@ class PortProxy:
             )
 
 
-def target_of(request: HTTPConnection) -> str:
+def request_target(request: HTTPConnection) -> str:
     """Return path and query for the server inside, escaped as in the client's request."""
     path = str(request.path_params.get("path", ""))
     pieces = bytes(request.scope.get("raw_path") or b"").split(b"/", _PREFIX_SEGMENTS)
@@ -157,7 +157,8 @@ class _Exchange:
         headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1") not in OWN_HEADERS]
         headers += [(b"host", b"127.0.0.1:%d" % port), (b"connection", b"close")]
         try:
-            head = h11.Request(method=request.method, target=target_of(request), headers=headers)
+            target = request_target(request)
+            head = h11.Request(method=request.method, target=target, headers=headers)
             return self._http.send(head) or b""
         except h11.LocalProtocolError as exc:
             raise ConfigError(

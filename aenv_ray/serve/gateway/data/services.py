@@ -20,7 +20,7 @@ from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.data.sockets import port_routes
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.deps import Deps
-from aenv_ray.serve.services.calls import ServiceCalls, target_of
+from aenv_ray.serve.services.calls import ServiceCalls, service_target
 from aenv_ray.serve.services.service import Services
 
 SESSION_HEADER: Final = "x-session-id"
@@ -65,7 +65,7 @@ class ServiceTargets:
             CatalogConflict: The service is paused.
         """
         record, session = await self._found(request)
-        return Target(target_of(record.id, record.revision), is_agent=False, session=session)
+        return Target(service_target(record.id, record.revision), is_agent=False, session=session)
 
     async def sandbox_of_request(self, request: HTTPConnection) -> Target:
         """Return a sandbox of the service that the path names: the session's, or any.

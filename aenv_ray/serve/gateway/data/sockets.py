@@ -18,7 +18,7 @@ from websockets.uri import parse_uri
 
 from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.errors import AenvError, PortUnreachable
-from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, target_of
+from aenv_ray.serve.gateway.data.ports import OWN_HEADERS, PortProxy, request_target
 from aenv_ray.serve.gateway.envelope import error_response
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -70,7 +70,7 @@ class _Tunnel:
         self._is_text = False
         port = websocket.path_params["port"]
         self._protocol = ClientProtocol(
-            parse_uri(f"ws://127.0.0.1:{port}{target_of(websocket)}"),
+            parse_uri(f"ws://127.0.0.1:{port}{request_target(websocket)}"),
             subprotocols=[Subprotocol(name) for name in websocket.scope["subprotocols"]] or None,
             max_size=MAX_MESSAGE_BYTES,
         )

@@ -11,7 +11,7 @@ from aenv_ray.hub.services import MAX_REPLICAS, ServiceRecord
 from aenv_ray.project.storage import shown_size
 from aenv_ray.serve.gateway.routes.schemas import NoQuery, RequestBody, shown_environment, timestamp
 from aenv_ray.serve.services.apps import ServiceState, ServiceStatus
-from aenv_ray.serve.services.service import masked
+from aenv_ray.serve.services.service import masked_variables
 
 _Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
@@ -147,7 +147,7 @@ def service_object(
         available_replicas=state.available_replicas,
         service_url=url,
         owner=record.owner,
-        environment_variables=masked(record),
+        environment_variables=masked_variables(record),
         pvc_name=storage.name if storage else "",
         storage_size=shown_size(storage.size_bytes) if storage else "",
         mount_path=storage.mount_path if storage else "",

@@ -14,7 +14,7 @@ import pytest
 from aenv_ray.config import settings
 from aenv_ray.project import project
 from aenv_ray.runtime import get_registry
-from aenv_ray.runtime.door.host_link import HostLink
+from aenv_ray.runtime.door.host.link import HostLink
 
 STAND_IN = Path(__file__).parents[3] / "fixtures" / "tau2_bench"
 

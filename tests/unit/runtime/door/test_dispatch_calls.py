@@ -12,7 +12,7 @@ import pytest
 
 from aenv_ray.runtime.door import dispatch
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_requests import Stoppable
+from aenv_ray.runtime.door.host.requests import Stoppable
 from tests.unit.runtime.door.dispatch_bench import (
     WAIT_S,
     Answer,

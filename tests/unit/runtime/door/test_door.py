@@ -17,7 +17,7 @@ from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door import door
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import Connection
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.system import threads
 
 WAIT_S = 10.0

@@ -9,7 +9,7 @@ from typing import Any
 
 FORKS = """
 import gc, json, os, resource, sys, threading
-from aenv_ray.runtime.door.host_link import HOST
+from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.fork.spare import FirstCall
 
 first_call = FirstCall()

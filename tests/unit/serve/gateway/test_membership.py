@@ -9,7 +9,7 @@ import pytest
 
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.serve.gateway import membership
-from aenv_ray.serve.gateway.membership import Replicas
+from aenv_ray.serve.gateway.membership import Membership
 from tests.fake_clock import FakeClock
 
 EVERY_S = 5.0
@@ -49,7 +49,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-async def beats(clock: FakeClock, seconds: float, *replicas: Replicas) -> None:
+async def beats(clock: FakeClock, seconds: float, *replicas: Membership) -> None:
     """Let replicas send heartbeats for some time."""
     for _ in range(int(seconds / EVERY_S)):
         clock.advance(EVERY_S)
@@ -60,7 +60,7 @@ async def beats(clock: FakeClock, seconds: float, *replicas: Replicas) -> None:
 async def test_a_replica_that_is_silent_while_others_are_not_is_dead(
     hub: Any, clock: FakeClock
 ) -> None:
-    mine, other = (Replicas(hub, clock, name, EVERY_S) for name in ("mine", "other"))
+    mine, other = (Membership(hub, clock, name, EVERY_S) for name in ("mine", "other"))
     await beats(clock, SILENCE_S + EVERY_S, mine, other)
     assert await mine.dead({"mine", "other", "unknown"}) == {"unknown"}
     await beats(clock, SILENCE_S, mine)
@@ -74,7 +74,7 @@ async def test_a_replica_that_is_silent_while_others_are_not_is_dead(
 
 async def test_no_replica_is_dead_because_the_hub_was_away(hub: Any, clock: FakeClock) -> None:
     """The creates in progress of live ones would be ended."""
-    mine, other = (Replicas(hub, clock, name, EVERY_S) for name in ("mine", "other"))
+    mine, other = (Membership(hub, clock, name, EVERY_S) for name in ("mine", "other"))
     await beats(clock, 2 * SILENCE_S, mine, other)
     clock.advance(SILENCE_S + 1)
     assert await mine.dead({"other"}) == set()  # before the first heartbeat
@@ -90,7 +90,7 @@ async def test_a_replica_that_has_just_started_does_not_know_who_is_dead(
     hub: Any, clock: FakeClock
 ) -> None:
     """The hub may have been away until now."""
-    mine = Replicas(hub, clock, "mine", EVERY_S)
+    mine = Membership(hub, clock, "mine", EVERY_S)
     await mine.heartbeat()
     assert await mine.dead({"other"}) == set()
 
@@ -99,7 +99,7 @@ async def test_a_heartbeat_that_waits_for_the_hub_does_not_arrive_old(
     hub: Any, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "MIN_SILENCE_S", 0.0)
-    mine = Replicas(hub, clock, "mine", 0.01)
+    mine = Membership(hub, clock, "mine", 0.01)
     hub.here.clear()
     with pytest.raises(FabricUnavailable, match="heartbeat"):
         await mine.heartbeat()

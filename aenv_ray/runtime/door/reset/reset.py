@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registered
-from aenv_ray.runtime.door.agent_processes import AgentProcesses
-from aenv_ray.runtime.door.call_gate import CallGate
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import HOST, SIDECAR_METHOD
-from aenv_ray.runtime.door.inner_environments import release_all
-from aenv_ray.runtime.door.leftovers import Leftovers
+from aenv_ray.runtime.door.host.inner_environments import release_all
+from aenv_ray.runtime.door.host.link import HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
+from aenv_ray.runtime.door.reset.call_gate import CallGate
+from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.faults import Fault
 
 _END_CALLS_S: Final = 5.0

@@ -26,9 +26,9 @@ _PAUSE_S: Final = 0.002
 _ALL: Final = -1
 """All processes but this one."""
 
-Process = tuple[int, str]
+ProcessId = tuple[int, str]
 """Pid and start time."""
-Program = tuple[int, int, str]
+ProgramId = tuple[int, int, str]
 """Device and inode of a program's file, and the address of its stack, which is random."""
 
 
@@ -46,7 +46,7 @@ class AgentProcesses:
     def __init__(self, *, may_be_reset: bool = False) -> None:
         self._first = _programs() if may_be_reset else {}
         """The processes that existed at the start; they outlive a reset."""
-        self._spared: dict[Process, Program | None] | None = None
+        self._spared: dict[ProcessId, ProgramId | None] | None = None
         self._memory: mmap.mmap | None = None
         self._files: list[int] = []
 
@@ -89,10 +89,10 @@ class AgentProcesses:
             os.close(self._files.pop())
 
 
-def _kill_all_but(spared: Mapping[Process, Program | None]) -> None:
+def _kill_all_but(spared: Mapping[ProcessId, ProgramId | None]) -> None:
     """Stop all others before killing them, so that they cannot fork faster than they are killed."""
     deadline = time.monotonic() + _END_S
-    stopped: set[Process] = set()
+    stopped: set[ProcessId] = set()
     has_all = os.getpid() == 1 and _has_children()
     if has_all:  # at once, which no fork escapes; never by another process, which has not all
         _signal(_ALL, signal.SIGSTOP)
@@ -118,7 +118,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _all_but(spared: Mapping[Process, Program | None]) -> set[Process]:
+def _all_but(spared: Mapping[ProcessId, ProgramId | None]) -> set[ProcessId]:
     """Return the other processes without those of `spared` that still run the same program."""
     return {
         process
@@ -127,11 +127,11 @@ def _all_but(spared: Mapping[Process, Program | None]) -> set[Process]:
     }
 
 
-def _programs() -> dict[Process, Program | None]:
+def _programs() -> dict[ProcessId, ProgramId | None]:
     return {process: _program(process[0]) for process in _others()}
 
 
-def _program(pid: int) -> Program | None:
+def _program(pid: int) -> ProgramId | None:
     """Return what tells the program of a process from the next one; None if nothing may be seen."""
     with contextlib.suppress(OSError):
         file = os.stat(f"/proc/{pid}/exe")
@@ -144,7 +144,7 @@ def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _others() -> list[Process]:
+def _others() -> list[ProcessId]:
     """Return the other processes that run in this pid namespace.
 
     Process 1 of a pod belongs to the runtime, and so does a process without a parent here, which

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.door import host_requests
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, SIDECAR_METHOD, HostLink
+from aenv_ray.runtime.door.host import requests
+from aenv_ray.runtime.door.host.link import ENVIRONMENT_METHOD, SIDECAR_METHOD, HostLink
 from aenv_ray.runtime.faults import Fault
 
 
@@ -102,7 +102,7 @@ class Answering(Host):
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> HostLink:
     found = HostLink()
-    monkeypatch.setattr(host_requests, "HOST", found)
+    monkeypatch.setattr(requests, "HOST", found)
     return found
 
 
@@ -123,15 +123,15 @@ def test_a_reward_does_not_run_beside_what_could_not_be_ended(
     host = Answering(link, LOST)
     link.attach(host)
     link.agent_has_acted = True
-    host_requests.end_processes_elsewhere(60.0, current_call())
+    requests.end_processes_elsewhere(60.0, current_call())
     assert host.got == []
     link.ask(link.new_id(), method, {}, lambda _: None)
     with pytest.raises(Fault, match=f"in {where} were not ended: it ended") as raised:
-        host_requests.end_processes_elsewhere(60.0, current_call())
+        requests.end_processes_elsewhere(60.0, current_call())
     assert (raised.value.code, raised.value.hint) == ("sandbox_lost", "another")
     assert host.got[-1]["params"].items() >= asked.items()
     link.agent_has_acted = False
-    host_requests.end_processes_elsewhere(60.0, current_call())
+    requests.end_processes_elsewhere(60.0, current_call())
     assert len(host.got) == 2
 
 
@@ -142,7 +142,7 @@ def test_ending_processes_has_the_time_of_the_reward(link: HostLink) -> None:
     link.agent_has_acted = True
     link.ask(link.new_id(), SIDECAR_METHOD, {}, lambda _: None)
     with pytest.raises(Fault, match="no answer within") as raised:
-        host_requests.end_processes_elsewhere(0.01, current_call())
+        requests.end_processes_elsewhere(0.01, current_call())
     assert raised.value.code == "call_outcome_unknown"
     _, asked, cancelled = host.got
     assert asked["params"]["params"]["_meta"]["aenv/timeout_s"] <= 0.01

@@ -14,9 +14,9 @@ import pytest
 
 from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registry
-from aenv_ray.runtime.door import leftovers
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.leftovers import Leftovers
+from aenv_ray.runtime.door.reset import leftovers
+from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.door.roles import DoorRole, check_method
 from aenv_ray.runtime.faults import Fault
 from tests.unit.runtime.door.dispatch_bench import Answer, Bench
@@ -232,7 +232,7 @@ def test_a_seed_is_set_without_a_reset(tmp_path: Path) -> None:
 def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aenv_ray.runtime.door.reset._END_CALLS_S", 0.05)
+    monkeypatch.setattr("aenv_ray.runtime.door.reset.reset._END_CALLS_S", 0.05)
     bench = ResetBench(tmp_path, nothing_to_do)
     held = threading.Thread(target=bench.tool, args=("hold",))
     held.start()

@@ -25,8 +25,8 @@ from typing import Final
 from aenv_ray import daemon
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.files import FileLock, is_locked, make_private, write_atomically
-from aenv_ray.hub import redis_keeper
-from aenv_ray.hub.connection import ANSWER_S, RedisClient, connect_socket, redis_errors
+from aenv_ray.hub.redis import keeper
+from aenv_ray.hub.redis.connection import ANSWER_S, RedisClient, connect_socket, redis_errors
 
 LINGER_S: Final = 5.0
 """How long Redis runs on after its last hub."""
@@ -62,8 +62,8 @@ class RedisServer:
         self.directory = data_dir.resolve() / "hub"
         name = hashlib.sha256(str(self.directory).encode()).hexdigest()[:10]
         self.socket = runtime_dir / f"hub-{name}" / "redis.sock"
-        self._users_lock = self.directory / redis_keeper.USERS_LOCK
-        self._keeper_lock = self.directory / redis_keeper.KEEPER_LOCK
+        self._users_lock = self.directory / keeper.USERS_LOCK
+        self._keeper_lock = self.directory / keeper.KEEPER_LOCK
         self._program = program
         self._linger_s = linger_s
         self._use: FileLock | None = None
@@ -109,7 +109,7 @@ class RedisServer:
     async def end(self) -> None:
         """Stop using Redis; wait until it has shut down, unless somebody else uses it."""
         self.leave()
-        for _ in range(int(redis_keeper.STOP_S / _POLL_S)):  # after that its keeper kills it
+        for _ in range(int(keeper.STOP_S / _POLL_S)):  # after that its keeper kills it
             if not self._is_kept() or self._is_used():
                 return
             await asyncio.sleep(_POLL_S)
@@ -151,7 +151,7 @@ class RedisServer:
             return
         try:
             self._use = await FileLock.acquire_async(
-                self._users_lock, redis_keeper.STOP_S + LINGER_S, shared=True
+                self._users_lock, keeper.STOP_S + LINGER_S, shared=True
             )
         except TimeoutError:
             raise self._failed("does not shut down") from None
@@ -188,14 +188,14 @@ class RedisServer:
                 f"Redis 7 or newer wrote {self.directory}, but {program} is version {found}",
                 hint="put Redis 7 or newer on PATH again: an older one does not see the data",
             )
-        spec: redis_keeper.KeeperSpec = {
+        spec: keeper.KeeperSpec = {
             "program": program,
             "directory": str(self.directory),
             "socket": str(self.socket),
             "password": self._password(),
             "linger_s": self._linger_s,
         }
-        await daemon.start(redis_keeper.__name__, data=json.dumps(spec).encode())
+        await daemon.start(keeper.__name__, data=json.dumps(spec).encode())
 
     def _password(self) -> str:
         """Return the password, generated at the first use; only this user can read its file."""
@@ -207,7 +207,7 @@ class RedisServer:
         return path.read_text()
 
     def _failed(self, what: str) -> FabricUnavailable:
-        log = self.directory / redis_keeper.LOG
+        log = self.directory / keeper.LOG
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         tail = " | ".join(line.strip() for line in lines[-_LOG_LINES:]) or "it wrote no log"
         return FabricUnavailable(

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
-from aenv_ray.runtime.door.host_link import ENVIRONMENT_METHOD, HOST
-from aenv_ray.runtime.door.host_requests import Stoppable, ask_host, ask_host_async
+from aenv_ray.runtime.door.host.link import ENVIRONMENT_METHOD, HOST
+from aenv_ray.runtime.door.host.requests import Stoppable, ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
 RELEASE: Final = "aenv/release"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.runtime.door import inner_environments
 from aenv_ray.runtime.door.calls import RunningCall, current_call
-from aenv_ray.runtime.door.inner_environments import InnerEnvironment, InnerToolFailed
+from aenv_ray.runtime.door.host import inner_environments
+from aenv_ray.runtime.door.host.inner_environments import InnerEnvironment, InnerToolFailed
 from aenv_ray.runtime.faults import Fault
 
 

@@ -1,6 +1,6 @@
 """A daemon that runs the bundled Redis of a data directory while a hub uses it.
 
-Started as ``python -m aenv_ray.hub.redis_keeper`` with a `KeeperSpec` as JSON on standard input. It
+Started as ``python -m aenv_ray.hub.redis.keeper`` with a `KeeperSpec` as JSON on standard input. It
 is not a child of a Ray worker, so it survives the hub and its process group. Each hub holds a
 shared lock on ``users.lock``, which the kernel releases when the hub dies. Once nobody has held the
 lock for `linger_s`, or at once if the last user asks for it, the keeper shuts Redis down and exits.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from aenv_ray.runtime.door.host_link import (
+from aenv_ray.runtime.door.host.link import (
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
     HOST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aenv_ray.hub.redis_keeper import HURRY_S, Use
+from aenv_ray.hub.redis.keeper import HURRY_S, Use
 
 
 def test_a_redis_waits_for_its_hub_to_come_back() -> None:

@@ -33,7 +33,7 @@ _OTHERS_CAN_WRITE: Final = 0o022
 _NAMED: Final = 3
 """Names in a reason; the others are counted."""
 
-Facts = tuple[int, ...]
+FileFacts = tuple[int, ...]
 """What identifies the state of a file. No process of a sandbox can set the change time."""
 
 
@@ -56,7 +56,7 @@ class Leftovers:
         self._kept = frozenset(os.path.join(self._work, path) for path in kept_files)
         self._started_ns = time.clock_gettime_ns(_COARSE_CLOCK)
         self._roots = _distinct([self._work, *(_TEMPORARY if self._owns_sandbox else ())])
-        self._files: dict[str, Facts] | None = None
+        self._files: dict[str, FileFacts] | None = None
         self._times: dict[str, tuple[int, int]] = {}
         """Of the directories at the start: an agent can choose them."""
         self._elsewhere: list[str] | None = None
@@ -106,13 +106,13 @@ class Leftovers:
 
     # --- the instance's own directories -------------------------------------------------------
 
-    def _scan(self, times: dict[str, tuple[int, int]] | None = None) -> dict[str, Facts]:
+    def _scan(self, times: dict[str, tuple[int, int]] | None = None) -> dict[str, FileFacts]:
         """Return the roots and all files below them; note the times of directories in `times`.
 
         Raises:
             Unchecked: There are too many.
         """
-        found: dict[str, Facts] = {}
+        found: dict[str, FileFacts] = {}
         for root in self._roots:
             top = (root, os.stat(root))  # before the walk, which may open it
             for path, status in itertools.chain([top], _walk(root, self._kept, owns=True)):
@@ -232,7 +232,7 @@ def _names(directory: str, *, may_open: bool) -> list[str]:
         return os.listdir(directory)
 
 
-def _facts(path: str, status: os.stat_result) -> Facts:
+def _facts(path: str, status: os.stat_result) -> FileFacts:
     facts = (status.st_mode, status.st_ino, status.st_uid, status.st_gid)
     if stat.S_ISDIR(status.st_mode):
         return (*facts, _attributes(path))  # its entries are compared, and its times set back

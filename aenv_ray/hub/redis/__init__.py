@@ -1,0 +1,1 @@
+"""Redis: connections to it, and the bundled server of a data directory."""

@@ -1,0 +1,1 @@
+"""Requests of the runtime to its host, over the connection that the host has opened."""
