@@ -9,6 +9,7 @@ no other. The host keeps the state of a call under a key that the caller chose.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import secrets
@@ -20,6 +21,7 @@ import pydantic_core
 
 from aenv_ray.actors.calls.caller_notes import HeldReports, Report
 from aenv_ray.actors.calls.wire import WireResult
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
 
@@ -27,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 Begin = list[Any]
 """``[key, name, wants_progress, message]``: the caller's unique key; a name by which any process
-can cancel the call, or ""; whether to send progress reports; a `wire.CallMessage` in bytes."""
+can cancel the call, see `call_name`, or ""; whether to send progress reports; a `wire.CallMessage`
+in bytes."""
 Answer = list[Any]
 """``[key, kind, JSON text]``, with one of the four kinds below."""
 RESULT: Final = 0
@@ -60,6 +63,17 @@ _GAP_S: Final = 0.0002
 """Pause between two tasks, for each call in flight. So batches grow with load, and a single call
 never waits."""
 _MAX_GAPS: Final = 16
+_MAX_HOSTS: Final = 10_000
+
+
+def call_name(instance_id: str, name: str) -> str:
+    """Return the name of a call for its host: it is short, and contains the instance."""
+    return f"{instance_id}\n{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def instance_of(key_or_name: str) -> str:
+    """Return the instance in a name of `call_name`; "" for a key."""
+    return key_or_name.rpartition("\n")[0]
 
 
 # --- the host's side -----------------------------------------------------------------------------
@@ -228,11 +242,20 @@ class BatchedCall:
     message: bytes
     result: asyncio.Future[bytes]
     """JSON text. Raises AenvError, or Ray's error if the host is gone."""
+    client: BatchClient
     on_progress: Callable[[Reports], None] | None = None
 
     def begin(self) -> Begin:
         """Return the call in the form in which it is sent."""
         return [self.key, self.name, self.on_progress is not None, self.message]
+
+    def cancel(self) -> None:
+        """Cancel it; its tool is told to stop. Does nothing if it has ended."""
+        self.client.cancel(self)
+
+    def forget(self) -> None:
+        """Ignore its outcome from now on; the call itself continues."""
+        self.client.forget(self)
 
 
 class BatchClient:
@@ -271,19 +294,17 @@ class BatchClient:
             on_progress: Receives progress reports, in batches. None asks for none.
         """
         key = f"{self._prefix}-{next(self._numbers)}"
-        call = BatchedCall(key, name, message, self._loop.create_future(), on_progress)
+        call = BatchedCall(key, name, message, self._loop.create_future(), self, on_progress)
         self._calls[key] = call
         self._new.append(call)
         self._schedule()
         return call
 
     def cancel(self, call: BatchedCall) -> None:
-        """Cancel a call; its tool is told to stop."""
+        """See `BatchedCall.cancel`."""
         if self._calls.pop(call.key, None) is None:
             return
-        if not call.result.done():
-            call.result.set_exception(CallCancelled("the caller cancelled the call"))
-            call.result.exception()  # mark it as retrieved: most callers do not ask for it
+        fail_cancelled(call.result)
         if call in self._new:
             self._new.remove(call)
         else:
@@ -291,7 +312,7 @@ class BatchClient:
             self._schedule()
 
     def forget(self, call: BatchedCall) -> None:
-        """Ignore a call's outcome from now on; the call itself continues."""
+        """See `BatchedCall.forget`."""
         self._calls.pop(call.key, None)
 
     def _schedule(self) -> None:
@@ -358,6 +379,29 @@ class BatchClient:
         call = self._calls.pop(key, None)
         if call is not None and not call.result.done():
             call.result.set_exception(error)
+
+
+class BatchClients:
+    """The clients of this process, one for each host. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        # A client may be evicted while it has calls: these still end as usual.
+        self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
+
+    def of(self, host: Any) -> BatchClient:
+        """Return the client of a host actor."""
+        client = self._clients.get(host)
+        if client is None:
+            client = BatchClient(host.exchange.remote)
+            self._clients.put(host, client)
+        return client
+
+
+def fail_cancelled(result: asyncio.Future[bytes]) -> None:
+    """Set the result of a call that its caller cancelled, unless it has one."""
+    if not result.done():
+        result.set_exception(CallCancelled("the caller cancelled the call"))
+        result.exception()  # mark it as retrieved: most callers do not ask for it
 
 
 def _batch_size(new: Sequence[BatchedCall]) -> int:

@@ -3,7 +3,7 @@
 The caller connects to the host's Unix socket and sends a `DoorClaim`. The host answers with
 `ACCEPTED` and the descriptor of a connection to the sandbox's door, or closes the connection.
 Afterwards each side sends lines of JSON: the caller a `Report` when its calls begin, when they
-pause and in between; the host an answer to each.
+pause and in between; the host an answer to each, and the names of calls to cancel.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.ids import InstanceId
 
 ACCEPTED: Final = b"+"
+UNREACHABLE: Final = b"-"
+"""Answer to a claim, if the engine's sandboxes can only be reached through their host."""
 LINE_BYTES: Final = 65_536
 """A longer line ends the connection."""
 

@@ -724,6 +724,11 @@ class Host:
             return None
         return await self._introductions.introduce(instance_id, role)
 
+    def cancel_direct(self, names: Sequence[str]) -> None:
+        """See `Introductions.cancel`."""
+        if self._introductions is not None:
+            self._introductions.cancel(names)
+
     async def introduce_started(self, outcomes: Outcomes) -> list[Introduction | None]:
         """Introduce their owner to instances that have just started."""
         found: list[Introduction | None] = []

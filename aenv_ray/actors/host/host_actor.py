@@ -178,7 +178,9 @@ class HostShell:
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
     ) -> list[Answer]:
-        """See `BatchServer.exchange`."""
+        """See `BatchServer.exchange`; directly connected callers cancel calls by name, too."""
+        if cancel and self._host is not None:
+            self._host.cancel_direct(cancel)
         return await self._batches.exchange(begin, follow, cancel)
 
     async def _run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:

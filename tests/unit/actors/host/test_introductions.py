@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.actors.calls.introduction import DoorClaim, Introduction, Report, line_of
-from aenv_ray.actors.calls.local_door import _HostLink, present
+from aenv_ray.actors.calls.local_door import _CallReporter, present
 from aenv_ray.actors.host import introductions
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import FakeClock, SystemClock
@@ -225,7 +225,7 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     """The host may be about to end the instance: only it can decide which comes first."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    link = _HostLink(ours, 10.0, lambda: None)
+    link = _CallReporter(ours, 10.0, lambda: None)
     link._last_call -= 6.0
     assert not link.begin()
     assert link.begin()  # the host knows of the call before
