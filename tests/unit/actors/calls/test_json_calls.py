@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.actors.calls import json_calls
+from aenv_ray.actors.calls.call_batching import call_name
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.errors import DeadlineExceeded
@@ -36,4 +37,4 @@ async def test_a_cancellation_does_not_wait_for_a_host_that_hangs(
     async with asyncio.timeout(30):
         with pytest.raises(DeadlineExceeded, match=r"cancelling a call on a-1"):
             await InstanceCalls(find, lambda _: None).cancel("a-1", "named")
-    assert asked == [([], [], ["named"])]
+    assert asked == [([], [], [call_name("a-1", "named")])]
