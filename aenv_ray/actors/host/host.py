@@ -28,7 +28,7 @@ from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.projects import HostProjects
-from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
+from aenv_ray.actors.host.start_messages import ProjectMissing
 from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
 from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
 from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
@@ -356,7 +356,9 @@ class Host:
 
     # --- instances --------------------------------------------------------------------------
 
-    async def start(self, specs: Sequence[InstanceSpec]) -> Outcomes | ProjectMissing:
+    async def start(
+        self, specs: Sequence[InstanceSpec]
+    ) -> list[InstanceInfo | AenvError] | ProjectMissing:
         """Start instances and wait until each answers calls or has failed.
 
         Idempotent by instance id: an instance that runs, has ended or was released is not started,
@@ -729,16 +731,12 @@ class Host:
         if self._introductions is not None:
             self._introductions.cancel(names)
 
-    async def introduce_started(self, outcomes: Outcomes) -> list[Introduction | None]:
-        """Introduce their owner to instances that have just started."""
-        found: list[Introduction | None] = []
-        for outcome in outcomes:
-            introduction = None
-            if isinstance(outcome, InstanceInfo):
-                with contextlib.suppress(AenvError):  # it has ended: the first call says why
-                    introduction = await self.introduce(outcome.id, DoorRole.OWNER)
-            found.append(introduction)
-        return found
+    async def introduce_started(self, outcome: InstanceInfo | AenvError) -> Introduction | None:
+        """Introduce its owner to an instance that has just started, if it has."""
+        if isinstance(outcome, InstanceInfo):
+            with contextlib.suppress(AenvError):  # it has ended: the first call says why
+                return await self.introduce(outcome.id, DoorRole.OWNER)
+        return None
 
     # --- queries ----------------------------------------------------------------------------
 

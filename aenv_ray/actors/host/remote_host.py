@@ -26,12 +26,11 @@ class RemoteHost(Protocol):
     """The methods of `aenv_ray.actors.host.host_actor` that place and start instances."""
 
     @property
-    def start(self) -> HostMethod[[bytes], bytes]:
-        """Start instances; see `start_messages` for the encoding."""
+    def start(self) -> HostMethod[[bytes, str], bytes]:
+        """Start instances, and introduce a caller in that session and node to them.
 
-    @property
-    def start_introduced(self) -> HostMethod[[bytes, str], bytes]:
-        """Start instances and introduce a caller in that session and node to them."""
+        See `start_messages` for the encoding.
+        """
 
     @property
     def claim(self) -> HostMethod[[InstanceId], None]:
