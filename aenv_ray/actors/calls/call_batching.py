@@ -31,7 +31,7 @@ Begin = list[Any]
 """``[key, name, wants_progress, message]``: the caller's unique key; a name by which any process
 can cancel the call, see `call_name`, or ""; whether to send progress reports; a `wire.CallMessage`
 in bytes."""
-Answer = list[Any]
+BatchAnswer = list[Any]
 """``[key, kind, JSON text]``, with one of the four kinds below."""
 RESULT: Final = 0
 ERROR: Final = 1
@@ -43,7 +43,7 @@ PROGRESS: Final = 3
 
 Reports = list[Report]
 Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
-Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]]
+Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[BatchAnswer]]]
 """Calls `BatchServer.exchange` of a host with ``(begin, follow, cancel)``."""
 
 UNCLAIMED_S: Final = 60.0
@@ -88,11 +88,11 @@ class BatchServer:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._calls: dict[str, _RunningCall] = {}
+        self._calls: dict[str, _HostedCall] = {}
 
     async def exchange(
         self, begin: Sequence[Begin], follow: Sequence[str], cancel: Sequence[str]
-    ) -> list[Answer]:
+    ) -> list[BatchAnswer]:
         """Begin, follow and cancel calls; wait until one has ended or reported progress.
 
         Args:
@@ -108,7 +108,9 @@ class BatchServer:
         """
         if cancel:
             self._cancel(frozenset(cancel) - {""})
-        unknown: list[Answer] = [[key, UNKNOWN, b""] for key in follow if key not in self._calls]
+        unknown: list[BatchAnswer] = [
+            [key, UNKNOWN, b""] for key in follow if key not in self._calls
+        ]
         calls = [self._calls[key] for key in follow if key in self._calls]
         calls += [self._started(*one) for one in begin]
         if unknown or not calls:
@@ -132,15 +134,15 @@ class BatchServer:
             if call.key in keys_or_names or call.name in keys_or_names:
                 call.task.cancel()
 
-    def _started(self, key: str, name: str, wants_progress: bool, message: bytes) -> _RunningCall:
+    def _started(self, key: str, name: str, wants_progress: bool, message: bytes) -> _HostedCall:
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _RunningCall(key, name, self._forget)
+            call = self._calls[key] = _HostedCall(key, name, self._forget)
             call.start(self._run(message, call.report if wants_progress else None))
         return call
 
-    def _taken(self, calls: Sequence[_RunningCall]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _taken(self, calls: Sequence[_HostedCall]) -> list[BatchAnswer]:
+        answers: list[BatchAnswer] = []
         size = 0
         for call in calls:
             if self._calls.get(call.key) is not call:
@@ -155,17 +157,17 @@ class BatchServer:
                 del self._calls[call.key]
         return answers
 
-    def _forget(self, call: _RunningCall) -> None:
+    def _forget(self, call: _HostedCall) -> None:
         if call.news is None and self._calls.get(call.key) is call:
             del self._calls[call.key]
 
 
-class _RunningCall:
+class _HostedCall:
     """One call, from its start until its caller has the outcome."""
 
     task: asyncio.Task[WireResult]
 
-    def __init__(self, key: str, name: str, forget: Callable[[_RunningCall], None]) -> None:
+    def __init__(self, key: str, name: str, forget: Callable[[_HostedCall], None]) -> None:
         self.key = key
         self.name = name
         self.news: asyncio.Event | None = None
@@ -206,16 +208,16 @@ class _RunningCall:
     def _expire(self) -> None:
         asyncio.get_running_loop().call_later(UNCLAIMED_S, self._forget, self)
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[BatchAnswer]:
         """Return the reports and, if the call has ended, its outcome."""
-        found: list[Answer] = []
+        found: list[BatchAnswer] = []
         if self.reports:
             found.append([self.key, PROGRESS, pydantic_core.to_json(list(self.reports))])
         if self.task.done():
             found.append(self._outcome())
         return found
 
-    def _outcome(self) -> Answer:
+    def _outcome(self) -> BatchAnswer:
         if self.task.cancelled():
             error: BaseException | None = CallCancelled(
                 "the caller cancelled the call", hint="its tool was told to stop"

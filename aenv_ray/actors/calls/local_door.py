@@ -19,9 +19,9 @@ from aenv_ray.actors.calls.introduction import (
     ACCEPTED,
     LINE_BYTES,
     UNREACHABLE,
+    ActivityReport,
     DoorClaim,
     Introduction,
-    Report,
     line_of,
 )
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage
@@ -327,7 +327,7 @@ class _CallReporter:
         assert self._sock is not None
         self._number += 1
         calls, self._calls = self._calls, 0
-        line = line_of(Report(self._number, calls, self._is_busy, quiet_s))
+        line = line_of(ActivityReport(self._number, calls, self._is_busy, quiet_s))
         try:
             sent = self._sock.send(line)
         except OSError:

@@ -42,8 +42,8 @@ from aenv_ray.actors.controller.placement import (
 )
 from aenv_ray.actors.controller.spare_hosts import SpareHosts, SpareKind
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL, ConnectInner
+from aenv_ray.actors.host.host_counters import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_answer, encode_specs
-from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.config import settings

@@ -13,7 +13,7 @@ from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.fabric.references import resolve
 from aenv_ray.actors.fabric.waits import run_blocking
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.actors.ray_shell import operator_policy
 from aenv_ray.errors import ConfigError
 

@@ -22,16 +22,16 @@ from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
 from aenv_ray.actors.host.environment_relay import ConnectInner, EnvironmentRelay
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
+from aenv_ray.actors.host.host_counters import HostCounters, HostMeasures, outcome_of
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
 from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.node_engines import engine_refusal
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.actors.host.projects import HostProjects
 from aenv_ray.actors.host.start_messages import ProjectMissing
-from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
-from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
-from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
+from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools, WarmRequestFile
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import EndCause, HostService, Sandbox, SandboxSpec
 from aenv_ray.engines.door import CHAT_METHOD
@@ -147,7 +147,7 @@ class Host:
         self._table = InstanceTable(
             self._engines, store, self._clock, self._add_services, self._note_end
         )
-        self._tally = HostTally()
+        self._counters = HostCounters()
         self._lives = self._table.lives
         self._sandboxes = self._table.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
@@ -307,7 +307,7 @@ class Host:
         Raises:
             FabricUnavailable: As `load`.
         """
-        return HostMeasures(*self.load(), self._tally, self._engines.pods())
+        return HostMeasures(*self.load(), self._counters, self._engines.pods())
 
     def _used_slots(self) -> int:
         """Return the number of slots in use, by instances that are starting or ending too."""
@@ -425,7 +425,7 @@ class Host:
                 del self._starting[instance_id]
                 start.outcome.set_result(started.get(instance_id, error))
             if self._density is ActorDensity.SHARED:  # the controller counts dedicated creates
-                self._tally.created((s, started.get(s.instance_id, error)) for s in specs)
+                self._counters.created((s, started.get(s.instance_id, error)) for s in specs)
             for spec in specs:
                 answer = started.get(spec.instance_id, error)
                 self._log(
@@ -550,7 +550,7 @@ class Host:
         return None
 
     def _note_end(self, life: InstanceLife) -> None:
-        self._tally.ended(life)
+        self._counters.ended(life)
         why = str(life.end_cause).partition("\n")[0]  # without the end of the sandbox's log
         self._log(life.record.spec, "%s ended: %s", life.record.id, why)
         if self._model_relay is not None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
 from aenv_ray import logs, units
-from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin
+from aenv_ray.actors.calls.call_batching import BatchAnswer, BatchServer, Begin
 from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
@@ -176,7 +176,7 @@ class HostShell:
 
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
-    ) -> list[Answer]:
+    ) -> list[BatchAnswer]:
         """See `BatchServer.exchange`; directly connected callers cancel calls by name, too."""
         if cancel and self._host is not None:
             self._host.cancel_direct(cancel)

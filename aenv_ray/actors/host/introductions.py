@@ -32,9 +32,9 @@ from aenv_ray.actors.calls.introduction import (
     LINE_BYTES,
     UNREACHABLE,
     Introduction,
+    activity_of,
     claim_of,
     line_of,
-    report_of,
 )
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.instance import InstanceLife
@@ -247,7 +247,7 @@ class _Caller:
             self._count(0, is_busy=False, quiet_s=0.0)
 
     def _on_report(self, line: bytes) -> None:
-        report = report_of(line)
+        report = activity_of(line)
         self._count(report.calls, is_busy=report.is_busy, quiet_s=report.quiet_s)
         self.send(line_of({"counted": report.number}))
 

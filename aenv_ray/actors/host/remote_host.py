@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from aenv_ray.actors.calls.call_batching import Answer, Begin
+from aenv_ray.actors.calls.call_batching import BatchAnswer, Begin
 from aenv_ray.ids import InstanceId
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ class RemoteHost(Protocol):
         """End instances; return the ids that the host knew."""
 
     @property
-    def exchange(self) -> HostMethod[[list[Begin], list[str], list[str]], list[Answer]]:
+    def exchange(self) -> HostMethod[[list[Begin], list[str], list[str]], list[BatchAnswer]]:
         """Make calls in batches; see `BatchServer.exchange`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.actors.calls.call_batching import call_name
-from aenv_ray.actors.calls.introduction import DoorClaim, Introduction, Report, line_of
+from aenv_ray.actors.calls.introduction import ActivityReport, DoorClaim, Introduction, line_of
 from aenv_ray.actors.calls.local_door import _CallReporter, present
 from aenv_ray.actors.host import introductions
 from aenv_ray.actors.host.host import Host
@@ -83,7 +83,7 @@ class Caller:
     async def report(self, *, calls: int = 0, is_busy: bool, quiet_s: float = 0.0) -> None:
         """Report, and wait until the host has counted it."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.host, line_of(Report(7, calls, is_busy, quiet_s)))
+        await loop.sock_sendall(self.host, line_of(ActivityReport(7, calls, is_busy, quiet_s)))
         assert json.loads(await loop.sock_recv(self.host, 1000)) == {"counted": 7}
 
     def close(self) -> None:
