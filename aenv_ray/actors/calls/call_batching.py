@@ -20,7 +20,8 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray.actors.calls.caller_notes import HeldReports, Report
-from aenv_ray.actors.calls.wire import WireResult
+from aenv_ray.actors.calls.handle import EnvHandle, host_of
+from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_json
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
@@ -45,6 +46,8 @@ Reports = list[Report]
 Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
 Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[BatchAnswer]]]
 """Calls `BatchServer.exchange` of a host with ``(begin, follow, cancel)``."""
+Send = Callable[[bytes], Awaitable[Any]]
+"""Sends a `wire.CallMessage` and returns the value of its result."""
 
 UNCLAIMED_S: Final = 60.0
 """How long an outcome is held for a caller that may come back."""
@@ -390,13 +393,29 @@ class BatchClients:
         # A client may be evicted while it has calls: these still end as usual.
         self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
 
-    def of(self, host: Any) -> BatchClient:
-        """Return the client of a host actor."""
+    def of(self, handle: EnvHandle) -> BatchClient:
+        """Return the client of an instance's host."""
+        host = host_of(handle)
         client = self._clients.get(host)
         if client is None:
             client = BatchClient(host.exchange.remote)
             self._clients.put(host, client)
         return client
+
+    def to(self, handle: EnvHandle) -> Send:
+        """Return a function that sends calls to an instance."""
+        client = self.of(handle)
+
+        async def send(message: bytes) -> Any:
+            call = client.send(message)
+            try:
+                text = await call.result
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            return decode_json(CallMessage.decode(message).method, text)
+
+        return send
 
 
 def fail_cancelled(result: asyncio.Future[bytes]) -> None:

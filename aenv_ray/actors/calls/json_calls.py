@@ -194,7 +194,7 @@ class InstanceCalls:
     ) -> BatchedCall | _DirectCall:
         message = call.message()
         handle = await self._find(call.target)
-        client, door = self._clients.of(host_of(handle)), self._door(call.target, handle)
+        client, door = self._clients.of(handle), self._door(call.target, handle)
         name = name and call_name(call.target, name)
         if door is None or not door.is_open:
             if door is not None:
