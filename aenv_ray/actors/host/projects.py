@@ -97,14 +97,6 @@ class HostProjects:
             storage=spec.storage,
         )
 
-    def source(self, digest: str) -> project.Project:
-        """Return a project.
-
-        Raises:
-            InternalError: It is no longer on this node.
-        """
-        return self._get(digest)
-
     def config(self, digest: str) -> EnvironmentConfig:
         """Return the configuration of a project.
 
