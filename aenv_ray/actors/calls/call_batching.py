@@ -222,9 +222,7 @@ class _HostedCall:
 
     def _outcome(self) -> BatchAnswer:
         if self.task.cancelled():
-            error: BaseException | None = CallCancelled(
-                "the caller cancelled the call", hint="its tool was told to stop"
-            )
+            error: BaseException | None = _cancelled()
         else:
             error = self.task.exception()
         if error is None:
@@ -418,10 +416,14 @@ class BatchClients:
         return send
 
 
+def _cancelled() -> CallCancelled:
+    return CallCancelled("the caller cancelled the call", hint="its tool was told to stop")
+
+
 def fail_cancelled(result: asyncio.Future[bytes]) -> None:
     """Set the result of a call that its caller cancelled, unless it has one."""
     if not result.done():
-        result.set_exception(CallCancelled("the caller cancelled the call"))
+        result.set_exception(_cancelled())
         result.exception()  # mark it as retrieved: most callers do not ask for it
 
 

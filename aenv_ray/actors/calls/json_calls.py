@@ -28,7 +28,7 @@ from aenv_ray.actors.calls.parameters import call_id_of
 from aenv_ray.actors.calls.wire import CallMessage, call_message
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.bounded_cache import BoundedCache
-from aenv_ray.errors import GONE, InstanceNotFound, SandboxLost
+from aenv_ray.errors import GONE, InstanceNotFound
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.caller_link import OFFERS
@@ -244,9 +244,7 @@ class InstanceCalls:
             door = self._doors.pop(call.target)
             if door is not None:
                 door.close()
-            if isinstance(exc, InstanceNotFound) or (
-                isinstance(exc, SandboxLost) and ray_api.is_from_ray(exc)
-            ):
+            if isinstance(exc, InstanceNotFound) or ray_api.is_from_ray(exc):
                 self._forget(call.target)  # an answer from a live host keeps the handle
             raise
 

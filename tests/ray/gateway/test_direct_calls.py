@@ -139,7 +139,8 @@ async def test_any_replica_cancels_a_direct_call(
     async with door.http(replica=replica) as http:
         assert (await http.post(f"{door.path}/mcp", json=note, headers=headers)).status_code == 202
     await asyncio.to_thread(witness.wait_for, "interrupted k")
-    assert (await call)["error"]["data"]["code"] == "call_cancelled"
+    error = (await call)["error"]["data"]
+    assert (error["code"], error["hint"]) == ("call_cancelled", "its tool was told to stop")
 
 
 async def test_a_disconnected_client_stops_its_direct_call(
