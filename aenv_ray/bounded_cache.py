@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from aenv_ray.clock import Clock, SystemClock
@@ -27,6 +27,7 @@ class BoundedCache(Generic[K, V]):
         clock: For `ttl_s` and `expires_at`.
         max_bytes: Limit for the total size of the values, as given to `put`; a larger value is not
             kept. None: no limit.
+        on_evict: Called with each value that `clear` or one of the two limits evicts.
 
     Not thread-safe: use it on one event loop, or under a lock.
     """
@@ -38,11 +39,13 @@ class BoundedCache(Generic[K, V]):
         ttl_s: float | None = None,
         clock: Clock | None = None,
         max_bytes: int | None = None,
+        on_evict: Callable[[V], None] = lambda _: None,
     ) -> None:
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._clock = clock or SystemClock()
         self._max_bytes = max_bytes
+        self._on_evict = on_evict
         self._bytes = 0
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
 
@@ -80,7 +83,12 @@ class BoundedCache(Generic[K, V]):
         self._entries[key] = _Entry(min(limits, default=None), value, size_bytes)
         self._bytes += size_bytes
         while len(self._entries) > self._max_entries or self._is_too_large():
-            self.pop(next(iter(self._entries)))
+            self._evict_oldest()
+
+    def _evict_oldest(self) -> None:
+        _, entry = self._entries.popitem(last=False)
+        self._bytes -= entry.size_bytes
+        self._on_evict(entry.value)
 
     def _is_too_large(self) -> bool:
         return self._max_bytes is not None and self._bytes > self._max_bytes
@@ -95,5 +103,5 @@ class BoundedCache(Generic[K, V]):
 
     def clear(self) -> None:
         """Take out everything."""
-        self._entries.clear()
-        self._bytes = 0
+        while self._entries:
+            self._evict_oldest()

@@ -179,11 +179,20 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
+        return is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_held(descriptor: int) -> bool:
+    """Return whether a live process holds the lock of an open file, which may have been removed.
+
+    If none does, the caller has the lock until it closes the file.
+    """
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(descriptor)
     return False
 
 

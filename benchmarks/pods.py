@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, new_instance_id

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aenv_ray.actors.calls.batched_sender import Send
+from aenv_ray.actors.calls.call_batching import Send
 from aenv_ray.actors.calls.handle import EnvHandle, host_of, set_seed, with_sender
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.json_calls import HOST_GRACE_S

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from aenv_ray.actors.calls.batched_sender import BatchedSender
+from aenv_ray.actors.calls.call_batching import BatchClients
 from aenv_ray.actors.calls.handle import EnvHandle, host_of, with_sender
 from aenv_ray.actors.fabric import driver_api
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -58,7 +58,7 @@ class VectorEnvironment:
         self._loop.wait(self._open())
 
     async def _open(self) -> None:
-        sender = BatchedSender()
+        sender = BatchClients()
         self._calls = [AsyncEnvHandle(handle, sender.to(handle)) for handle in self.handles]
 
     def __len__(self) -> int:

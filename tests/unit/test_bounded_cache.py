@@ -53,3 +53,15 @@ def test_values_are_limited_by_their_total_size() -> None:
     cache.clear()
     cache.put("d", "d", size_bytes=100)
     assert cache.get("d") == "d"
+
+
+def test_what_is_evicted_is_told() -> None:
+    """So that its resources can be freed; a value that is taken out is its taker's."""
+    evicted: list[int] = []
+    cache = BoundedCache[str, int](2, on_evict=evicted.append)
+    for n, key in enumerate("abca"):
+        cache.put(key, n)
+    assert evicted == [0, 1]
+    assert cache.pop("c") == 2
+    cache.clear()
+    assert evicted == [0, 1, 3]

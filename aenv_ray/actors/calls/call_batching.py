@@ -9,6 +9,7 @@ no other. The host keeps the state of a call under a key that the caller chose.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import secrets
@@ -19,7 +20,9 @@ from typing import Any, Final
 import pydantic_core
 
 from aenv_ray.actors.calls.caller_notes import HeldReports, Report
-from aenv_ray.actors.calls.wire import WireResult
+from aenv_ray.actors.calls.handle import EnvHandle, host_of
+from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_json
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
 
@@ -27,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 Begin = list[Any]
 """``[key, name, wants_progress, message]``: the caller's unique key; a name by which any process
-can cancel the call, or ""; whether to send progress reports; a `wire.CallMessage` in bytes."""
-Answer = list[Any]
+can cancel the call, see `call_name`, or ""; whether to send progress reports; a `wire.CallMessage`
+in bytes."""
+BatchAnswer = list[Any]
 """``[key, kind, JSON text]``, with one of the four kinds below."""
 RESULT: Final = 0
 ERROR: Final = 1
@@ -40,8 +44,10 @@ PROGRESS: Final = 3
 
 Reports = list[Report]
 Run = Callable[[bytes, OnProgress | None], Coroutine[Any, Any, WireResult]]
-Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[Answer]]]
+Exchange = Callable[[list[Begin], list[str], list[str]], Awaitable[list[BatchAnswer]]]
 """Calls `BatchServer.exchange` of a host with ``(begin, follow, cancel)``."""
+Send = Callable[[bytes], Awaitable[Any]]
+"""Sends a `wire.CallMessage` and returns the value of its result."""
 
 UNCLAIMED_S: Final = 60.0
 """How long an outcome is held for a caller that may come back."""
@@ -60,6 +66,17 @@ _GAP_S: Final = 0.0002
 """Pause between two tasks, for each call in flight. So batches grow with load, and a single call
 never waits."""
 _MAX_GAPS: Final = 16
+_MAX_HOSTS: Final = 10_000
+
+
+def call_name(instance_id: str, name: str) -> str:
+    """Return the name of a call for its host: it is short, and contains the instance."""
+    return f"{instance_id}\n{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def instance_of(key_or_name: str) -> str:
+    """Return the instance in a name of `call_name`; "" for a key."""
+    return key_or_name.rpartition("\n")[0]
 
 
 # --- the host's side -----------------------------------------------------------------------------
@@ -74,11 +91,11 @@ class BatchServer:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._calls: dict[str, _RunningCall] = {}
+        self._calls: dict[str, _HostedCall] = {}
 
     async def exchange(
         self, begin: Sequence[Begin], follow: Sequence[str], cancel: Sequence[str]
-    ) -> list[Answer]:
+    ) -> list[BatchAnswer]:
         """Begin, follow and cancel calls; wait until one has ended or reported progress.
 
         Args:
@@ -94,7 +111,9 @@ class BatchServer:
         """
         if cancel:
             self._cancel(frozenset(cancel) - {""})
-        unknown: list[Answer] = [[key, UNKNOWN, b""] for key in follow if key not in self._calls]
+        unknown: list[BatchAnswer] = [
+            [key, UNKNOWN, b""] for key in follow if key not in self._calls
+        ]
         calls = [self._calls[key] for key in follow if key in self._calls]
         calls += [self._started(*one) for one in begin]
         if unknown or not calls:
@@ -118,15 +137,15 @@ class BatchServer:
             if call.key in keys_or_names or call.name in keys_or_names:
                 call.task.cancel()
 
-    def _started(self, key: str, name: str, wants_progress: bool, message: bytes) -> _RunningCall:
+    def _started(self, key: str, name: str, wants_progress: bool, message: bytes) -> _HostedCall:
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _RunningCall(key, name, self._forget)
+            call = self._calls[key] = _HostedCall(key, name, self._forget)
             call.start(self._run(message, call.report if wants_progress else None))
         return call
 
-    def _taken(self, calls: Sequence[_RunningCall]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _taken(self, calls: Sequence[_HostedCall]) -> list[BatchAnswer]:
+        answers: list[BatchAnswer] = []
         size = 0
         for call in calls:
             if self._calls.get(call.key) is not call:
@@ -141,17 +160,17 @@ class BatchServer:
                 del self._calls[call.key]
         return answers
 
-    def _forget(self, call: _RunningCall) -> None:
+    def _forget(self, call: _HostedCall) -> None:
         if call.news is None and self._calls.get(call.key) is call:
             del self._calls[call.key]
 
 
-class _RunningCall:
+class _HostedCall:
     """One call, from its start until its caller has the outcome."""
 
     task: asyncio.Task[WireResult]
 
-    def __init__(self, key: str, name: str, forget: Callable[[_RunningCall], None]) -> None:
+    def __init__(self, key: str, name: str, forget: Callable[[_HostedCall], None]) -> None:
         self.key = key
         self.name = name
         self.news: asyncio.Event | None = None
@@ -192,20 +211,18 @@ class _RunningCall:
     def _expire(self) -> None:
         asyncio.get_running_loop().call_later(UNCLAIMED_S, self._forget, self)
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[BatchAnswer]:
         """Return the reports and, if the call has ended, its outcome."""
-        found: list[Answer] = []
+        found: list[BatchAnswer] = []
         if self.reports:
             found.append([self.key, PROGRESS, pydantic_core.to_json(list(self.reports))])
         if self.task.done():
             found.append(self._outcome())
         return found
 
-    def _outcome(self) -> Answer:
+    def _outcome(self) -> BatchAnswer:
         if self.task.cancelled():
-            error: BaseException | None = CallCancelled(
-                "the caller cancelled the call", hint="its tool was told to stop"
-            )
+            error: BaseException | None = _cancelled()
         else:
             error = self.task.exception()
         if error is None:
@@ -228,11 +245,20 @@ class BatchedCall:
     message: bytes
     result: asyncio.Future[bytes]
     """JSON text. Raises AenvError, or Ray's error if the host is gone."""
+    client: BatchClient
     on_progress: Callable[[Reports], None] | None = None
 
     def begin(self) -> Begin:
         """Return the call in the form in which it is sent."""
         return [self.key, self.name, self.on_progress is not None, self.message]
+
+    def cancel(self) -> None:
+        """Cancel it; its tool is told to stop. Does nothing if it has ended."""
+        self.client.cancel(self)
+
+    def forget(self) -> None:
+        """Ignore its outcome from now on; the call itself continues."""
+        self.client.forget(self)
 
 
 class BatchClient:
@@ -271,19 +297,17 @@ class BatchClient:
             on_progress: Receives progress reports, in batches. None asks for none.
         """
         key = f"{self._prefix}-{next(self._numbers)}"
-        call = BatchedCall(key, name, message, self._loop.create_future(), on_progress)
+        call = BatchedCall(key, name, message, self._loop.create_future(), self, on_progress)
         self._calls[key] = call
         self._new.append(call)
         self._schedule()
         return call
 
     def cancel(self, call: BatchedCall) -> None:
-        """Cancel a call; its tool is told to stop."""
+        """See `BatchedCall.cancel`."""
         if self._calls.pop(call.key, None) is None:
             return
-        if not call.result.done():
-            call.result.set_exception(CallCancelled("the caller cancelled the call"))
-            call.result.exception()  # mark it as retrieved: most callers do not ask for it
+        fail_cancelled(call.result)
         if call in self._new:
             self._new.remove(call)
         else:
@@ -291,7 +315,7 @@ class BatchClient:
             self._schedule()
 
     def forget(self, call: BatchedCall) -> None:
-        """Ignore a call's outcome from now on; the call itself continues."""
+        """See `BatchedCall.forget`."""
         self._calls.pop(call.key, None)
 
     def _schedule(self) -> None:
@@ -358,6 +382,49 @@ class BatchClient:
         call = self._calls.pop(key, None)
         if call is not None and not call.result.done():
             call.result.set_exception(error)
+
+
+class BatchClients:
+    """The clients of this process, one for each host. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        # A client may be evicted while it has calls: these still end as usual.
+        self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
+
+    def of(self, handle: EnvHandle) -> BatchClient:
+        """Return the client of an instance's host."""
+        host = host_of(handle)
+        client = self._clients.get(host)
+        if client is None:
+            client = BatchClient(host.exchange.remote)
+            self._clients.put(host, client)
+        return client
+
+    def to(self, handle: EnvHandle) -> Send:
+        """Return a function that sends calls to an instance."""
+        client = self.of(handle)
+
+        async def send(message: bytes) -> Any:
+            call = client.send(message)
+            try:
+                text = await call.result
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            return decode_json(CallMessage.decode(message).method, text)
+
+        return send
+
+
+def _cancelled() -> CallCancelled:
+    return CallCancelled("the caller cancelled the call", hint="its tool was told to stop")
+
+
+def fail_cancelled(result: asyncio.Future[bytes]) -> None:
+    """Set the result of a call that its caller cancelled, unless it has one."""
+    if not result.done():
+        result.set_exception(_cancelled())
+        result.exception()  # mark it as retrieved: most callers do not ask for it
 
 
 def _batch_size(new: Sequence[BatchedCall]) -> int:

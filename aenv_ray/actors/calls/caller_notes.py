@@ -60,11 +60,6 @@ class HeldReports:
         self._characters = 0
 
 
-def report_of(note: Note) -> Report:
-    """Return a note as a report."""
-    return None, None, pydantic_core.to_json(note).decode()
-
-
 def note_of(report: Report) -> Note | None:
     """Return the note in a report; None if it is progress."""
     progress, _, text = report

@@ -2,8 +2,8 @@
 
 The caller connects to the host's Unix socket and sends a `DoorClaim`. The host answers with
 `ACCEPTED` and the descriptor of a connection to the sandbox's door, or closes the connection.
-Afterwards each side sends lines of JSON: the caller a `Report` when its calls begin, when they
-pause and in between; the host an answer to each.
+Afterwards each side sends lines of JSON: the caller an `ActivityReport` when its calls begin, when
+they pause and in between; the host an answer to each, and the names of calls to cancel.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 from aenv_ray.ids import InstanceId
 
 ACCEPTED: Final = b"+"
+UNREACHABLE: Final = b"-"
+"""Answer to a claim, if the engine's sandboxes can only be reached through their host."""
 LINE_BYTES: Final = 65_536
 """A longer line ends the connection."""
 
@@ -36,7 +38,7 @@ class DoorClaim(NamedTuple):
     key: str
 
 
-class Report(NamedTuple):
+class ActivityReport(NamedTuple):
     """What a caller did since its last report."""
 
     number: int
@@ -66,7 +68,7 @@ def claim_of(line: bytes) -> DoorClaim:
     raise ValueError("not a claim")
 
 
-def report_of(line: bytes) -> Report:
+def activity_of(line: bytes) -> ActivityReport:
     """Parse a report.
 
     Raises:
@@ -74,5 +76,5 @@ def report_of(line: bytes) -> Report:
     """
     match json.loads(line):
         case [int(number), int(calls), bool(is_busy), int() | float() as quiet_s]:
-            return Report(number, max(0, calls), is_busy, max(0.0, quiet_s))
+            return ActivityReport(number, max(0, calls), is_busy, max(0.0, quiet_s))
     raise ValueError("not a report")

@@ -1,7 +1,9 @@
 """Calls to instances as JSON text, for processes that forward the calls of others.
 
-Such a process keeps no state of a call beyond waiting for it: progress and cancellation are handled
-at the instance's host, so another process can cancel the call (see `call_batching`).
+Such a process keeps no state of a call beyond waiting for it. Calls to an instance on the same node
+go to its sandbox directly, after a few calls through its host (see `local_door`); all others go
+through the host (see `call_batching`). Either way the host passes on cancellations, so another
+process can cancel the call.
 """
 
 from __future__ import annotations
@@ -11,14 +13,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from aenv_ray.actors.calls.call_batching import BatchClient, Reports
+from aenv_ray.actors.calls.call_batching import (
+    BatchClient,
+    BatchClients,
+    BatchedCall,
+    Reports,
+    call_name,
+    fail_cancelled,
+)
 from aenv_ray.actors.calls.caller_notes import HeldReports
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
+from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
 from aenv_ray.actors.calls.parameters import call_id_of
-from aenv_ray.actors.calls.wire import call_message
+from aenv_ray.actors.calls.wire import CallMessage, call_message
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.bounded_cache import BoundedCache
-from aenv_ray.errors import InstanceNotFound, SandboxLost
+from aenv_ray.errors import GONE, InstanceNotFound
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.door.async_calls import CALL_ID, LONGEST_CALL_S, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.caller_link import OFFERS
@@ -30,7 +40,9 @@ HOST_GRACE_S: Final = 90.0
 """Added to a call's own deadline: the time for a host to restart and adopt its sandboxes."""
 _CANCEL_S: Final = 10.0
 """How long a host may take to receive a cancellation."""
-_MAX_HOSTS: Final = 10_000
+MAX_DOORS: Final = 256
+"""Direct connections of one process. Beyond it, the least recently used one is closed."""
+_MAX_REMOTE: Final = 20_000
 _PASSED_ON: Final = (OFFERS, SESSION)
 """What an instance is told of a client's ``_meta``, besides call id and timeout."""
 
@@ -127,55 +139,89 @@ class InstanceCalls:
     ) -> None:
         self._find = find
         self._forget = forget
-        # A client may be evicted while it has calls: these still end as usual.
-        self._clients: BoundedCache[Any, BatchClient] = BoundedCache(_MAX_HOSTS)
+        self._clients = BatchClients()
+        self._doors: BoundedCache[str, LocalDoor] = BoundedCache(
+            MAX_DOORS, on_evict=LocalDoor.close
+        )
+        self._remote: BoundedCache[str, bool] = BoundedCache(_MAX_REMOTE)
+        """Instances that cannot be called directly."""
+        self._direct: set[_DirectCall] = set()
+
+    def close(self) -> None:
+        """Close the direct connections; calls that are running continue through the hosts."""
+        self._doors.clear()
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """See `JsonCalls.call`."""
-        client = await self._client(call.target)
-        sent = client.send(call.message(), name)
+        sent = await self._send(call, name)
         try:
-            return await self._wait(sent.result, lambda: client.cancel(sent), call, disconnect)
+            return await self._wait(sent.result, sent.cancel, call, disconnect)
         finally:
-            client.forget(sent)
+            sent.forget()
 
     async def follow(
         self, call: JsonCall, name: str, disconnect: Disconnect
     ) -> AsyncGenerator[Reports | bytes]:
         """See `JsonCalls.follow`."""
-        client = await self._client(call.target)
         progress = _Progress()
-        sent = client.send(call.message(), name, progress.add)
+        sent = await self._send(call, name, progress.add)
         sent.result.add_done_callback(progress.end)
         try:
             while True:
-                news = await self._wait(
-                    progress.next(sent.result), lambda: client.cancel(sent), call, disconnect
-                )
+                news = await self._wait(progress.next(sent.result), sent.cancel, call, disconnect)
                 yield news
                 if isinstance(news, bytes):
                     return
         finally:
             if call.has_id:
-                client.forget(sent)
+                sent.forget()
             else:
-                client.cancel(sent)
+                sent.cancel()
 
     async def cancel(self, target: str, name: str) -> None:
         """See `JsonCalls.cancel`."""
         host = host_of(await self._find(target))
         # Awaited for a short time only: a host that hangs must not hold a request of its caller.
         await ray_api.wait_async(
-            host.exchange.remote([], [], [name]), "cancelling a call", _CANCEL_S, instance_id=target
+            host.exchange.remote([], [], [call_name(target, name)]),
+            "cancelling a call",
+            _CANCEL_S,
+            instance_id=target,
         )
 
-    async def _client(self, instance_id: str) -> BatchClient:
-        host = host_of(await self._find(instance_id))
-        client = self._clients.get(host)
-        if client is None:
-            client = BatchClient(host.exchange.remote)
-            self._clients.put(host, client)
-        return client
+    async def _send(
+        self, call: JsonCall, name: str, on_progress: Callable[[Reports], None] | None = None
+    ) -> BatchedCall | _DirectCall:
+        message = call.message()
+        handle = await self._find(call.target)
+        client, door = self._clients.of(handle), self._door(call.target, handle)
+        name = name and call_name(call.target, name)
+        if door is None or not door.is_open:
+            if door is not None:
+                door.note_call_by_host()
+            return client.send(message, name, on_progress)
+        sent = _DirectCall(door, client, message, name, on_progress)
+        self._direct.add(sent)
+        sent.task.add_done_callback(lambda _: self._direct.discard(sent))
+        return sent
+
+    def _door(self, instance_id: str, handle: EnvHandle) -> LocalDoor | None:
+        """Return the door of an instance, open or not; None if it is known to have none here."""
+        if self._remote.get(instance_id):
+            return None
+        door = self._doors.get(instance_id)
+        if door is None:
+            door = LocalDoor(handle, on_cancel=self._cancel_direct)
+            self._doors.put(instance_id, door)
+        elif door.is_remote:
+            self._doors.pop(instance_id)
+            self._remote.put(instance_id, True)
+            return None
+        return door
+
+    def _cancel_direct(self, name: str) -> None:
+        for sent in [sent for sent in self._direct if sent.name == name]:
+            sent.cancel()
 
     async def _wait(
         self,
@@ -194,10 +240,69 @@ class InstanceCalls:
             if not call.has_id:
                 cancel()
             raise
-        except (SandboxLost, InstanceNotFound) as exc:
+        except GONE as exc:
+            door = self._doors.pop(call.target)
+            if door is not None:
+                door.close()
             if isinstance(exc, InstanceNotFound) or ray_api.is_from_ray(exc):
                 self._forget(call.target)  # an answer from a live host keeps the handle
             raise
+
+
+class _DirectCall:
+    """A call to a sandbox; if its connection breaks, it continues through the host.
+
+    It has the interface of a `BatchedCall`.
+    """
+
+    def __init__(
+        self,
+        door: LocalDoor,
+        client: BatchClient,
+        message: bytes,
+        name: str,
+        on_progress: Callable[[Reports], None] | None,
+    ) -> None:
+        self.name = name
+        loop = asyncio.get_running_loop()
+        self.result: asyncio.Future[bytes] = loop.create_future()
+        self.task = loop.create_task(self._run(door, client, message, on_progress))
+
+    def cancel(self) -> None:
+        """See `BatchedCall.cancel`."""
+        fail_cancelled(self.result)
+        self.task.cancel()
+
+    def forget(self) -> None:
+        """See `BatchedCall.forget`."""
+        self.result.cancel()
+
+    async def _run(
+        self,
+        door: LocalDoor,
+        client: BatchClient,
+        message: bytes,
+        on_progress: Callable[[Reports], None] | None,
+    ) -> None:
+        try:
+            try:
+                result = await door.request(
+                    CallMessage.decode(message),
+                    None if on_progress is None else lambda *report: on_progress([report]),
+                )
+            except NotDirect:
+                door.note_call_by_host()
+                sent = client.send(message, self.name, on_progress)
+                try:
+                    result = await sent.result
+                finally:
+                    sent.cancel()  # does nothing if it has ended
+        except Exception as exc:  # noqa: BLE001  # raised to the caller
+            if not self.result.done():
+                self.result.set_exception(exc)
+        else:
+            if not self.result.done():
+                self.result.set_result(result)
 
 
 class _Progress:

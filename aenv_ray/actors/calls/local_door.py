@@ -18,9 +18,10 @@ from aenv_ray.actors.calls.handle import EnvHandle, host_of
 from aenv_ray.actors.calls.introduction import (
     ACCEPTED,
     LINE_BYTES,
+    UNREACHABLE,
+    ActivityReport,
     DoorClaim,
     Introduction,
-    Report,
     line_of,
 )
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage
@@ -28,7 +29,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.config import settings
 from aenv_ray.engines.base import EndCause, OnProgress
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import AenvError, InstanceError
+from aenv_ray.errors import AenvError, ConfigError, InstanceError
 from aenv_ray.models import Isolation
 from aenv_ray.runtime.door.roles import DoorRole
 
@@ -56,6 +57,11 @@ class LocalDoor:
         handle: Handle of the instance.
         role: What the connection may be used for.
         introduction: An introduction for this role, if the host has given one already.
+        on_cancel: Called with the name of a call that another process cancels, see `call_name`.
+
+    Attributes:
+        is_remote: Whether all calls must be made through the host, as the instance is on another
+            node, or as its engine has no doors on a node.
     """
 
     def __init__(
@@ -63,14 +69,16 @@ class LocalDoor:
         handle: EnvHandle,
         role: DoorRole = DoorRole.OWNER,
         introduction: Introduction | None = None,
+        on_cancel: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._handle = handle
         self._role = role
         self._given = introduction
+        self._on_cancel = on_cancel
         self.loop = asyncio.get_running_loop()
         self._connection: DoorSandbox | None = None
-        self._host: _HostLink | None = None
-        self._is_elsewhere = not settings().local_door
+        self._host: _CallReporter | None = None
+        self.is_remote = not settings().local_door
         self._opening: asyncio.Task[None] | None = None
         self._retry_at = 0.0
         self._calls_by_host = 0
@@ -95,7 +103,7 @@ class LocalDoor:
             self._begin_to_open()
 
     def _begin_to_open(self) -> None:
-        if self._connection is None and self._opening is None and not self._is_elsewhere:
+        if self._connection is None and self._opening is None and not self.is_remote:
             now = self.loop.time()
             if now >= self._retry_at:
                 self._retry_at = now + RETRY_S
@@ -133,7 +141,7 @@ class LocalDoor:
 
     def close(self) -> None:
         """Disconnect; calls that are running continue through the host. Idempotent."""
-        self._is_elsewhere = True
+        self.is_remote = True
         if self._opening is not None:
             self._opening.cancel()
         self._disconnect()
@@ -151,9 +159,12 @@ class LocalDoor:
             async with asyncio.timeout(_OPEN_S):
                 introduction = await self._introduction()
                 if introduction is None:
-                    self._is_elsewhere = True
+                    self.is_remote = True
                 else:
                     await self._connect(introduction)
+        except ConfigError as exc:
+            self.is_remote = True
+            logger.info("%s is called through its host: %s", self._handle.instance_id, exc.message)
         except (AenvError, OSError) as exc:
             logger.info("%s is called through its host: %s", self._handle.instance_id, exc)
         finally:
@@ -176,7 +187,9 @@ class LocalDoor:
         connection.connect(door)
         connection.on_end(lambda _: self._disconnect())
         self._connection = connection
-        self._host = _HostLink(host, introduction.idle_timeout_s, self._disconnect)
+        self._host = _CallReporter(
+            host, introduction.idle_timeout_s, self._disconnect, self._on_cancel
+        )
 
 
 async def present(
@@ -186,6 +199,7 @@ async def present(
 
     Raises:
         OSError: The host is gone, or refuses the key.
+        ConfigError: Sandboxes of the instance's engine can only be reached through their host.
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
@@ -195,6 +209,10 @@ async def present(
         await loop.sock_sendall(sock, line_of(claim))
         await _readable(sock)
         data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1, _CLOSE_ON_EXEC)
+        if data == UNREACHABLE:
+            raise ConfigError(
+                f"the door of {claim.instance_id} can be reached only through its host"
+            )
         if data != ACCEPTED or not descriptors:
             raise ConnectionRefusedError(f"its host refused the key for {claim.instance_id}")
         return sock, socket.socket(fileno=descriptors[0])
@@ -217,13 +235,14 @@ async def _no_cause() -> EndCause:
     return _BROKEN
 
 
-class _HostLink:
+class _CallReporter:
     """Reports the calls of a local door to the host, which ends instances that are idle.
 
     Args:
         sock: The socket from `present`.
         idle_timeout_s: The instance's, if it has one.
         on_end: Called when the host disconnects, as it does when it dies.
+        on_cancel: Called with the name of a call that another process cancels.
     """
 
     def __init__(
@@ -231,11 +250,13 @@ class _HostLink:
         sock: socket.socket,
         idle_timeout_s: float | None,
         on_end: Callable[[], None],
+        on_cancel: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = sock
         self._longest_pause_s = float("inf") if idle_timeout_s is None else idle_timeout_s / 2
         self._on_end = on_end
+        self._on_cancel = on_cancel
         self._pending = 0
         self._calls = 0
         """Calls that have ended and were not reported."""
@@ -306,7 +327,7 @@ class _HostLink:
         assert self._sock is not None
         self._number += 1
         calls, self._calls = self._calls, 0
-        line = line_of(Report(self._number, calls, self._is_busy, quiet_s))
+        line = line_of(ActivityReport(self._number, calls, self._is_busy, quiet_s))
         try:
             sent = self._sock.send(line)
         except OSError:
@@ -330,6 +351,9 @@ class _HostLink:
             self._on_message(json.loads(line))
 
     def _on_message(self, message: dict[str, Any]) -> None:
+        if "cancel" in message:
+            self._on_cancel(message["cancel"])
+            return
         counted = self._counted.pop(message["counted"], None)
         if counted is not None and not counted.done():
             counted.set_result(None)

@@ -43,9 +43,9 @@ from aenv_ray.actors.controller.placement import (
 from aenv_ray.actors.controller.remote_controller import RemoteController
 from aenv_ray.actors.controller.spare_hosts import SpareHostKind, SpareHosts
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL, ConnectInner
+from aenv_ray.actors.host.host_counters import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
 from aenv_ray.actors.host.remote_host import RemoteHost
-from aenv_ray.actors.host.start_messages import ProjectMissing, decode_outcomes, encode_specs
-from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures, outcome_of
+from aenv_ray.actors.host.start_messages import ProjectMissing, decode_answer, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.config import settings
@@ -241,8 +241,8 @@ class Controller:
                     f"the host of {spec.instance_id} is gone", hint="create the instance again"
                 )
             with ray_api.translated(f"creating {spec.instance_id}"):
-                answers = decode_outcomes(await host.start.remote(encode_specs([spec])))
-            answer = answers if isinstance(answers, ProjectMissing) else answers[0]
+                answers = decode_answer(await host.start.remote(encode_specs([spec]), ""))
+            answer = answers if isinstance(answers, ProjectMissing) else answers[0][0]
             if spec.instance_id in self._doomed:
                 await self._release_on(name, [spec.instance_id])
                 answer = InstanceReleased(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 from aenv_ray.actors.controller.placement import HostLoad, host_capacities, usable
-from aenv_ray.actors.host.tally import ANY_ENGINE, EngineOutcome, HostMeasures
+from aenv_ray.actors.host.host_counters import ANY_ENGINE, EngineOutcome, HostMeasures
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
@@ -141,9 +141,9 @@ class ClusterMetrics:
         }
         for name, label, increments, reports in (
             ("aenv_creates", "outcome", self._creates,
-             {host: found.tally.creates for host, found in measures.items()}),
+             {host: found.counters.creates for host, found in measures.items()}),
             ("aenv_lost_sandboxes", "cause", self._lost,
-             {host: found.tally.lost for host, found in measures.items()}),
+             {host: found.counters.lost for host, found in measures.items()}),
         ):  # fmt: skip
             increments.forget(alive)
             self._count(name, label, increments.of(reports))

@@ -25,14 +25,7 @@ from aenv_ray.actors.fabric.quota_client import QuotaClaim, QuotaClient
 from aenv_ray.actors.fabric.shared_hosts import Share, SharedHosts, need_of
 from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
-from aenv_ray.actors.host.start_messages import (
-    Introductions,
-    Outcomes,
-    ProjectMissing,
-    decode_introduced,
-    decode_outcomes,
-    encode_specs,
-)
+from aenv_ray.actors.host.start_messages import ProjectMissing, decode_answer, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.errors import (
@@ -437,13 +430,11 @@ class CreateProtocol:
                 except (CapacityExceeded, FabricUnavailable) as exc:
                     refusals[share.name] = exc
                     continue
-                answer, doors = self._answer(data)
+                answer = decode_answer(data)
                 if isinstance(answer, ProjectMissing):
                     missing.append((share, answer))
                     continue
-                for spec, outcome, door in zip(
-                    share.specs, answer, doors or [None] * len(answer), strict=True
-                ):
+                for spec, (outcome, door) in zip(share.specs, answer, strict=True):
                     started.append(_Started(spec, share.host, outcome, door))
             asked = []
             for share, answer in missing:
@@ -459,13 +450,7 @@ class CreateProtocol:
         return started, refusals
 
     def _ask_to_start(self, share: Share) -> Any:
-        specs = encode_specs(share.specs)
-        if self._scope:
-            return share.host.start_introduced.remote(specs, self._scope)
-        return share.host.start.remote(specs)
-
-    def _answer(self, data: bytes) -> tuple[Outcomes | ProjectMissing, Introductions]:
-        return decode_introduced(data) if self._scope else (decode_outcomes(data), [])
+        return share.host.start.remote(encode_specs(share.specs), self._scope)
 
     # --- independent instances --------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.fabric.references import resolve_environment
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.blocking import run_blocking
 from aenv_ray.errors import ConfigError

@@ -97,7 +97,7 @@ class HostEngines:
         for instance_id in instance_ids:
             self._owed.pop(instance_id, None)
 
-    def starting_elsewhere(self) -> set[str]:
+    def remote_engines(self) -> set[str]:
         """Return the names of the engines in use whose sandboxes start on other machines."""
         return {n for n, each in self._engines.items() if each.capabilities.starts_elsewhere}
 

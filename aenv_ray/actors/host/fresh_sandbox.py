@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import tempfile
@@ -21,6 +20,7 @@ from aenv_ray.clock import SystemClock
 from aenv_ray.config import settings
 from aenv_ray.engines.base import Engine, Sandbox, SandboxSpec
 from aenv_ray.engines.process.engine import ProcessEngine
+from aenv_ray.files import is_held
 from aenv_ray.ids import HostId
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
@@ -127,18 +127,9 @@ async def _own_process_engine(directory: Path, isolation: str) -> AsyncIterator[
 def _wait_for_end(locks: Sequence[int], runtime_dir: Path) -> None:
     """Wait until the launchers that hold these locks have ended."""
     deadline = time.monotonic() + _GONE_S
-    while any(map(_is_held, locks)):
+    while any(map(is_held, locks)):
         if time.monotonic() > deadline:
             # It will end later: a launcher that nobody uses ends by itself.
             logger.warning("a launcher in %s has not ended yet", runtime_dir)
             return
         time.sleep(_LOOK_S)
-
-
-def _is_held(lock: int) -> bool:
-    """Whether a process holds a lock."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False

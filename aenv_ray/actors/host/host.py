@@ -22,16 +22,16 @@ from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.engines import EngineFactory, HostEngines
 from aenv_ray.actors.host.environment_relay import ConnectInner, EnvironmentRelay
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
+from aenv_ray.actors.host.host_counters import HostCounters, HostMeasures, outcome_of
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
 from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.node_engines import engine_refusal
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.actors.host.projects import HostProjects
-from aenv_ray.actors.host.start_messages import Outcomes, ProjectMissing
-from aenv_ray.actors.host.tally import HostMeasures, HostTally, outcome_of
-from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools
-from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
+from aenv_ray.actors.host.start_messages import ProjectMissing
+from aenv_ray.actors.host.warm_pools import OnStarted, WarmPools, WarmRequestFile
 from aenv_ray.background_tasks import Tasks
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.engines.base import EndCause, HostService, Sandbox, SandboxSpec
@@ -148,7 +148,7 @@ class Host:
         self._table = InstanceTable(
             self._engines, store, self._clock, self._add_services, self._note_end
         )
-        self._tally = HostTally()
+        self._counters = HostCounters()
         self._lives = self._table.lives
         self._sandboxes = self._table.sandboxes
         self._projects = HostProjects(projects_dir, node_id)
@@ -308,7 +308,7 @@ class Host:
         Raises:
             FabricUnavailable: As `load`.
         """
-        return HostMeasures(*self.load(), self._tally, self._engines.pods())
+        return HostMeasures(*self.load(), self._counters, self._engines.pods())
 
     def _used_slots(self) -> int:
         """Return the number of slots in use, by instances that are starting or ending too."""
@@ -357,7 +357,9 @@ class Host:
 
     # --- instances --------------------------------------------------------------------------
 
-    async def start(self, specs: Sequence[InstanceSpec]) -> Outcomes | ProjectMissing:
+    async def start(
+        self, specs: Sequence[InstanceSpec]
+    ) -> list[InstanceInfo | AenvError] | ProjectMissing:
         """Start instances and wait until each answers calls or has failed.
 
         Idempotent by instance id: an instance that runs, has ended or was released is not started,
@@ -424,7 +426,7 @@ class Host:
                 del self._starting[instance_id]
                 start.outcome.set_result(started.get(instance_id, error))
             if self._density is ActorDensity.SHARED:  # the controller counts dedicated creates
-                self._tally.created((s, started.get(s.instance_id, error)) for s in specs)
+                self._counters.created((s, started.get(s.instance_id, error)) for s in specs)
             for spec in specs:
                 answer = started.get(spec.instance_id, error)
                 self._log(
@@ -549,7 +551,7 @@ class Host:
         return None
 
     def _note_end(self, life: InstanceLife) -> None:
-        self._tally.ended(life)
+        self._counters.ended(life)
         why = str(life.end_cause).partition("\n")[0]  # without the end of the sandbox's log
         self._log(life.record.spec, "%s ended: %s", life.record.id, why)
         if self._model_relay is not None:
@@ -723,16 +725,17 @@ class Host:
             return None
         return await self._introductions.introduce(instance_id, role)
 
-    async def introduce_started(self, outcomes: Outcomes) -> list[Introduction | None]:
-        """Introduce their owner to instances that have just started."""
-        found: list[Introduction | None] = []
-        for outcome in outcomes:
-            introduction = None
-            if isinstance(outcome, InstanceInfo):
-                with contextlib.suppress(AenvError):  # it has ended: the first call says why
-                    introduction = await self.introduce(outcome.id, DoorRole.OWNER)
-            found.append(introduction)
-        return found
+    def cancel_direct(self, names: Sequence[str]) -> None:
+        """See `Introductions.cancel`."""
+        if self._introductions is not None:
+            self._introductions.cancel(names)
+
+    async def introduce_started(self, outcome: InstanceInfo | AenvError) -> Introduction | None:
+        """Introduce its owner to an instance that has just started, if it has."""
+        if isinstance(outcome, InstanceInfo):
+            with contextlib.suppress(AenvError):  # it has ended: the first call says why
+                return await self.introduce(outcome.id, DoorRole.OWNER)
+        return None
 
     # --- queries ----------------------------------------------------------------------------
 

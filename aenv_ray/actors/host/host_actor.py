@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec
 
 from aenv_ray import logs, units
-from aenv_ray.actors.calls.call_batching import Answer, BatchServer, Begin
+from aenv_ray.actors.calls.call_batching import BatchAnswer, BatchServer, Begin
 from aenv_ray.actors.calls.caller_notes import Report
 from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.calls.wire import CallMessage, WireResult
@@ -26,8 +26,7 @@ from aenv_ray.actors.host.node_engines import node_engines
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
     decode_specs,
-    encode_introduced,
-    encode_outcomes,
+    encode_answer,
 )
 from aenv_ray.actors.ray_shell import operator_policy, ray_api
 from aenv_ray.actors.ray_shell.ray_results import write_directly
@@ -134,7 +133,7 @@ class HostShell:
         self._args = (host_id, ActorDensity(density), slots, spare_s, inner_instances)
         self._host: Host | None = None
         self._opening = asyncio.Lock()
-        self._batches = BatchServer(self._run)
+        self._batches = BatchServer(self.call)
         write_directly(ray_api.serialization_context(), WireResult)
         # Open now and not at the first call: a restarted host adopts its sandboxes, whether it is
         # called or not. If this fails, the next call tries again.
@@ -151,10 +150,10 @@ class HostShell:
 
     # --- calls ------------------------------------------------------------------------------
 
-    async def call(self, message: bytes) -> WireResult:
+    async def call(self, message: bytes, on_progress: OnProgress | None = None) -> WireResult:
         """See `HostCalls.call`."""
         host = self._host or await self._open()
-        return await host.calls.call(CallMessage.decode(message))
+        return await host.calls.call(CallMessage.decode(message), on_progress)
 
     async def call_all(
         self, messages: list[bytes]
@@ -171,19 +170,17 @@ class HostShell:
 
     async def _outcome(self, message: bytes) -> WireResult | AenvError:
         try:
-            return await self._run(message, None)
+            return await self.call(message)
         except AenvError as exc:
             return exc
 
     async def exchange(
         self, begin: list[Begin], follow: list[str], cancel: list[str]
-    ) -> list[Answer]:
-        """See `BatchServer.exchange`."""
+    ) -> list[BatchAnswer]:
+        """See `BatchServer.exchange`; directly connected callers cancel calls by name, too."""
+        if cancel and self._host is not None:
+            self._host.cancel_direct(cancel)
         return await self._batches.exchange(begin, follow, cancel)
-
-    async def _run(self, message: bytes, on_progress: OnProgress | None) -> WireResult:
-        host = self._host or await self._open()
-        return await host.calls.call(CallMessage.decode(message), on_progress)
 
     async def stream(
         self, message: bytes
@@ -215,18 +212,19 @@ class HostShell:
 
     # --- control --------------------------------------------------------------------------------
 
-    async def start(self, specs: bytes) -> bytes:
-        """See `Host.start`; specs and outcomes are encoded as in `start_messages`."""
-        host = self._host or await self._open()
-        return encode_outcomes(await host.start(decode_specs(specs)))
+    async def start(self, specs: bytes, scope: str = "") -> bytes:
+        """See `Host.start`; a caller with this host's `scope` is introduced to the instances.
 
-    async def start_introduced(self, specs: bytes, scope: str) -> bytes:
-        """Start instances, and introduce a caller with the same `scope` to each."""
+        Specs and answer are encoded as in `start_messages`.
+        """
         host = self._host or await self._open()
         outcomes = await host.start(decode_specs(specs))
-        if isinstance(outcomes, ProjectMissing) or scope != ray_api.session_scope():
-            return encode_introduced(outcomes, [])
-        return encode_introduced(outcomes, await host.introduce_started(outcomes))
+        if isinstance(outcomes, ProjectMissing):
+            return encode_answer(outcomes)
+        is_here = scope == ray_api.session_scope()
+        return encode_answer(
+            [(one, await host.introduce_started(one) if is_here else None) for one in outcomes]
+        )
 
     async def instances(self, is_counted: bool = False) -> list[InstanceInfo] | int:
         """Return `Host.instances`, or `Host.count_instances`.

@@ -21,24 +21,27 @@ import logging
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aenv_ray import logs
+from aenv_ray.actors.calls.call_batching import instance_of
 from aenv_ray.actors.calls.introduction import (
     ACCEPTED,
     LINE_BYTES,
+    UNREACHABLE,
     Introduction,
+    activity_of,
     claim_of,
     line_of,
-    report_of,
 )
 from aenv_ray.actors.host.calls import HostCalls
 from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.background_tasks import Tasks, end_task
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, CapacityExceeded
+from aenv_ray.errors import AenvError, CapacityExceeded, ConfigError
 from aenv_ray.ids import InstanceId
 from aenv_ray.runtime.door.roles import DoorRole
 
@@ -100,6 +103,17 @@ class Introductions:
         self._permits.put(key, _Permit(instance_id, role))
         return Introduction(str(self._path), key, life.record.spec.idle_timeout_s)
 
+    def cancel(self, names: Sequence[str]) -> None:
+        """Have the callers cancel calls; see `call_name` for the names."""
+        by_instance: dict[str | None, list[str]] = {}
+        for name in names:
+            by_instance.setdefault(instance_of(name), []).append(name)
+        by_instance.pop("", None)
+        for caller in self._callers if by_instance else ():
+            for instance_id in caller.instance_ids:
+                for name in by_instance.get(instance_id, ()):
+                    caller.send(line_of({"cancel": name}))
+
     async def close(self) -> None:
         """Stop listening and disconnect from all callers, which continue through the host."""
         if self._acceptor is not None:
@@ -146,6 +160,9 @@ class Introductions:
                     life = await self._admit(sock)
             except (OSError, ValueError, AenvError) as exc:
                 logger.info("a caller was not introduced: %s", exc)
+                if isinstance(exc, ConfigError):
+                    with contextlib.suppress(OSError):
+                        sock.send(UNREACHABLE)
                 return
             caller = _Caller(sock, life, self._clock)
             self._callers.add(caller)
@@ -193,6 +210,11 @@ class _Caller:
         self._clock = clock
         self._is_busy = False
 
+    @property
+    def instance_ids(self) -> set[InstanceId | None]:
+        """The instance's own id, and the one that its creator asked for."""
+        return {self._life.record.id, self._life.record.requested_id}
+
     def send(self, line: bytes) -> None:
         """Send a line; a caller that does not read is disconnected."""
         try:
@@ -222,7 +244,7 @@ class _Caller:
             self._count(0, is_busy=False, quiet_s=0.0)
 
     def _on_report(self, line: bytes) -> None:
-        report = report_of(line)
+        report = activity_of(line)
         self._count(report.calls, is_busy=report.is_busy, quiet_s=report.quiet_s)
         self.send(line_of({"counted": report.number}))
 

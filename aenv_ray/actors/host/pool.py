@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NewType
 
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from pydantic import BaseModel, ConfigDict, Field
+
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 
@@ -40,7 +41,7 @@ CALM_S: Final = 0.2
 taking one lasts milliseconds, and each start would use a core for longer than that."""
 MOST_UNDER_WAY: Final = 4
 """Concurrent starts; only one while a create waits for a start."""
-MOST_ELSEWHERE: Final = 16
+MOST_REMOTE: Final = 16
 """Concurrent starts of sandboxes that start on other machines, even while a create waits."""
 SLOW_S: Final = 15.0
 """A start of this age does not count for other pools: it waits, for a download or for a machine."""
@@ -66,6 +67,18 @@ def is_plain(spec: InstanceSpec) -> bool:
     """Whether the create sets nothing that the code of the sandbox can read."""
     own = (spec.environment_variables, spec.arguments, spec.labels, spec.datasource)
     return not any(own) and spec.changes is None
+
+
+class WarmRequest(BaseModel):
+    """A request to one host to keep sandboxes ready."""
+
+    model_config = ConfigDict(frozen=True)
+
+    spec: InstanceSpec
+    """The template of the sandboxes; the request ends with its `job_id`."""
+    count: int = Field(ge=0)
+    idle_timeout_s: float
+    """The sandboxes are ended once nobody has created one for this long."""
 
 
 class _Demand(NamedTuple):
@@ -305,7 +318,7 @@ class Pools:
     # --- decisions ------------------------------------------------------------------------------
 
     def refills(
-        self, now: float, *, room: int, is_busy: bool, elsewhere: Collection[str] = ()
+        self, now: float, *, room: int, is_busy: bool, remote_engines: Collection[str] = ()
     ) -> Counter[PoolKey]:
         """Return how many sandboxes to start for each pool; call `refilled` after each.
 
@@ -313,15 +326,15 @@ class Pools:
             now: The time.
             room: Number of free slots of the host.
             is_busy: Whether a create waits for a start.
-            elsewhere: The engines whose sandboxes start on other machines.
+            remote_engines: The engines whose sandboxes start on other machines.
         """
         passed_s = now - (now if self._tokens_at is None else self._tokens_at)
         earned = max(0.0, passed_s) * REFILLS_PER_S  # the clock may be set back
         self._tokens, self._tokens_at = min(float(REFILL_BURST), self._tokens + earned), now
-        most = {False: MOST_UNDER_WAY, True: MOST_ELSEWHERE}
-        left = {False: 1 if is_busy else MOST_UNDER_WAY, True: MOST_ELSEWHERE}
+        most = {False: MOST_UNDER_WAY, True: MOST_REMOTE}
+        left = {False: 1 if is_busy else MOST_UNDER_WAY, True: MOST_REMOTE}
         for pool in self._pools.values():
-            left[pool.pattern.engine in elsewhere] -= pool.young_starts(now)
+            left[pool.pattern.engine in remote_engines] -= pool.young_starts(now)
         decided: Counter[PoolKey] = Counter()
         for _ in range(min(room, int(self._tokens))):
             # The emptiest pool first, so that a large one does not hold up a small one.
@@ -329,8 +342,8 @@ class Pools:
                 (pool.present, key)
                 for key, pool in self._pools.items()
                 if pool.retry_at <= now
-                and left[pool.pattern.engine in elsewhere] > 0
-                and len(pool.starts) < most[pool.pattern.engine in elsewhere]
+                and left[pool.pattern.engine in remote_engines] > 0
+                and len(pool.starts) < most[pool.pattern.engine in remote_engines]
                 and pool.present < pool.target(now)
                 and not pool.can_wait(now)
             ]
@@ -338,7 +351,7 @@ class Pools:
                 break
             _, key = min(short)
             self._pools[key].starts.append(now)
-            left[self._pools[key].pattern.engine in elsewhere] -= 1
+            left[self._pools[key].pattern.engine in remote_engines] -= 1
             self._tokens -= 1
             decided[key] += 1
         return decided

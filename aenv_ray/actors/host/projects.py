@@ -84,7 +84,7 @@ class HostProjects:
         Raises:
             InternalError: Its project is no longer on this node.
         """
-        source = self._get(spec.digest)
+        source = self.source(spec.digest)
         return SandboxSpec(
             instance_id=spec.instance_id,
             project_dir=source.path,
@@ -97,23 +97,20 @@ class HostProjects:
             storage=spec.storage,
         )
 
-    def source(self, digest: str) -> project.Project:
-        """Return a project.
-
-        Raises:
-            InternalError: It is no longer on this node.
-        """
-        return self._get(digest)
-
     def config(self, digest: str) -> EnvironmentConfig:
         """Return the configuration of a project.
 
         Raises:
             InternalError: The project is no longer on this node.
         """
-        return self._get(digest).config
+        return self.source(digest).config
 
-    def _get(self, digest: str) -> project.Project:
+    def source(self, digest: str) -> project.Project:
+        """Return a project.
+
+        Raises:
+            InternalError: It is no longer on this node.
+        """
         if digest not in self._read:
             path = self._directory / digest
             if not path.is_dir():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from aenv_ray.actors.calls.call_batching import Answer, Begin
+from aenv_ray.actors.calls.call_batching import BatchAnswer, Begin
 from aenv_ray.ids import InstanceId
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-    from aenv_ray.actors.host.warm_requests import WarmRequest
+    from aenv_ray.actors.host.pool import WarmRequest
     from aenv_ray.project.storage import StorageMount
 
 P = ParamSpec("P")
@@ -29,12 +29,11 @@ class RemoteHost(Protocol):
     """The methods of `aenv_ray.actors.host.host_actor` that place and start instances."""
 
     @property
-    def start(self) -> HostMethod[[bytes], bytes]:
-        """Start instances; see `start_messages` for the encoding."""
+    def start(self) -> HostMethod[[bytes, str], bytes]:
+        """Start instances, and introduce a caller in that session and node to them.
 
-    @property
-    def start_introduced(self) -> HostMethod[[bytes, str], bytes]:
-        """Start instances and introduce a caller in that session and node to them."""
+        See `start_messages` for the encoding.
+        """
 
     @property
     def claim(self) -> HostMethod[[InstanceId], None]:
@@ -81,5 +80,5 @@ class RemoteHost(Protocol):
         """End instances; return the ids that the host knew."""
 
     @property
-    def exchange(self) -> HostMethod[[list[Begin], list[str], list[str]], list[Answer]]:
+    def exchange(self) -> HostMethod[[list[Begin], list[str], list[str]], list[BatchAnswer]]:
         """Make calls in batches; see `BatchServer.exchange`."""

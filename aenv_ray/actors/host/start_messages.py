@@ -27,20 +27,16 @@ class ProjectMissing(NamedTuple):
     node_id: str
 
 
-Outcomes = list[InstanceInfo | AenvError]
-"""The outcome of each spec, in order."""
+StartAnswer = list[tuple[InstanceInfo | AenvError, Introduction | None]]
+"""The outcome of each spec, in order, and how the caller reaches its sandbox directly."""
 
 
 class _Failure(BaseModel):
     error: dict[str, Any]
 
 
-Introductions = list[Introduction | None]
-"""For each spec, how a caller on the node reaches its instance; None if it cannot."""
-
 _SPECS: Final = TypeAdapter(list[InstanceSpec])
-_OUTCOMES: Final = TypeAdapter(list[InstanceInfo | _Failure])
-_INTRODUCTIONS: Final = TypeAdapter(list[Introduction | None])
+_ANSWER: Final = TypeAdapter(list[tuple[InstanceInfo | _Failure, Introduction | None]])
 
 
 def encode_specs(specs: Sequence[InstanceSpec]) -> bytes:
@@ -53,31 +49,23 @@ def decode_specs(data: bytes) -> list[InstanceSpec]:
     return _SPECS.validate_json(data)
 
 
-def encode_outcomes(outcomes: Outcomes | ProjectMissing) -> bytes:
+def encode_answer(answer: StartAnswer | ProjectMissing) -> bytes:
     """Encode the answer of a host."""
-    if isinstance(outcomes, ProjectMissing):
-        return _MISSING + outcomes.node_id.encode()
-    return _OUTCOMES.dump_json(
-        [_Failure(error=to_wire(one)) if isinstance(one, AenvError) else one for one in outcomes]
+    if isinstance(answer, ProjectMissing):
+        return _MISSING + answer.node_id.encode()
+    return _ANSWER.dump_json(
+        [
+            (_Failure(error=to_wire(one)) if isinstance(one, AenvError) else one, introduction)
+            for one, introduction in answer
+        ]
     )
 
 
-def decode_outcomes(data: bytes) -> Outcomes | ProjectMissing:
-    """Decode what `encode_outcomes` wrote."""
+def decode_answer(data: bytes) -> StartAnswer | ProjectMissing:
+    """Decode what `encode_answer` wrote."""
     if data.startswith(_MISSING):
         return ProjectMissing(data.removeprefix(_MISSING).decode())
     return [
-        from_wire(one.error) if isinstance(one, _Failure) else one
-        for one in _OUTCOMES.validate_json(data)
+        (from_wire(one.error) if isinstance(one, _Failure) else one, introduction)
+        for one, introduction in _ANSWER.validate_json(data)
     ]
-
-
-def encode_introduced(outcomes: Outcomes | ProjectMissing, introductions: Introductions) -> bytes:
-    """Encode the answer of a host to a caller that wants to be introduced."""
-    return encode_outcomes(outcomes) + b"\n" + _INTRODUCTIONS.dump_json(introductions)
-
-
-def decode_introduced(data: bytes) -> tuple[Outcomes | ProjectMissing, Introductions]:
-    """Decode what `encode_introduced` wrote."""
-    outcomes, _, introductions = data.partition(b"\n")
-    return decode_outcomes(outcomes), _INTRODUCTIONS.validate_json(introductions)

@@ -12,15 +12,18 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from aenv_ray.actors.host.engines import HostEngines
-from aenv_ray.actors.host.pool import MAX_AGE_S, PoolKey, Pools, pool_key
+from aenv_ray.actors.host.pool import MAX_AGE_S, PoolKey, Pools, WarmRequest, pool_key
 from aenv_ray.actors.host.projects import HostProjects
-from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import EndCause, Sandbox
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.files import write_atomically
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId, new_instance_id, split_reference
 from aenv_ray.models import InstanceRecord, InstanceSpec
@@ -47,6 +50,37 @@ class StartSandboxes(Protocol):
         self, specs: Sequence[InstanceSpec], on_started: OnStarted, *, is_pooled: bool = False
     ) -> dict[InstanceId, AenvError]:
         """Start sandboxes; return the errors of those that do not run."""
+
+
+_REQUESTS: Final = TypeAdapter(list[WarmRequest])
+
+
+class WarmRequestFile:
+    """The requests of one host.
+
+    Without a path, requests end with this process.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def save(self, requests: Sequence[WarmRequest]) -> None:
+        """Replace the saved requests atomically."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self._path, _REQUESTS.dump_json(list(requests)))  # may contain secrets
+
+    def load(self) -> list[WarmRequest]:
+        """Return the saved requests; none if they cannot be read."""
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            return _REQUESTS.validate_json(self._path.read_bytes())
+        except (OSError, ValidationError) as exc:
+            # Another version may have written it. Pools only save time, and are requested again.
+            logger.warning("ignoring unreadable warm pool requests: %s", type(exc).__name__)
+            return []
 
 
 class WarmPools:
@@ -275,7 +309,7 @@ class WarmPools:
         now = self._clock.now()
         batch = self._pools.refills(
             now, room=self._room() - self._pools.size, is_busy=self._is_busy(),
-            elsewhere=self._engines.starting_elsewhere(),
+            remote_engines=self._engines.remote_engines(),
         )  # fmt: skip
         for key, count in batch.items():
             self._starts.add(asyncio.create_task(self._start_and_refill(key, count, now)))

@@ -43,6 +43,7 @@ class PortForward:
             connection.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
+        self._calls.close()
 
     async def _find(self, _: str) -> EnvHandle:
         return self._handle

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from aenv_ray import logs
-from aenv_ray.actors.calls.batched_sender import BatchedSender
+from aenv_ray.actors.calls.call_batching import BatchClients
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created
 from aenv_ray.actors.fabric.fabric import Fabric
@@ -249,7 +249,7 @@ def instance_source(
     batches: InstanceBatches, *, left: Callable[[], int | None], is_eager: bool = False
 ) -> InstanceSource:
     """Return a source of instances for this process, at first for one episode at once."""
-    sender = BatchedSender()
+    sender = BatchClients()
 
     def attach(created: Created) -> AsyncEnvHandle:
         handle = batches.handle(created)

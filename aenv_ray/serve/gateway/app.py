@@ -13,6 +13,7 @@ from typing import Final
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.fabric.catalog import Catalog
 from aenv_ray.actors.fabric.fabric import Fabric
@@ -76,9 +77,11 @@ class GatewayApp:
         self.replica = f"gateway-{secrets.token_hex(6)}"
         self.metrics = metrics or Metrics()
         tokens = HubAuthenticator(hub, clock, settings.token_cache_s)
+        calls = InstanceCalls(fabric.handle, fabric.forget)
         self.deps = Deps(
-            hub, fabric, artifacts, resolve, tokens, settings, clock, policy, artifact_quota_bytes
-        )
+            hub, fabric, calls, artifacts, resolve, tokens, settings, clock, policy,
+            artifact_quota_bytes,
+        )  # fmt: skip
         self.membership = Membership(hub, clock, self.replica, settings.sweep_s)
         self.creator = Creator(
             hub, fabric, resolve, clock, self.membership, self.metrics.create_phase, policy
@@ -136,6 +139,7 @@ class GatewayApp:
             await end_task(task)
         await self.services.close()
         await self.creator.close()
+        self.deps.calls.close()
         self.access_log.flush()
 
     async def _restore_services(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.clock import Clock
 from aenv_ray.hub.api import Hub
@@ -24,6 +25,7 @@ class Deps:
 
     hub: Hub
     fabric: AsyncFabric
+    calls: InstanceCalls
     artifacts: ArtifactStore
     resolve: Resolver
     authenticate: HubAuthenticator

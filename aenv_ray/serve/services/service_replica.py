@@ -105,6 +105,7 @@ class ServiceReplica:
         sandbox = getattr(self, "_sandbox", None)
         if sandbox is not None:
             await sandbox.close()
+            self._calls.close()
 
     async def check_health(self) -> None:
         """Raise if the environment is unhealthy, so that Serve replaces the replica.

@@ -8,9 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aenv_ray.actors.calls import local_door
+from aenv_ray.config import Settings
 from aenv_ray.hub.records import Role
 from aenv_ray.hub.redis.server import RedisServer
 from tests.contract.gateway.gateway_bench import Bench, a_gateway
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that wants to be introduced to a sandbox names its session of Ray."""
+    monkeypatch.setattr(local_door, "settings", lambda: Settings(local_door=False))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import blocking
 from aenv_ray.hub.records import EnvironmentVersion, Right
 from aenv_ray.serve.services.apps import ServiceStatus
-from tests.ray.faults import eventually, eventually_empty
+from tests.ray.faults import actor_pid, eventually, eventually_empty, host_of, kill, stop
 from tests.ray.services.services import (
     ACCEPT,
     WIDE_S,
@@ -137,6 +138,26 @@ def test_a_handle_calls_tools_and_functions(desk: Any) -> None:
     assert desk.call_function.remote("double", {"number": 4}).result(timeout_s=60) == 8
     assert {tool["name"] for tool in desk.list_tools.remote().result(timeout_s=60)} >= {"name"}
     assert desk.health.remote().result(timeout_s=60)["status"] == "healthy"
+
+
+def test_calls_pass_the_host_by(desk: Any, gateway: httpx.Client) -> None:
+    """A replica is connected to its sandbox: calls are answered while the host is stopped."""
+
+    def double(number: int) -> int:
+        answer = gateway.post("/services/desk/functions/double", json={"number": number})
+        return int(answer.json()["data"])
+
+    for n in range(30):  # replicas connect after a few calls
+        assert (call(desk, "greeting"), double(n)) == ("none", 2 * n)
+    hosts = {actor_pid(host_of(aenv_ray.get(one))) for one in sandboxes("desk")}
+    for pid in hosts:
+        stop(pid)
+    try:
+        for n in range(6):
+            assert (call(desk, "greeting"), double(n)) == ("none", 2 * n)
+    finally:
+        for pid in hosts:
+            kill(pid, signal.SIGCONT)
 
 
 def test_a_service_of_a_path_is_shown_with_the_engine_that_the_cluster_chose(

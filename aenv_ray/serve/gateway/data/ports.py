@@ -17,7 +17,6 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Receive, Scope, Send
 
-from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, ConfigError, PortUnreachable, ToolNotFound
@@ -57,14 +56,8 @@ register_url_convertor("port", PortConvertor())
 class PortProxy:
     """The ASGI application of ``/instances/{id}/ports/{port}/{path}``, also for services."""
 
-    def __init__(
-        self,
-        find: Callable[[HTTPConnection], Awaitable[Target]],
-        calls: InstanceCalls,
-        deps: Deps,
-    ) -> None:
+    def __init__(self, find: Callable[[HTTPConnection], Awaitable[Target]], deps: Deps) -> None:
         self._find = find
-        self._calls = calls
         self._deps = deps
         self._declared: BoundedCache[str, tuple[int, ...]] = BoundedCache(_MAX_ENVIRONMENTS)
 
@@ -85,7 +78,7 @@ class PortProxy:
         port = request.path_params["port"]
         if port not in target.ports:
             await self._check_declared(target.instance_id, port)
-        stream = PortStream(self._calls, target.instance_id)
+        stream = PortStream(self._deps.calls, target.instance_id)
         await stream.open(port)
         try:
             yield stream

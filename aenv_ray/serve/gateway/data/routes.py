@@ -7,7 +7,6 @@ from typing import Any, Final
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
-from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.serve.gateway.data.functions import FunctionProxy
 from aenv_ray.serve.gateway.data.http import proxy_app
 from aenv_ray.serve.gateway.data.mcp import McpProxy, mcp_app
@@ -26,12 +25,12 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     A request whose headers name an instance goes to that instance, whatever its path: environments
     choose the endpoints of their functions.
     """
-    targets, calls = Targets(deps), InstanceCalls(deps.fabric.handle, deps.fabric.forget)
+    targets, calls = Targets(deps), deps.calls
     limit = deps.settings.max_body_bytes
     addressed_mcp = mcp_app(McpProxy(targets.of_headers, calls), limit)
     functions = proxy_app(FunctionProxy(targets.of_headers, calls).serve, limit)
     sandbox = SandboxProxy(targets.of_path, deps.fabric, limit)
-    ports = PortProxy(targets.of_path, calls, deps)
+    ports = PortProxy(targets.of_path, deps)
     instance = "/instances/{instance_id}"
     return [
         _AddressedRoute("/mcp", addressed_mcp),

@@ -8,7 +8,6 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.errors import CatalogConflict
 from aenv_ray.hub.services import ServiceRecord, not_found
 from aenv_ray.serve.gateway.auth import Principal
@@ -36,9 +35,7 @@ def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
     functions = proxy_app(FunctionProxy(targets.of_request, calls).serve, limit)
-    ports = PortProxy(
-        targets.sandbox_of_request, InstanceCalls(deps.fabric.handle, deps.fabric.forget), deps
-    )
+    ports = PortProxy(targets.sandbox_of_request, deps)
     return [
         *port_routes("/services/{id}", ports),
         Route("/services/{id}/mcp", mcp_app(McpProxy(targets.of_request, calls), limit)),

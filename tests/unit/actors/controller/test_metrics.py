@@ -10,7 +10,7 @@ import pytest
 
 from aenv_ray.actors.controller.controller import Controller
 from aenv_ray.actors.controller.metrics import COUNTERS, PHASES, ClusterMetrics, Increments
-from aenv_ray.actors.host.tally import EngineOutcome, HostMeasures, HostTally
+from aenv_ray.actors.host.host_counters import EngineOutcome, HostCounters, HostMeasures
 from aenv_ray.actors.ray_shell import ray_api, ray_metrics
 from aenv_ray.errors import FabricUnavailable
 
@@ -67,8 +67,10 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> dict[str, Metric]:
 
 
 def measures(instances: int, **pods: int) -> HostMeasures:
-    tally = HostTally(Counter({OK: instances}), Counter({EngineOutcome("process", "memory"): 1}))
-    return HostMeasures(instances, 8, tally, Counter(pods))
+    counters = HostCounters(
+        Counter({OK: instances}), Counter({EngineOutcome("process", "memory"): 1})
+    )
+    return HostMeasures(instances, 8, counters, Counter(pods))
 
 
 def test_the_instances_of_a_lost_node_are_lost(exported: dict[str, Any]) -> None:

@@ -25,8 +25,9 @@ from aenv_ray.actors.fabric.waits import (
 )
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
+    StartAnswer,
     decode_specs,
-    encode_outcomes,
+    encode_answer,
 )
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.blocking import run_blocking
@@ -86,6 +87,10 @@ def info_of(spec: InstanceSpec) -> InstanceInfo:
     )  # fmt: skip
 
 
+def answered(outcomes: Any) -> StartAnswer | ProjectMissing:
+    return outcomes if isinstance(outcomes, ProjectMissing) else [(one, None) for one in outcomes]
+
+
 class FakeNode:
     """What the hosts of a node share: the projects that were sent to it."""
 
@@ -117,8 +122,9 @@ class FakeHost:
         self.started += [spec.instance_id for spec in specs]
         return [info_of(spec) for spec in specs]
 
-    def _start(self, specs: bytes) -> bytes:
-        return encode_outcomes(self.answer(decode_specs(specs)))
+    def _start(self, specs: bytes, scope: str) -> bytes:
+        del scope
+        return encode_answer(answered(self.answer(decode_specs(specs))))
 
     def _has_project(self, digest: str) -> bool:
         return digest in self.node.projects
@@ -294,9 +300,9 @@ def test_nodes_that_lack_the_project_start_together(source: Project) -> None:
                 waited = asyncio.create_task(all_start.wait())
                 done, _ = await asyncio.wait([waited], timeout=10.0)
                 assert done, "the others do not start at the same time"
-            return encode_outcomes(answer)
+            return encode_answer(answered(answer))
 
-        return SimpleNamespace(remote=lambda specs: asyncio.ensure_future(start(specs)))
+        return SimpleNamespace(remote=lambda specs, _: asyncio.ensure_future(start(specs)))
 
     for host in bench.hosts.values():
         host.start = slow(host)

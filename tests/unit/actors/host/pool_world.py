@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.actors.host.pool import PoolKey, Pools
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from aenv_ray.actors.host.pool import PoolKey, Pools, WarmRequest
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
 from tests.fake_clock import FakeClock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.host.warm_requests import WarmRequest
+from aenv_ray.actors.host.pool import WarmRequest
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceInfo, InstanceSpec

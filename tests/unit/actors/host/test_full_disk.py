@@ -45,7 +45,7 @@ async def test_the_end_of_an_instance_is_noted(host: Host, engine: SpyEngine, sp
     with full_disk():
         engine.kill(one.instance_id)
         await host.release([other.instance_id])
-        await eventually(lambda: bool(host.measures().tally.lost), "it is counted as lost")
+        await eventually(lambda: bool(host.measures().counters.lost), "it is counted as lost")
     assert (await host.info(one.instance_id)).status is InstanceStatus.FAILED
     assert (await host.info(other.instance_id)).status is InstanceStatus.TERMINATED
     assert [record.id for record in host._store.list()] == [one.instance_id]

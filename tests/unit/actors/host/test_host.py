@@ -379,8 +379,8 @@ async def test_creates_and_losses_are_counted_by_outcome_and_cause(
     await host.release([specs[2].instance_id])
     await eventually(lambda: not host.measures().instances, "all have ended")
     measures = host.measures()
-    assert measures.tally.creates == {("fake", "sandbox_start_failed"): 1, ("fake", "ok"): 3}
-    assert measures.tally.lost == {("fake", "outside"): 1, ("fake", "memory"): 1}
+    assert measures.counters.creates == {("fake", "sandbox_start_failed"): 1, ("fake", "ok"): 3}
+    assert measures.counters.lost == {("fake", "outside"): 1, ("fake", "memory"): 1}
     assert measures.pods == {}
 
 

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from aenv_ray.actors.calls.introduction import DoorClaim, Introduction, Report, line_of
-from aenv_ray.actors.calls.local_door import _HostLink, present
+from aenv_ray.actors.calls.call_batching import call_name
+from aenv_ray.actors.calls.introduction import ActivityReport, DoorClaim, Introduction, line_of
+from aenv_ray.actors.calls.local_door import _CallReporter, present
 from aenv_ray.actors.host import introductions
 from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
-from aenv_ray.errors import CapacityExceeded, InstanceExpired, InstanceReleased
+from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.door import DoorSandbox
+from aenv_ray.errors import CapacityExceeded, ConfigError, InstanceExpired, InstanceReleased
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.roles import DoorRole
@@ -81,7 +84,7 @@ class Caller:
     async def report(self, *, calls: int = 0, is_busy: bool, quiet_s: float = 0.0) -> None:
         """Report, and wait until the host has counted it."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.host, line_of(Report(7, calls, is_busy, quiet_s)))
+        await loop.sock_sendall(self.host, line_of(ActivityReport(7, calls, is_busy, quiet_s)))
         assert json.loads(await loop.sock_recv(self.host, 1000)) == {"counted": 7}
 
     def close(self) -> None:
@@ -211,6 +214,41 @@ async def test_nonsense_is_not_introduced(host: Host, started: Start, line: byte
         assert await loop.sock_recv(sock, 10) == b""
 
 
+async def test_a_cancellation_reaches_the_callers_of_its_instance(
+    host: Host, caller: Caller, started: Start
+) -> None:
+    """Any process may cancel a call, whichever process made it; keys of batches are not names."""
+    other = await started()
+    introduction = await host.introduce(other.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    another = await Caller.introduced(introduction, other)
+    await another.report(is_busy=False)
+    (own,) = {info.id for info in await host.instances()} - {other.instance_id}
+    host.cancel_direct(["key-1", call_name(own, "named"), call_name("gone-1", "named")])
+    host.cancel_direct([call_name(other.instance_id, "other")])
+    loop = asyncio.get_running_loop()
+    for each, instance_id, name in ((caller, own, "named"), (another, other.instance_id, "other")):
+        line = await loop.sock_recv(each.host, 1000)
+        assert json.loads(line) == {"cancel": call_name(instance_id, name)}
+    another.close()
+
+
+async def test_a_caller_learns_that_an_engine_has_no_doors(
+    host: Host, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not ask again."""
+
+    async def open_door(self: DoorSandbox, role: DoorRole) -> socket.socket:
+        return await Sandbox.open_door(self, role)
+
+    monkeypatch.setattr(DoorSandbox, "open_door", open_door)
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    with pytest.raises(ConfigError, match="only through its host"):
+        await Caller.introduced(introduction, spec)
+
+
 async def test_the_socket_is_private_and_goes_with_the_host(
     host: Host, started: Start, directory: Path
 ) -> None:
@@ -226,7 +264,7 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     """The host may be about to end the instance: only it can decide which comes first."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    link = _HostLink(ours, 10.0, lambda: None)
+    link = _CallReporter(ours, 10.0, lambda: None)
     link._last_call -= 6.0
     assert not link.begin()
     assert link.begin()  # the host knows of the call before

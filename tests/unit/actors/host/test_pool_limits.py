@@ -27,16 +27,16 @@ def test_refills_are_few_at_once_and_fewer_while_somebody_waits(world: World) ->
     assert world.pools.refills(now, room=ROOM, is_busy=False).total() == 0
 
 
-def test_sandboxes_that_start_elsewhere_do_not_count_for_the_node(world: World) -> None:
+def test_sandboxes_that_start_on_other_machines_do_not_count_for_the_node(world: World) -> None:
     """Pods start on other machines: many at a time, and those of this machine beside them."""
     world.ask(100, engine="kubernetes")
     world.ask(100)
-    now, elsewhere = world.clock.now(), {"kubernetes"}
-    decided = world.pools.refills(now, room=ROOM, is_busy=True, elsewhere=elsewhere)
+    now, remote = world.clock.now(), {"kubernetes"}
+    decided = world.pools.refills(now, room=ROOM, is_busy=True, remote_engines=remote)
     assert sorted(decided.values()) == [1, pool.REFILL_BURST - 1]
     world.clock.advance(10.0)
-    decided = world.pools.refills(now + 10.0, room=ROOM, is_busy=True, elsewhere=elsewhere)
-    assert sorted(decided.values()) == [pool.MOST_ELSEWHERE - pool.REFILL_BURST + 1]
+    decided = world.pools.refills(now + 10.0, room=ROOM, is_busy=True, remote_engines=remote)
+    assert sorted(decided.values()) == [pool.MOST_REMOTE - pool.REFILL_BURST + 1]
 
 
 def test_slow_starts_of_one_pool_keep_no_other_one_empty(world: World) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from aenv_ray.actors.calls.introduction import Introduction
 from aenv_ray.actors.host.start_messages import (
     ProjectMissing,
-    decode_outcomes,
+    decode_answer,
     decode_specs,
-    encode_outcomes,
+    encode_answer,
     encode_specs,
 )
 from aenv_ray.errors import SandboxLost
@@ -37,15 +38,17 @@ def test_specs_and_outcomes_survive_encoding() -> None:
         generation=0,
     )  # fmt: skip
     failure = SandboxLost("it died", instance_id=INSTANCE, hint="create another")
-    answer = decode_outcomes(encode_outcomes([info, failure]))
+    introduction = Introduction("path", "key", None)
+    answer = decode_answer(encode_answer([(info, introduction), (failure, None)]))
     assert isinstance(answer, list)
-    again, failed = answer
-    assert again == info
+    again, (failed, nothing) = answer
+    assert again == (info, introduction)
+    assert nothing is None
     assert isinstance(failed, SandboxLost)
     assert vars(failed) == vars(failure)
     assert failed.message == failure.message
 
 
 def test_a_missing_project_names_the_node() -> None:
-    assert decode_outcomes(encode_outcomes(ProjectMissing("node-1"))) == ProjectMissing("node-1")
-    assert decode_outcomes(encode_outcomes([])) == []
+    assert decode_answer(encode_answer(ProjectMissing("node-1"))) == ProjectMissing("node-1")
+    assert decode_answer(encode_answer([])) == []

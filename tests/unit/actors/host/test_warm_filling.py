@@ -10,7 +10,8 @@ import pytest
 
 from aenv_ray.actors.host import host as host_module
 from aenv_ray.actors.host.host import Host
-from aenv_ray.actors.host.warm_requests import WarmRequest, WarmRequestFile
+from aenv_ray.actors.host.pool import WarmRequest
+from aenv_ray.actors.host.warm_pools import WarmRequestFile
 from aenv_ray.errors import DeadlineExceeded, SandboxStartFailed
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo

@@ -35,7 +35,7 @@ def outcome_of(spec: InstanceSpec, answer: InstanceInfo | AenvError) -> EngineOu
 
 
 @dataclass
-class HostTally:
+class HostCounters:
     """Counts since the host's process started."""
 
     creates: Counter[EngineOutcome] = field(default_factory=Counter)
@@ -59,6 +59,6 @@ class HostMeasures(NamedTuple):
     instances: int
     """Used or reserved slots."""
     capacity: int
-    tally: HostTally
+    counters: HostCounters
     pods: Counter[str]
     """Its pods, by phase."""
