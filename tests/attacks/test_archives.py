@@ -30,7 +30,7 @@ from aenv_ray.hub.redis_server import RedisServer
 from aenv_ray.project import files as project_files
 from aenv_ray.project import project
 from aenv_ray.project.files import IgnoreRules, linear
-from tests.attacks.test_owners import push
+from tests.attacks.owners import push
 from tests.contract.gateway.gateway_bench import a_gateway
 
 CONFIG: Final = b'{"name": "evil", "version": "1.0.0"}'
