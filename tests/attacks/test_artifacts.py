@@ -80,7 +80,7 @@ async def test_a_full_owner_sends_nothing_to_the_store(cast: Cast, tmp_path: Pat
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "artifact_quota_exceeded")
 
 
-async def test_an_owner_has_no_room_for_any_number_of_artifacts(
+async def test_the_number_of_artifacts_of_an_owner_is_limited(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: those of a byte cost no quota, but an inode of the store and memory of Redis."""
@@ -107,7 +107,7 @@ def with_secret(tmp_path: Path) -> bytes:
     return project.load(directory).archive()
 
 
-async def test_who_asks_for_any_archive_makes_nobody_read_the_catalog(
+async def test_requests_for_arbitrary_archives_do_not_read_the_catalog(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: a version has up to 1 MiB, and a token sends 500 requests per second."""
@@ -222,7 +222,7 @@ async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
     assert not any([await deps.artifacts.exists(digest) for digest in waste])
 
 
-async def test_an_artifact_that_cannot_be_deleted_is_in_nobodys_way(
+async def test_an_artifact_that_cannot_be_deleted_blocks_no_other(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store lets it be written, and not deleted."""
@@ -370,7 +370,7 @@ async def test_a_refused_publish_leaves_the_upload_of_another_owner(
     assert (await cast.alice.get(path)).content == same
 
 
-async def test_one_owner_has_not_all_turns_to_upload(
+async def test_slow_uploads_of_one_owner_do_not_block_others(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: an upload that trickles in keeps its turn, and others wait for it."""
@@ -406,7 +406,7 @@ async def test_one_owner_has_not_all_turns_to_upload(
     assert "did not arrive within" in late.text
 
 
-async def test_a_publish_that_takes_long_stops_no_other_owner(
+async def test_a_slow_publish_does_not_block_other_owners(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: the code of a publisher, which is loaded then, may sleep for minutes."""
@@ -444,7 +444,7 @@ async def test_signed_urls_have_a_request_rate(cast: Cast) -> None:
         assert [(await nobody.get(path)).status_code for _ in range(5)] == [200] * 3 + [429] * 2
 
 
-async def test_publishes_take_turns(
+async def test_publishes_run_one_at_a_time(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: parallel ones do not fill the memory and the disk of a gateway."""

@@ -244,7 +244,9 @@ async def test_code_that_is_built_does_not_see_the_password_of_the_index(
         "six @ file:///etc", "pwn @ ../secret.txt", "\x00six", "six\x0b--pre",
     ],
 )  # fmt: skip
-def test_a_project_names_no_source_and_no_file_outside_of_it(tmp_path: Path, line: str) -> None:
+def test_requirements_name_no_source_and_no_file_outside_of_the_project(
+    tmp_path: Path, line: str
+) -> None:
     """Invariant 13: and the refusal shows nothing of a file, and no password."""
     (tmp_path / "secret.txt").write_text(f"{SECRET}\n")
     project = project_with(tmp_path / "project", f"six\n{line}\n", {"pwn/setup.py": ""})
@@ -537,7 +539,9 @@ def test_a_build_reads_nothing_outside_of_the_project(tmp_path: Path, key: str, 
 
 
 @pytest.mark.parametrize(("isolation", "outcome"), [("required", "REFUSED"), ("auto", "MADE")])
-def test_a_kernel_without_namespaces_is_named(tmp_path: Path, isolation: str, outcome: str) -> None:
+def test_the_error_names_a_kernel_without_namespaces(
+    tmp_path: Path, isolation: str, outcome: str
+) -> None:
     """Invariant 13: behind a gateway nothing is installed; on a laptop it is, with a notice."""
     project = project_with(tmp_path / "project", "./pwn-1.0-py3-none-any.whl\n")
     wheel(project, "alice")

@@ -54,7 +54,7 @@ async def test_low_roles_do_not_fill_the_hub(cast: Cast, monkeypatch: pytest.Mon
     assert list(kept) == ["old@1.0.0 bob"]  # of an earlier version: forgotten a day later
 
 
-async def test_failed_creates_leave_little_in_the_hub_and_not_for_long(cast: Cast) -> None:
+async def test_failed_creates_leave_small_records_that_expire_soon(cast: Cast) -> None:
     """Invariant 7: no quota counts them, and each may have an Idempotency-Key of its own."""
     await cast.admin.put("/quotas/owner:una", json={"max_instances": 1})
     for number in range(3):
@@ -70,7 +70,7 @@ async def test_failed_creates_leave_little_in_the_hub_and_not_for_long(cast: Cas
     assert max(sizes) < 400
 
 
-async def test_an_owner_has_so_many_services_with_so_much_text(
+async def test_the_number_and_size_of_an_owners_services_are_limited(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: those without replicas too, since every request to a service reads them all."""

@@ -127,7 +127,7 @@ signal.pause()
 
 @pytest.mark.ordinary_user
 @pytest.mark.namespaces
-async def test_what_the_kernel_counts_for_each_user_is_limited(walled: Bench) -> None:
+async def test_kernel_resources_per_user_are_limited(walled: Bench) -> None:
     """Invariant 7: timers, queued signals and inotify; all sandboxes are the same user outside."""
     attacker, neighbour = await walled.start(), await walled.start()
     hoarding = f"python3 -c '{HOARD_OF_USER.replace(chr(39), chr(34))}' > out & "

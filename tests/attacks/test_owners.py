@@ -152,7 +152,7 @@ async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
     assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
 
 
-async def test_names_from_before_belong_to_their_first_publisher(
+async def test_names_without_an_owner_belong_to_their_first_publisher(
     module_redis: RedisServer,
 ) -> None:
     """Invariant 15 for a hub whose names have no owners yet: nobody takes one over."""
@@ -175,7 +175,7 @@ async def test_names_from_before_belong_to_their_first_publisher(
 
 
 @pytest.mark.parametrize("label", ["aenv.service", "aenv.replica", "aenv.outer", "aenv.made-by"])
-async def test_an_instance_does_not_pass_for_one_of_the_fabric(cast: Cast, label: str) -> None:
+async def test_labels_of_the_fabric_are_reserved(cast: Cast, label: str) -> None:
     """Invariant 15: with another owner's service, the replicas would wait until it ends."""
     body = {"envName": "probe", "labels": {label: "notes"}}
     for path, more in (("/env-instance", {}), ("/instances", {"count": 2})):
@@ -190,7 +190,7 @@ async def test_an_instance_does_not_pass_for_one_of_the_fabric(cast: Cast, label
 
 
 @pytest.mark.parametrize("role", [Role.USER, Role.PUBLISHER])
-async def test_a_role_is_refused_what_needs_a_higher_one(cast: Cast, role: Role) -> None:
+async def test_a_role_cannot_use_the_routes_of_a_higher_one(cast: Cast, role: Role) -> None:
     """Every route checks the role before it reads the body."""
     async with cast.bench.client(await cast.bench.token(role, "zoe")) as http:
         for route in cast.bench.gateway.control_api.routes:
@@ -208,7 +208,7 @@ async def test_a_role_is_refused_what_needs_a_higher_one(cast: Cast, role: Role)
             assert is_refused == (not role.includes(least)), f"{route.method} {route.path}"
 
 
-async def test_new_tokens_have_the_least_role(cast: Cast, tmp_path: Path) -> None:
+async def test_new_tokens_have_the_lowest_role(cast: Cast, tmp_path: Path) -> None:
     """Invariant 15; tokens with the earlier role owner may still publish."""
     made = (await cast.admin.post("/tokens", json={"owner": "carl"})).json()["data"]
     assert made["role"] == "user"
@@ -254,7 +254,7 @@ async def test_the_policy_is_checked_at_publish_at_create_and_for_services(
 # --- audit log -----------------------------------------------------------------------------------
 
 
-async def test_what_changes_rights_is_in_the_audit_log(cast: Cast, tmp_path: Path) -> None:
+async def test_changes_of_rights_are_in_the_audit_log(cast: Cast, tmp_path: Path) -> None:
     """Refused attempts are too; secrets are not (invariant 10), and others cannot read it."""
     await push(cast.bob, archived(tmp_path, "helper", "99.0.0"))
     made = (await cast.admin.post("/tokens", json={"owner": "eve"})).json()["data"]
@@ -306,7 +306,7 @@ async def test_refused_attempts_are_recorded_and_displace_nothing(
     assert await cast.bench.hub.audit_log(1) == tuple(log[:1])
 
 
-async def test_what_a_low_role_does_displaces_nothing_of_a_higher_one(
+async def test_audit_records_of_a_low_role_displace_none_of_a_higher_one(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agent tokens, which every owner creates, push no publish or grant out of the log."""
@@ -337,7 +337,7 @@ def test_every_audited_route_exists(cast: Cast) -> None:
 # --- addresses -----------------------------------------------------------------------------------
 
 
-async def test_no_url_in_an_answer_leads_where_the_host_header_says(cast: Cast) -> None:
+async def test_urls_in_responses_ignore_the_host_header(cast: Cast) -> None:
     """Invariant 10: a signed URL, which is a credential, is not sent to another machine."""
     for host in ("evil.example:8080", "evil.example", "a@evil.example"):
         headers = {"Host": host}

@@ -107,7 +107,9 @@ async def test_a_forgotten_session_is_opened_again_and_the_call_runs_once(
     assert sorted(call.result().data for call in calls) == [2, 3, 4, 5, 6]
 
 
-async def test_a_server_that_dies_leaves_unknown_outcomes_then_is_lost(tmp_path: Path) -> None:
+async def test_the_death_of_a_server_makes_outcomes_unknown_and_then_the_instance_lost(
+    tmp_path: Path,
+) -> None:
     """A call whose outcome cannot be known is never sent again."""
     with serving(PROJECT, tmp_path) as server:
         instance = HttpInstance(server.url)

@@ -137,7 +137,7 @@ async def test_what_a_restarted_host_cannot_reach_does_not_go_on(
     assert docker_node.left_over() == []
 
 
-async def test_a_batch_that_is_given_up_leaves_none_of_its_sandboxes(
+async def test_a_cancelled_batch_leaves_no_sandboxes(
     bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 3: nobody knows those that have started already."""

@@ -164,7 +164,7 @@ def test_a_claim_is_read_as_it_was_stored() -> None:
     assert Claim.from_json("k", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
-async def test_a_key_of_creates_that_failed_first_finds_its_instance_for_as_long_as_others(
+async def test_a_key_whose_first_creates_failed_finds_its_instance_as_long_as_others(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     """What is remembered of the creates that failed is forgotten sooner."""

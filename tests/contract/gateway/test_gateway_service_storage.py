@@ -101,7 +101,7 @@ async def test_a_storage_has_one_writer(
     assert shared == kept.model_copy(update={"is_shared": True})
 
 
-async def test_an_update_that_is_never_healthy_is_taken_back(
+async def test_an_update_that_never_becomes_healthy_is_undone(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     """The old sandbox had to end first, so nothing is left that could go on serving."""
@@ -127,7 +127,9 @@ async def _is_settled(bench: Bench) -> bool:
     return (await bench.gateway.services.records.get("desk")).previous is None
 
 
-async def test_who_starts_next_takes_an_update_back(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_the_next_gateway_undoes_an_unfinished_update(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     await made(ann, **KEEPS)
     before = bench.apps.deployed["desk"].revision
     bench.apps.broken_by = "BAD"

@@ -48,7 +48,7 @@ class TestFileInstanceStore(InstanceStoreContract):
         store.put([record("torn")])
         assert store.get(InstanceId("torn")) == record("torn")
 
-    def test_a_write_that_fails_leaves_the_old_record_and_no_rest(
+    def test_a_failed_write_leaves_the_old_record_and_no_temporary_file(
         self, store: InstanceStore, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.put([record("kept", generation=1)])

@@ -70,7 +70,7 @@ def test_passwords_are_long_and_in_no_output(emulated, life, said):
         assert value not in "\n".join(said)
 
 
-def test_the_password_of_a_redis_elsewhere_is_the_users(emulated, life):
+def test_the_user_must_provide_the_password_of_an_external_redis(emulated, life):
     """A random one would let nothing in, and its cause would be far from its effect."""
     settings = {"redis.replicas": "0", "redis.secret": "my-redis"}
     with pytest.raises(ConfigError, match="no Secret my-redis") as caught:
@@ -227,7 +227,7 @@ def test_a_cluster_that_does_not_come_up_says_why(emulated, life, said):
     assert len(said) == len(set(said))  # each lack is told once
 
 
-def test_pods_that_the_namespace_does_not_admit_are_told(emulated, life):
+def test_pods_that_the_namespace_does_not_admit_are_reported(emulated, life):
     add(emulated, {"apiVersion": "v1", "kind": "ResourceQuota",
                    "metadata": {"name": "team", "namespace": "aenv"},
                    "spec": {"hard": {"pods": "0"}}})  # fmt: skip
@@ -288,7 +288,7 @@ def event(
                    "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
 
 
-def test_what_only_events_tell_is_told(emulated, life):
+def test_problems_that_only_events_show_are_reported(emulated, life):
     """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
     life.apply(manifests.load("dev"))
     event(emulated, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
@@ -312,7 +312,7 @@ def test_what_only_events_tell_is_told(emulated, life):
     assert "exceeded quota" not in " ".join(life.snapshot().problems())
 
 
-def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
+def test_a_throttled_request_is_repeated_and_a_refusal_names_the_permission(
     emulated, life, monkeypatch
 ):
     pauses: list[float] = []
@@ -330,7 +330,7 @@ def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
         life.snapshot()
 
 
-def test_an_api_that_is_not_there_is_told_as_such(tmp_path):
+def test_an_unreachable_api_is_reported(tmp_path):
     from kubernetes.client import Configuration
 
     connection = cluster_api.ClusterApi(configuration=Configuration(host="http://127.0.0.1:1"))
@@ -356,7 +356,7 @@ def test_without_the_package_it_says_how_to_install_it(monkeypatch):
 # --- changes ------------------------------------------------------------------------------------
 
 
-def test_scale_bounds_a_group_and_refuses_what_cannot_be(emulated, life):
+def test_scale_sets_the_bounds_of_a_group_and_refuses_invalid_ones(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.scale("kubernetes", 2, 20) | {"pods": 0} == {
         "group": "kubernetes", "min": 2, "max": 20, "slots": "32", "ready": 1, "pods": 0,
@@ -386,7 +386,7 @@ def test_a_delete_outlasts_requests_that_fail(emulated, life, api, said):
         life.delete(LONG_S)
 
 
-def test_an_api_that_stays_away_ends_a_wait_at_its_deadline(emulated, life):
+def test_a_wait_for_an_unreachable_api_ends_at_its_deadline(emulated, life):
     life.apply(manifests.load("dev"))
     emulated.fail(500)
     with pytest.raises(FabricUnavailable, match="an internal error occurred"):
@@ -472,7 +472,7 @@ def test_delete_leaves_no_pod_and_keeps_what_was_stored(emulated, life):
     assert life.await_ready(LONG_S).head is not None
 
 
-def test_delete_with_storage_keeps_nothing_and_again_does_nothing(emulated, life):
+def test_delete_with_storage_keeps_nothing_and_is_idempotent(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.delete(LONG_S, storage=True) == []
     assert life.delete(LONG_S, storage=True) == []
@@ -524,7 +524,7 @@ def test_another_namespaces_objects_and_a_users_own_stay(emulated, life):
 # --- permissions --------------------------------------------------------------------------------
 
 
-def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(emulated, life):
+def test_the_doctor_checks_the_permissions_of_apply_and_delete(emulated, life):
     """Every call is a listed permission, and every listed one is used."""
 
     def used() -> set[tuple[str, str]]:
@@ -615,11 +615,11 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(emulated, api
          "ErrImagePull: no such image"),
     ],
 )  # fmt: skip
-def test_why_a_pod_is_not_ready_is_said_in_words(status, words):
+def test_the_reason_why_a_pod_is_not_ready_is_readable(status, words):
     assert why({"metadata": {"name": "p"}, "status": status}) == words
 
 
-def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready():
+def test_a_cluster_is_ready_while_the_claim_of_a_service_is_pending():
     def told(component):
         labels = {"app.kubernetes.io/component": component}
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}

@@ -98,7 +98,7 @@ def test_no_acknowledged_write_is_lost_whatever_dies(
     asyncio.run(run())
 
 
-def test_a_hub_that_was_ended_finds_all_it_kept(hub: HubClient) -> None:
+def test_a_restarted_hub_finds_all_its_data(hub: HubClient) -> None:
     secret, _ = blocking(hub.create_token(Role.PUBLISHER, "somebody"))
     blocking(hub.push(entry("kept")))
     blocking(hub.set_quota(Quota(subject="owner:kept", max_instances=1)))

@@ -105,7 +105,7 @@ def test_a_version_and_the_highest_one_make_instances(
     assert entry.digest in str(caught.value.hint)
 
 
-def test_what_is_not_published_says_where_to_look(
+def test_the_error_for_an_unpublished_version_says_where_to_look(
     publish: Callable[..., EnvironmentVersion], hub: HubClient
 ) -> None:
     publish("1.0.0", "other")

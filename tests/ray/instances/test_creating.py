@@ -81,7 +81,7 @@ def test_a_repeated_create_packs_and_sends_no_archive(
     assert [a.data for a in answers] == ["here", "here"]
 
 
-def test_info_tells_what_was_asked_for(make: Callable[..., Any], density: str) -> None:
+def test_info_shows_the_requested_options(make: Callable[..., Any], density: str) -> None:
     """Labels, owner, lifetime, deadline and density are those of the create; host and node real."""
     handle = make(
         actor=density, ttl="1h", idle_timeout="20m", labels={"run": "7"}, owner="ada",

@@ -55,7 +55,7 @@ def break_connection(instance: AsyncEnvHandle) -> None:
     door._connection._on_broken(None)
 
 
-async def test_calls_pass_the_host_by(direct: AsyncEnvHandle) -> None:
+async def test_calls_bypass_the_host(direct: AsyncEnvHandle) -> None:
     """While the host is stopped, direct calls are answered."""
     pid = actor_pid(host_of(direct.handle))
     stop(pid)

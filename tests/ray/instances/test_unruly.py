@@ -139,7 +139,7 @@ def test_an_instance_that_ended_is_forgotten_by_the_cluster(
 
 
 @pytest.mark.namespaces
-def test_memory_that_an_instance_hoards_is_lost_by_no_one_else(
+def test_an_instance_that_hoards_memory_affects_no_other(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Invariants 7 and 14: Ray and the neighbours go on, and what happened is an outcome."""

@@ -220,7 +220,7 @@ def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -
 
 
 @pytest.mark.parametrize("lost", ["head", "redis"])
-def test_who_is_elsewhere_waits_until_the_head_is_back(
+def test_drivers_on_other_machines_wait_until_the_head_is_back(
     cable: Cable, machines: Machines, console: Console, lost: str
 ) -> None:
     """Calls and services do not pause, creates do, and no episode of a sampling is lost."""
@@ -273,7 +273,7 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
     assert machines.run("far", "stop").returncode == 0
 
 
-def test_a_gateway_elsewhere_waits_for_the_head(
+def test_a_gateway_on_another_machine_waits_for_the_head(
     cable: Cable, machines: Machines, console: Console
 ) -> None:
     """It keeps its ports; its clients wait and get answers, and no call runs twice."""
@@ -307,7 +307,9 @@ def test_a_gateway_elsewhere_waits_for_the_head(
     assert machines.run("far", "stop").returncode == 0
 
 
-def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> None:
+def test_an_instance_waits_for_a_node_that_joins_late_and_its_loss_is_reported(
+    machines: Machines, console: Console
+) -> None:
     """Who waits gets a place when a machine joins; its loss is told, and nothing of it is left."""
     console.do("first = aenv_ray.create_many(PROBE, 4)")
     console.do(

@@ -57,7 +57,7 @@ def test_more_episodes_are_played_at_once_while_that_pays(cluster: Cluster, runn
 
 
 @pytest.mark.parametrize("runners", ["driver", "nodes"])
-def test_no_more_episodes_are_played_at_once_than_the_policy_is_worth(
+def test_no_more_episodes_are_played_at_once_than_the_policy_can_use(
     cluster: Cluster, runners: str
 ) -> None:
     """It has no use for 64 sandboxes."""

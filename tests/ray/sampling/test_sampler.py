@@ -221,7 +221,7 @@ def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: boo
 
 
 @pytest.mark.parametrize("name", ["raising", "not-a-number", "wordy", "nonsense"])
-def test_a_reward_that_is_none_is_void(cluster: Cluster, name: str) -> None:
+def test_an_invalid_reward_is_void(cluster: Cluster, name: str) -> None:
     """Raising, NaN, no number, no such reward: `reward_failed`, never a made-up number."""
     del cluster
 

@@ -112,9 +112,7 @@ def test_leaving_the_loop_releases_everything(cluster: Cluster, is_async: bool) 
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_tasks_without_an_end_are_sampled_until_one_leaves(
-    cluster: Cluster, is_async: bool
-) -> None:
+def test_endless_tasks_are_sampled_until_the_caller_stops(cluster: Cluster, is_async: bool) -> None:
     """No more tasks are read than there are episodes, and nothing stays."""
     read: list[int] = []
 
