@@ -167,7 +167,7 @@ class _Meanwhile(ArtifactStore):
 async def test_the_collector_deletes_no_archive_that_is_published_meanwhile(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 6: neither the one that it deletes, nor a later one of the same round."""
+    """Invariant 6: neither the archive being deleted nor a later one of the same round."""
     monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
     deps, hub = cast.bench.gateway.deps, cast.bench.hub
     helper = (await cast.alice.get(f"/artifacts/{cast.archive}")).content
@@ -197,7 +197,7 @@ async def test_the_collector_deletes_no_archive_that_is_published_meanwhile(
 async def test_an_artifact_that_could_not_be_deleted_is_deleted_later(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or an owner could fill the store with archives that count as nobody's."""
+    """Otherwise an owner could fill the store with archives that count towards no quota."""
     monkeypatch.setattr(artifact_collection, "GRACE_S", 0.0)
     deps, hub = cast.bench.gateway.deps, cast.bench.hub
     waste = []
@@ -252,7 +252,7 @@ async def test_an_artifact_that_cannot_be_deleted_blocks_no_other(
 async def test_a_published_archive_that_is_refused_later_stays_accounted_for(
     cast: Cast, tmp_path: Path
 ) -> None:
-    """Or an owner could fill the store with archives that count as nobody's."""
+    """Otherwise an owner could fill the store with archives that count towards no quota."""
     data = with_secret(tmp_path)
     digest = hashlib.sha256(data).hexdigest()
     await cast.bob.put(f"/artifacts/{digest}", content=data)
@@ -350,7 +350,7 @@ async def test_an_owner_publishes_its_own_upload_and_not_that_of_another(
 
 
 async def test_an_owner_publishes_no_archive_of_another(cast: Cast, tmp_path: Path) -> None:
-    """Invariant 15: who knows a digest must have sent the content, or may use the environment."""
+    """Invariant 15: to know a digest is not enough; the owner must have sent the content."""
     private = archived(tmp_path, "private")
     digest = hashlib.sha256(private).hexdigest()
     assert (await cast.alice.put(f"/artifacts/{digest}", content=private)).status_code == 200

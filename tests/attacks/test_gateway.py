@@ -295,7 +295,7 @@ def test_a_chunk_extension_is_not_kept(
 async def test_the_session_of_another_owner_gives_no_access(
     tmp_path: Path, module_redis: RedisServer
 ) -> None:
-    """Invariant 15: its id is no credential; it neither calls, cancels nor ends anything."""
+    """Invariant 15: the id of a session is no credential, for calls or anything else."""
 
     def message(method: str, params: dict[str, Any], request_id: int | None) -> dict[str, Any]:
         told = {"jsonrpc": "2.0", "method": method, "params": params}

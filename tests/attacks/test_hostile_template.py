@@ -159,7 +159,7 @@ SEND_TO_ALL = (
 
 
 async def test_forged_reports_change_nothing_for_others(walled: Bench, walled_node: Node) -> None:
-    """Invariants 7 and 13: neither the launcher, nor other sandboxes, nor their isolation."""
+    """Invariants 7 and 13: the launcher, other sandboxes and their isolation are not affected."""
     victim = await walled.start()
     launcher = walled_node.launcher_pids()
     packets = [json.dumps(message).encode() for message in FORGED]
@@ -275,7 +275,7 @@ async def test_a_tool_finds_no_socket_of_its_template(walled: Bench) -> None:
 async def test_a_jail_that_cannot_be_built_fails_only_its_project(
     walled: Bench, tmp_path: Path
 ) -> None:
-    """Invariant 13: such a project does not run without isolation, nor does any other."""
+    """Invariant 13: neither this project nor any other runs without isolation."""
     spec = walled.spec(walled.project({"tools.py": TOOL}))
     shutil.rmtree(spec.project_dir)
     with pytest.raises(SandboxStartFailed, match="its sandbox cannot be built"):

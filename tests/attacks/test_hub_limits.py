@@ -55,7 +55,7 @@ async def test_low_roles_do_not_fill_the_hub(cast: Cast, monkeypatch: pytest.Mon
 
 
 async def test_failed_creates_leave_small_records_that_expire_soon(cast: Cast) -> None:
-    """Invariant 7: no quota counts them, and each may have an Idempotency-Key of its own."""
+    """Invariant 7: no quota counts them, and each may have its own Idempotency-Key."""
     await cast.admin.put("/quotas/owner:una", json={"max_instances": 1})
     for number in range(3):
         wish = {"envName": "probe", "count": 1000}

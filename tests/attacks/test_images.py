@@ -89,7 +89,7 @@ async def test_the_error_of_a_pull_quotes_no_answer(dockered: Bench, internal: I
 async def test_an_address_of_the_private_network_is_never_asked(
     strict: Bench, internal: Internal, where: str
 ) -> None:
-    """Invariant 7: neither as an image, nor as what was built, nor as a sidecar."""
+    """Invariant 7: not as an image, as a built image or as a sidecar."""
     reference = f"{internal.address}/some/thing:1"
     project = strict.contract_project({"network": "none"})
     spec = strict.spec(project)

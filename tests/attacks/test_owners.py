@@ -88,7 +88,7 @@ async def test_a_grant_lets_another_owner_publish_until_it_is_revoked(
 
 
 async def test_an_environment_is_invisible_to_other_owners(cast: Cast) -> None:
-    """Invariant 15: no route tells another owner that it exists, or gives its archive away."""
+    """Invariant 15: no route reveals its existence or its archive to another owner."""
     reads = (
         "/env/helper", "/env/helper/1.0.0", "/env/helper/versions", "/env/helper/1.0.0/status",
         "/env/helper/1.0.0/functions", "/names/helper", f"/artifacts/{cast.archive}",
@@ -155,7 +155,7 @@ async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
 async def test_names_without_an_owner_belong_to_their_first_publisher(
     module_redis: RedisServer,
 ) -> None:
-    """Invariant 15 for a hub whose names have no owners yet: nobody takes one over."""
+    """Invariant 15 for a hub whose names have no owners yet: another owner cannot take one over."""
     server = await emptied(module_redis)
     hub = HubCore(server.connect(), FakeClock(START_S), where="test")
     try:
@@ -280,7 +280,7 @@ async def test_changes_of_rights_are_in_the_audit_log(cast: Cast, tmp_path: Path
 async def test_refused_attempts_are_recorded_and_displace_nothing(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A low role can neither try unseen, nor push what it did out of the log."""
+    """A low role cannot hide its attempts, or push its actions out of the log."""
     monkeypatch.setattr(core, "AUDIT_KEPT", dict.fromkeys(core.AUDIT_KEPT, 100))
     refused = [
         await cast.user.post("/publish", json={"archive": cast.archive}),

@@ -79,7 +79,7 @@ def _texts(firsts: tuple[str, ...]) -> Iterator[str]:
 
 
 def parse_all(name: str, directory: str) -> None:
-    """Parse all texts; called in a process of its own, which can be ended."""
+    """Parse all texts; called in a separate process, which can be ended."""
     firsts, parse = PARSERS[name]
     for text in _texts(firsts):
         with suppress(ConfigError, InvalidSpecifier):

@@ -92,7 +92,7 @@ NAMED = {
 
 
 async def test_an_instance_makes_no_namespace_and_no_mount(walled: Bench) -> None:
-    """Invariant 7: not even those that its template makes for it; nor any call of escapes."""
+    """Invariant 7: this includes the calls that its template makes for it, and those of escapes."""
     sandbox = await walled.start()
     numbers = sorted(NAMED[os.uname().machine].values())
     answers = await evaluate(sandbox, ESCAPES.replace("NAMED", repr(numbers)))

@@ -1,4 +1,4 @@
-"""What tests of the engine contract share is looked after: who breaks it is named, and alone."""
+"""Tests of the engine contract share sandboxes; only a test that breaks one is blamed."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_ctrl_c_also_ends_a_server_that_hangs_and_what_it_started(todo, aenv_run
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_PDEATHSIG")
 def test_kill_9_of_aenv_run_does_not_leave_the_server(todo, aenv_run):
-    """Invariant 3: nothing that we started outlives us, whatever was killed."""
+    """Invariant 3: nothing that we started outlives us, whichever process was killed."""
     running = aenv_run(str(todo), "-p", "0")
     running.wait_until_served()
     server = running.server_pid()

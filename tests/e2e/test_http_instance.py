@@ -86,7 +86,7 @@ async def test_one_failing_call_does_not_disturb_the_others(instance: HttpInstan
 
 
 async def test_cancelling_passes_and_tells_the_tool(instance: HttpInstance, tmp_path: Path) -> None:
-    """Invariant 11: `CancelledError` is never swallowed, and the tool is told."""
+    """Invariant 11: `CancelledError` is never swallowed, and the tool is cancelled."""
     arguments = {"marker": str(tmp_path / "call")}
     call = asyncio.create_task(instance.call_tool("until_stopped", arguments))
     await cancel_begun(call, tmp_path / "call")

@@ -27,7 +27,7 @@ UP = ("up", "--port", "0", "--mcp-port", "0", "--num-cpus", "4", "-o", "json")
 
 
 class Machine:
-    """Directories of its own for everything, so that it has its own fabric."""
+    """Its own directories for everything, so that it has its own fabric."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="aenv-u", dir="/tmp"))

@@ -99,7 +99,7 @@ def test_the_local_ray_of_a_killed_driver_ends(
 def test_ray_stop_in_the_middle_leaves_nothing(
     alone: Callable[..., Driver], short_dir: Path
 ) -> None:
-    """In namespaces of its own, for it ends every Ray that it sees; a call is under way."""
+    """In its own namespaces, because it ends every Ray that it sees; a call is running."""
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     apart = ["unshare", *rights, "--pid", "--mount-proc", "--fork", "--kill-child"]
     program = alone(CREATES + HELD + "say(1)", inside=apart)

@@ -277,7 +277,7 @@ def test_hub_and_status_show_what_runs(aenv, served):
 
 
 class Held:
-    """An ``aenv instance create`` that holds its instance, in a session of its own."""
+    """An ``aenv instance create`` that holds its instance, in its own session."""
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(

@@ -71,7 +71,7 @@ async def test_changes_at_the_same_time_are_all_kept(bench: Bench, ann: httpx.As
 async def test_the_last_change_is_deployed(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """An update whose deployment takes long is overtaken meanwhile, and undoes nothing."""
+    """A slow update is overtaken by a later one, and does not undo it."""
     await made(ann)
     loop, deploy = asyncio.get_running_loop(), bench.apps.deploy
 

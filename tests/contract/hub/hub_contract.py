@@ -231,7 +231,7 @@ class HubContract(EnvironmentsContract):
             await hub.set_quota(Quota(subject=subject, max_instances=1))
 
     async def test_refused_creates_are_admitted_in_order(self, hub: Hub, clock: FakeClock) -> None:
-        """Several owners share a quota: a large group does not wait for ever behind small ones."""
+        """Several owners share a quota: small groups do not starve a large one."""
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=4))
         await hub.admit([lease(f"w-{number}", owner="many") for number in range(4)])
         group = [lease(f"g-{number}", owner="group") for number in range(3)]
@@ -522,7 +522,7 @@ class HubContract(EnvironmentsContract):
     async def test_records_of_deleted_versions_count_towards_the_limit(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Their references are kept for ever, so an owner cannot have any number of them."""
+        """Their references are kept permanently, so their number needs a limit."""
         monkeypatch.setattr(environments, "MAX_OWNER_BYTES", 4_000)
 
         async def publish_and_delete(*versions: str) -> None:

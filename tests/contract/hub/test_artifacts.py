@@ -184,7 +184,7 @@ async def test_the_error_for_a_large_artifact_names_the_limit(
 async def test_damage_is_found_before_the_last_chunk_and_repaired_by_a_push(
     store: ArtifactStore, place: Place
 ) -> None:
-    """Invariant 6: nobody gets other content under a name."""
+    """Invariant 6: a name never returns other content."""
     digest = await store.put(LARGE)
     place.damage(digest)
     got: list[bytes] = []

@@ -204,7 +204,7 @@ async def test_a_restore_beside_a_running_gateway_loses_no_archive(
 async def test_a_restore_that_fails_after_its_keys_says_how_to_continue(
     hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub is no longer empty then, and the audit log tells it."""
+    """The hub is no longer empty then, and the audit log records it."""
     store, file = store_in(tmp_path, clock), io.BytesIO()
     await filled(hub, store)
     await backup(hub, store, file, clock)

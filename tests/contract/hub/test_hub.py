@@ -132,7 +132,7 @@ class TestHubCore(HubContract):
     async def test_an_upload_costs_the_same_however_many_there_were(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
-        """Redis works for nobody else meanwhile."""
+        """Redis serves no other client in the meantime."""
         for number in range(300):
             await hub.keep_artifact("ann", f"{number:064x}", 1)
         await redis.config_resetstat()
@@ -146,7 +146,7 @@ class TestHubCore(HubContract):
     async def test_a_name_costs_the_same_however_many_grants_there_are(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
-        """Nearly every request asks for one, and the hub works for nobody else meanwhile."""
+        """Nearly every request asks for one, and the hub serves no other meanwhile."""
         await hub.push(entry())
         await hub.push(entry("desk"))
         for number in range(300):
@@ -251,7 +251,7 @@ class TestHubCore(HubContract):
         assert set(await redis.keys()) - before == left
 
     async def test_listings_match_the_catalog(self, hub: HubCore) -> None:
-        """Whatever is asked for together, in pages of whatever size."""
+        """For every combination of filters and every page size."""
         random = Random(7)
         words = ("term", "terminal", "city", "Weather", "ünder", "mini-shell", "x")
         kept = []

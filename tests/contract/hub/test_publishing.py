@@ -1,4 +1,4 @@
-"""What an environment offers is seen by loading it elsewhere, and published as it was seen."""
+"""An environment is loaded in a sandbox to see what it offers, which is then published."""
 
 from __future__ import annotations
 

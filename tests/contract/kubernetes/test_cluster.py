@@ -107,7 +107,7 @@ def test_every_pull_secret_that_a_pod_names_exists(overlay, emulated, life):
 
 
 def test_a_missing_pull_secret_is_named(emulated, life, said):
-    """Neither `apply` nor a pod can create the login of a user's registry."""
+    """The login of a user's registry can be created neither by `apply` nor by a pod."""
     life.apply(manifests.load("dev", None, {"sandboxes.pullSecrets": "aenv-registry, mine"}))
     missing = [line for line in said if "missing" in line]
     assert len(missing) == 1
@@ -271,7 +271,7 @@ def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(emul
 
 
 def test_a_cluster_that_kuberay_refuses_says_why(emulated, life):
-    """The API accepts it, and only an event tells."""
+    """The API accepts it, and only an event shows the reason."""
     objects = manifests.load("dev")
     (ray,) = [one for one in objects if one["kind"] == "RayCluster"]
     ray["spec"]["workerGroupSpecs"][0] |= {"minReplicas": 5, "maxReplicas": 4}

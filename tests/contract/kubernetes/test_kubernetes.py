@@ -64,7 +64,7 @@ async def bench(node: KubernetesNode, tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_no_secret_is_in_the_api_or_in_the_nodes_log(
     bench: Bench, node: KubernetesNode
 ) -> None:
-    """Invariant 10: who may list pods reads no variable, and nothing that opens a pod."""
+    """Invariant 10: the right to list pods reveals no variables and no keys of pods."""
     sandbox = await bench.start(environment_variables={"TOKEN": "hunter2"})
     name = node.pod(sandbox.instance_id)
     assert (await execute(sandbox, "echo $TOKEN")).text() == "hunter2\n"

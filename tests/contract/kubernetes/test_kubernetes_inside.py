@@ -93,7 +93,7 @@ async def test_the_doctor_tries_a_pod_and_leaves_none(
 async def test_the_doctor_finds_that_nothing_enforces_network_policies(
     node: KubernetesNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The emulated cluster has no network of its own, as some real ones have no policies."""
+    """The emulated cluster does not enforce policies, like some real ones."""
     group = "networking.k8s.io"
     policy: dict[str, Any] = {
         "apiVersion": f"{group}/v1", "kind": "NetworkPolicy", "metadata": {"name": "all"},

@@ -53,7 +53,7 @@ def test_an_upgrade_replaces_one_worker_after_the_other_and_the_head_last(emulat
 
 
 def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(emulated, life):
-    """What runs goes on; the corrected version replaces the broken worker first."""
+    """Running workers continue; the corrected version replaces the broken worker first."""
     life.apply(upgraded("aenv-ray:1"))
     emulated.controllers.missing_images.add("aenv-ray:2")
     with pytest.raises(DeadlineExceeded, match="workers are to be replaced"):
@@ -81,7 +81,7 @@ IMAGES = ("aenv-ray:1", "aenv-ray:2")
 
 
 def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, api, said):
-    """The autoscaler wants as many as there is demand for, whatever the nodes hold."""
+    """The autoscaler wants as many workers as are demanded, even if the nodes have no room."""
     old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
     life.apply(old)
     emulated.controllers.worker_room = 1

@@ -73,7 +73,7 @@ async def test_the_launcher_has_its_own_session(bench: Bench, own_node: Node) ->
 async def test_what_a_template_uses_stays_in_the_caches(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the launcher is gone, however full the cache is and whatever became of the host."""
+    """Until the launcher has ended, however full the cache is, and even if the host has died."""
     monkeypatch.setattr(caches, "LEAST_AGE_S", -1.0)
     project = bench.contract_project({"network": "none"})
     caches.note_use(project)
@@ -158,7 +158,7 @@ async def test_an_end_that_cannot_be_recorded_ends_no_other_sandbox(
 
 
 async def _speak(node: Node, *lines: bytes) -> socket.socket:
-    """Connect to the launcher as nobody's host, and say something."""
+    """Connect to the launcher as an unknown host, and send a message."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(node.directory / "launcher.sock"))
     if lines:
@@ -239,7 +239,7 @@ async def test_a_sandbox_that_accepts_no_connections_delays_no_other(
 async def test_a_sandbox_that_never_accepts_a_connection_is_ended(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3: its start failed, so nobody else would end it."""
+    """Invariant 3: its start failed, so no one else would end it."""
 
     async def refuse(_: Path) -> socket.socket:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -268,7 +268,7 @@ async def test_more_callers_at_once_than_can_wait_are_all_served(
 async def test_a_sandbox_that_does_not_read_does_not_fill_its_hosts_memory(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 7: calls that it does not read are refused, and go on when it reads again."""
+    """Invariant 7: calls that it does not read are refused, and accepted once it reads again."""
     monkeypatch.setattr(door, "STALLED_S", 0.2)
     monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 8 << 20)
     sandbox = await bench.start()
@@ -362,7 +362,7 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
 
 
 def _launch(node: Node, grace_s: float) -> None:
-    """Start the launcher of a node with a grace of its own for hosts that are away."""
+    """Start the launcher of a node with its own grace period for hosts that are away."""
     command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher"]
     subprocess.run(
         [*command, str(node.directory), str(grace_s)],
@@ -558,7 +558,7 @@ async def test_an_unusable_runtime_directory_is_refused(tmp_path: Path) -> None:
 async def test_a_batch_that_fails_in_its_second_round_leaves_nothing(
     own_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3: the sandboxes of the first round have started, and nobody knows them."""
+    """Invariant 3: the sandboxes of the first round have started, and no caller knows them."""
     engine = own_node.engine(HOST)
     bench = Bench(engine, tmp_path)
     specs = [bench.spec() for _ in range(2)]

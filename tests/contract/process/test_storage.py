@@ -127,7 +127,7 @@ async def test_a_storage_is_mounted_at_the_requested_path(walled: Bench, path: s
 
 @pytest.mark.namespaces
 async def test_a_storage_shows_nothing_of_the_node(walled: Bench, walled_node: Node) -> None:
-    """A link that a sandbox leaves there is followed by nobody outside."""
+    """A link that a sandbox creates there is not followed outside of it."""
     storage = a_storage()
     sandbox = await walled.start(storage=storage)
     hostile = "ln -s /etc /home/admin/data/link && ln -s / /home/admin/data/root && "

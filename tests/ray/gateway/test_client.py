@@ -255,7 +255,7 @@ async def test_errors_of_tools_open_no_circuit(shared: Shared) -> None:
 
 
 async def test_cancelled_error_passes(witness: Witness, shared: Shared) -> None:
-    """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is told each time."""
+    """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is cancelled each time."""
     async with shared(environment_variables=witness.variables) as env:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -285,7 +285,7 @@ async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster, probe: str)
 def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(
     cluster: Cluster, probe: str
 ) -> None:
-    """The event loop is closed when the instance comes to be, and nobody is told of it there."""
+    """The event loop is closed when the instance starts, so no code there receives it."""
     before = cluster.sandboxes()
     listed = {one.id for one in aenv_ray.list_instances()}
 

@@ -40,7 +40,7 @@ def keeper_pid() -> int:
 
 
 def redis_pids() -> list[int]:
-    """Return the pids of the keeper and its Redis; an ended one that nobody reaped is gone."""
+    """Return the pids of the keeper and its Redis; a zombie counts as ended."""
     pid = keeper_pid()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":

@@ -61,7 +61,7 @@ async def _publish(hub: HubClient, source: project.Project) -> EnvironmentVersio
 
 @pytest.fixture
 def publish(hub: HubClient, tmp_path: Path) -> Callable[..., EnvironmentVersion]:
-    """Publish a version of an environment that tells its version, and remove its source."""
+    """Publish an environment that returns its version, and remove its source."""
 
     def publish(version: str, name: str = "published") -> EnvironmentVersion:
         directory = tmp_path / name

@@ -47,7 +47,7 @@ TOOL = (
 def test_an_unknown_reference(
     reference: str, error: type[AenvError], says: str, hints: str
 ) -> None:
-    """Unknown names, versions and paths are told apart from malformed ones."""
+    """Unknown names, versions and paths are distinguished from malformed ones."""
     with pytest.raises(error, match=says.replace(".", r"\.")) as caught:
         aenv_ray.create(reference)
     assert hints in str(caught.value.hint)
@@ -124,7 +124,7 @@ def test_an_invalid_environment_name() -> None:
 
 
 def test_a_call_too_large_for_a_message_leaves_the_instance(env: Any) -> None:
-    """The caller is told; the connection, and with it the instance, stays."""
+    """The caller gets an error; the connection, and with it the instance, remains."""
     with pytest.raises(ToolInputInvalid, match="more than"):
         env.call_tool.remote("echo", {"text": "x" * 135_000_000})
     assert ray.get(env.call_tool.remote("add", {"a": 1, "b": 2})).data == 3

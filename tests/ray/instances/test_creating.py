@@ -180,7 +180,7 @@ def test_create_many_makes_a_whole_group(cluster: Cluster, density: str) -> None
 def test_create_many_is_all_or_nothing(
     cluster: Cluster, project: Callable[..., Path], density: str
 ) -> None:
-    """When one of a group fails, none is left, and the error says so."""
+    """If one of a group fails, none remains, and the error says so."""
     # With arguments each instance loads the code itself; only one of them gets the port.
     failing = project(
         "import socket, sys\nfrom aenv_ray.runtime import register_tool\n"

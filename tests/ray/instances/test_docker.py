@@ -130,7 +130,7 @@ def test_release_removes_the_container_of_an_instance(
 def test_a_call_survives_the_death_of_its_host(
     make_container: Callable[..., Any], witness: Witness, density: str
 ) -> None:
-    """Invariant 1: the container goes on, the call runs once, the state is unchanged."""
+    """Invariant 1: the container runs on, the call runs once, and the state is unchanged."""
     handle = make_container(actor=density, environment_variables=witness.variables)
     assert ray.get(handle.call_tool.remote("count")).data == 1
     reference = handle.call_tool.remote("hold", {"key": "k"})

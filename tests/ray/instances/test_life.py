@@ -210,7 +210,7 @@ def test_instances_that_have_ended_can_be_released(
 
 
 def test_release_of_an_unknown_instance(cluster: Cluster, make: Callable[..., Any]) -> None:
-    """Releasing what nobody knows does nothing."""
+    """Releasing an unknown instance does nothing."""
     del cluster
     handle = make()
     stranger = type(handle)("probe-zzzzzzzz", "probe@1.2.0", handle._host, handle._controller)

@@ -81,7 +81,7 @@ def test_a_sandbox_from_a_pool_has_the_ttl_of_its_create(
 def test_only_creates_with_the_same_options_use_a_pool(
     warm: Callable[..., int], make: Callable[..., Any]
 ) -> None:
-    """Variables and arguments of a running process cannot be changed: such a create is a miss."""
+    """Variables and arguments of a running process cannot be changed: the pool is not used."""
     names = {"names": ["COLOUR"]}
     warm(1, environment_variables={"COLOUR": "red"}, arguments=["-v"])
     assert not is_warm(make())
@@ -95,7 +95,7 @@ def test_only_creates_with_the_same_options_use_a_pool(
 def test_a_dedicated_instance_uses_no_pool(
     warm: Callable[..., int], make: Callable[..., Any]
 ) -> None:
-    """A pool belongs to a shared host, and a dedicated instance has a host of its own."""
+    """A pool belongs to a shared host, and a dedicated instance has its own host."""
     warm(1)
     assert not is_warm(make(actor="dedicated"))
     assert is_warm(make())
@@ -120,7 +120,7 @@ def test_a_killed_sandbox_is_never_handed_out(
 def test_a_pool_survives_the_death_of_its_host(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster
 ) -> None:
-    """Its sandboxes are adopted, still as nobody's, and it is filled up again."""
+    """Its sandboxes are adopted into the pool, and it is filled again."""
     before = cluster.sandboxes()
     warm(3)
     ready = cluster.appeared(before, 3)
@@ -205,7 +205,7 @@ def test_the_config_asks_for_a_pool(
 def test_containers_come_from_a_pool_that_outlives_its_host(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Also one that was killed meanwhile is not handed out."""
+    """A sandbox that was killed meanwhile is not handed out, either."""
     root = tmp_path / "probe"
     shutil.copytree(PROBE, root, ignore=shutil.ignore_patterns("__pycache__"))
     config = json.loads((root / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Quotas hold for instances that Ray code makes, at no cost where none is set."""
+"""Quotas apply to instances that Ray code creates, and cost nothing where none is set."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_nodes_are_added_for_waiting_creates_and_removed_when_idle(console: Cons
 
 
 def test_a_create_brings_a_node_of_its_engine(console: Console) -> None:
-    """Ray's autoscaler follows the label of the demand, whatever else has room."""
+    """Ray's autoscaler follows the label of the demand, even if other nodes have room."""
     eventually(lambda: console.value(NODES) == [], COMES_S, lambda: console.value(NODES))
     console.do("create('plain', 1, engine='process')")
     eventually(lambda: _made(console, "plain"), COMES_S)

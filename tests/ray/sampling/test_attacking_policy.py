@@ -91,7 +91,7 @@ def score() -> float:
 def test_playing_for_time_and_breaking_the_reward_count(
     cluster: Cluster, project: Callable[..., Path]
 ) -> None:
-    """Invariant 14: an agent that is losing gains nothing by either; nor is it rerun."""
+    """Invariant 14: a losing agent gains nothing by either, and its episode is not repeated."""
     del cluster
 
     async def act(env: Any, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Samplings that stream, go on and are left: nothing is lost, and nothing stays."""
+"""Samplings that stream, resume and stop early: no episode is lost, and no sandbox remains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
 def test_an_interrupted_run_goes_on_where_it_was(
     cluster: Cluster, tmp_path: Path, source: Callable[[Any], Any]
 ) -> None:
-    """What it had finished is kept, and neither run nor given again."""
+    """Finished episodes are kept, and neither repeated nor yielded again."""
     del cluster
     out = tmp_path / "episodes.jsonl"
     ran: list[str] = []

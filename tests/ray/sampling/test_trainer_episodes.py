@@ -77,7 +77,7 @@ async def test_an_episode_is_scored_once_and_recorded(cluster: Cluster, tmp_path
 def test_a_sandbox_that_is_lost_makes_its_episode_void_and_no_other(
     pool: EpisodePool, cluster: Cluster
 ) -> None:
-    """Invariant 2, for a trainer that goes on with its step."""
+    """Invariant 2, for a trainer that continues with its step."""
     lost = pool.begin_blocking(TASK)
     signal_all(cluster.sandboxes())
     other = pool.begin_blocking(TASK)
@@ -100,7 +100,7 @@ def test_a_sandbox_that_the_agent_ends_is_an_outcome(pool: EpisodePool) -> None:
 
 
 def test_a_setup_that_fails_is_a_void_episode_and_no_exception(pool: EpisodePool) -> None:
-    """A trainer that resets its environments in a loop goes on."""
+    """A trainer that resets its environments in a loop continues."""
     episode = pool.begin_blocking({**TASK, "setup": {"function": "nonsense"}})
     with pytest.raises(InstanceReleased, match="nonsense"):
         episode.call_tool("count")
