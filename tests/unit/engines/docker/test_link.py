@@ -266,11 +266,12 @@ def test_a_peer_for_which_no_thread_starts_is_disconnected(
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch, connect(name) as refused:
+    with monkeypatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", refuse)
         patch.setattr(threading, "_start_new_thread", refuse)
-        refused.settimeout(10)
-        assert refused.recv(1) == b""
+        with connect(name) as refused:
+            refused.settimeout(10)
+            assert refused.recv(1) == b""
     with connect(name) as served:
         served.settimeout(60)
         assert len(served.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
