@@ -41,7 +41,9 @@ LONG_FIRST: Final = (
 )
 """After the groups, in this order; everything else comes last."""
 _MODULES = 3
-"""Of a job, unless they are unit tests, which start nothing: one job for each package."""
+"""Of a job, unless its tests share a Ray or are unit tests."""
+_UNIT_JOBS = 4
+"""Unit tests start nothing and take less time than the imports of many jobs would."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def jobs_below(directories: Sequence[Path], without: Sequence[Path] = ()) -> lis
         places.setdefault(_place(module, relative), []).append(module)
     jobs = []
     for (_, name), modules in sorted(places.items()):
-        whole = name in GROUPS or name.startswith("unit")
-        size = len(modules) if whole else _MODULES
+        jobs_of_it = {"unit": _UNIT_JOBS}.get(name, 1 if name in GROUPS else None)
+        size = -(-len(modules) // jobs_of_it) if jobs_of_it else _MODULES
         for start in range(0, len(modules), size):
             part = modules[start : start + size]
             number = f" {start // size + 1}" if len(modules) > size else ""
@@ -79,7 +81,7 @@ def _place(module: Path, relative: Path) -> tuple[int, str]:
     rank = next((n for n, p in enumerate(LONG_FIRST) if path.startswith(p)), len(LONG_FIRST))
     if path in ALONE:
         return rank, path
-    return rank, "/".join(relative.parts[:-1][:2])
+    return rank, "unit" if relative.parts[0] == "unit" else "/".join(relative.parts[:-1][:2])
 
 
 def group_of(path: Path) -> str | None:

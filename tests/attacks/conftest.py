@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.testing.contract_bench import Bench
+from tests.attacks.owners import cast
 from tests.contract.conftest import docker_node, module_redis, own_node, walled, walled_node
 from tests.contract.docker.docker_node import DockerNode
 from tests.contract.engines import engine_on
 
 __all__ = [
+    "cast",
     "docker_node",
     "dockered",
     "either_engine",

@@ -1,4 +1,4 @@
-"""A process whose main thread has ended, while another one goes on.
+"""A process whose main thread has ended while another thread continues.
 
 The kernel then reports the state of a process that has ended, and no memory, files or command line.
 """

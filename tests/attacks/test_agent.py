@@ -25,8 +25,8 @@ REWARD = {"name": "score", "arguments": {"answer": "42"}}
 
 
 @pytest.mark.ordinary_user
-async def test_a_call_id_of_the_trainer_gives_an_agent_nothing(either_engine: Bench) -> None:
-    """Invariant 14: neither the outcome of a reward, nor its place."""
+async def test_an_agent_gains_nothing_from_a_call_id_of_the_trainer(either_engine: Bench) -> None:
+    """Invariant 14: it neither returns the outcome of a reward nor takes its id."""
     sandbox = await either_engine.start()
     assert await request(sandbox, "aenv/reward", REWARD, call_id="graded") == {"score": 1.0}
     stolen = await call(sandbox, "echo", {"text": "mine"}, call_id="graded")

@@ -30,7 +30,7 @@ from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.project import files as project_files
 from aenv_ray.project import project
 from aenv_ray.project.files import IgnoreRules, linear
-from tests.attacks.test_owners import push
+from tests.attacks.owners import push
 from tests.contract.gateway.gateway_bench import a_gateway
 
 CONFIG: Final = b'{"name": "evil", "version": "1.0.0"}'
@@ -150,7 +150,7 @@ def test_a_host_unpacks_no_hostile_archive(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["new\nline", "\x1b[2J\x1b]0;owned\a", "\u202egnp.py", "..\\..\\x", "-rf", "\udcff"]
 )
-def test_an_odd_name_is_a_file_like_others(tmp_path: Path, name: str) -> None:
+def test_files_with_odd_names_are_packed_like_others(tmp_path: Path, name: str) -> None:
     """Invariant 6: it has the same digest everywhere, and is below the project's directory."""
     data = member("config.json", data=CONFIG) + member(name, data=b"1")
     unpacked = unpack_any(data, tmp_path)
@@ -182,7 +182,7 @@ def _socket(path: Path) -> None:
 @pytest.mark.ordinary_user
 @pytest.mark.parametrize("make", [os.mkfifo, _device, _socket])
 @pytest.mark.parametrize("name", ["x", ".gitignore", "requirements.txt"])
-def test_what_is_no_file_is_left_out_of_a_project(
+def test_special_files_are_left_out_of_a_project(
     tmp_path: Path, make: Callable[[Path], None], name: str
 ) -> None:
     """Reading it would never end."""
@@ -202,7 +202,7 @@ def test_a_sparse_file_is_too_large_for_a_project(tmp_path: Path, name: str) -> 
         project.load(tmp_path)
 
 
-def test_the_command_line_prints_no_name_as_it_is(tmp_path: Path) -> None:
+def test_the_command_line_escapes_file_names(tmp_path: Path) -> None:
     """A terminal would obey it."""
     (tmp_path / "config.json").write_bytes(CONFIG)
     (tmp_path / "\x1b]0;owned\a\nfile").touch()
@@ -231,7 +231,7 @@ def test_the_command_line_prints_no_name_as_it_is(tmp_path: Path) -> None:
         ("/" + "*a*/**/" * 20 + "b", "aa/" * 150 + "c"),
     ],
 )
-def test_no_pattern_stops_a_process(line: str, path: str) -> None:
+def test_no_ignore_pattern_hangs_a_process(line: str, path: str) -> None:
     """Invariant 7: the match of an expression does not let other threads of a gateway run."""
     assert IgnoreRules(line).verdict(path, is_directory=False) is None
 

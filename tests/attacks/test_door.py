@@ -17,7 +17,7 @@ from tests.contract.process.node import Node
 
 @pytest.mark.ordinary_user
 @pytest.mark.parametrize("own_node", ["none"], indirect=True)
-async def test_a_host_that_restarts_finds_an_impostor_out(own_node: Node, tmp_path: Path) -> None:
+async def test_a_restarted_host_rejects_an_impostor(own_node: Node, tmp_path: Path) -> None:
     """Invariant 14: without namespaces, processes of the sandbox reach the directory of sockets."""
     host = new_host()
     engine = own_node.engine(host)

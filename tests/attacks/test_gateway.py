@@ -124,14 +124,14 @@ async def test_usual_paths_are_served(endpoint: str) -> None:
         b"not JSON",
     ],
 )
-async def test_a_listing_that_is_none_is_the_error_of_its_environment(answer: bytes) -> None:
+async def test_an_invalid_listing_is_an_error_of_its_environment(answer: bytes) -> None:
     """Invariant 15: no failure of the gateway, and no long work for it."""
     with pytest.raises(ConfigError, match=r"lists? its functions"):
         await ask(Sandbox(answer), "/functions/f")
 
 
 @pytest.mark.parametrize("answer", [b'{"data":7}', b'{"data":{"status":[]}}', b"{}"])
-async def test_a_health_check_that_is_none_is_the_error_of_its_environment(answer: bytes) -> None:
+async def test_an_invalid_health_response_is_an_error_of_its_environment(answer: bytes) -> None:
     class Sick(Sandbox):
         async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
             if call.method == "aenv/functions":
@@ -252,7 +252,7 @@ def test_no_request_is_hidden_in_another(
     assert told.count(b"HTTP/1.1 ") == 1
 
 
-def test_what_is_one_request_for_everybody_is_served(
+def test_unambiguous_requests_are_served(
     server: tuple[tuple[str, int], list[tuple[str, int]]],
 ) -> None:
     """The test above would see a request that is hidden."""
@@ -295,7 +295,7 @@ def test_a_chunk_extension_is_not_kept(
 async def test_the_session_of_another_owner_gives_no_access(
     tmp_path: Path, module_redis: RedisServer
 ) -> None:
-    """Invariant 15: its id is no credential; it neither calls, cancels nor ends anything."""
+    """Invariant 15: the id of a session is no credential, for calls or anything else."""
 
     def message(method: str, params: dict[str, Any], request_id: int | None) -> dict[str, Any]:
         told = {"jsonrpc": "2.0", "method": method, "params": params}

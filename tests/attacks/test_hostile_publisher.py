@@ -1,4 +1,4 @@
-"""Whoever publishes an environment attacks the node that installs its requirements."""
+"""The publisher of an environment attacks the node that installs its requirements."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TOOLS = "from aenv_ray.runtime import register_tool\nimport pwn\n@register_tool\
 
 @pytest.fixture
 async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
-    """Yield a bench on a node of its own: its virtual environments are new."""
+    """Yield a bench on its own node, without virtual environments of earlier tests."""
     engine = own_node.engine(HostId("host-publisher"))
     yield Bench(engine, tmp_path)
     await engine.stop([row.instance_id for row in await engine.running()])
@@ -244,7 +244,9 @@ async def test_code_that_is_built_does_not_see_the_password_of_the_index(
         "six @ file:///etc", "pwn @ ../secret.txt", "\x00six", "six\x0b--pre",
     ],
 )  # fmt: skip
-def test_a_project_names_no_source_and_no_file_outside_of_it(tmp_path: Path, line: str) -> None:
+def test_requirements_name_no_source_and_no_file_outside_of_the_project(
+    tmp_path: Path, line: str
+) -> None:
     """Invariant 13: and the refusal shows nothing of a file, and no password."""
     (tmp_path / "secret.txt").write_text(f"{SECRET}\n")
     project = project_with(tmp_path / "project", f"six\n{line}\n", {"pwn/setup.py": ""})
@@ -522,7 +524,7 @@ async def test_a_project_that_lists_nonsense_is_refused(tmp_path: Path, listing:
 @pytest.mark.parametrize("key", ["context", "dockerfile"])
 @pytest.mark.parametrize("path", ["..", "/etc/passwd", "link/passwd"])
 def test_a_build_reads_nothing_outside_of_the_project(tmp_path: Path, key: str, path: str) -> None:
-    """Invariant 13: neither context nor Dockerfile is among the builder's other files."""
+    """Invariant 13: the context and the Dockerfile cannot name other files of the builder."""
     source = write_project(tmp_path / "project", {"tools.py": ""})
     (source / "link").symlink_to("/etc")
     config = json.loads((source / "config.json").read_text())
@@ -537,7 +539,9 @@ def test_a_build_reads_nothing_outside_of_the_project(tmp_path: Path, key: str, 
 
 
 @pytest.mark.parametrize(("isolation", "outcome"), [("required", "REFUSED"), ("auto", "MADE")])
-def test_a_kernel_without_namespaces_is_named(tmp_path: Path, isolation: str, outcome: str) -> None:
+def test_the_error_names_a_kernel_without_namespaces(
+    tmp_path: Path, isolation: str, outcome: str
+) -> None:
     """Invariant 13: behind a gateway nothing is installed; on a laptop it is, with a notice."""
     project = project_with(tmp_path / "project", "./pwn-1.0-py3-none-any.whl\n")
     wheel(project, "alice")

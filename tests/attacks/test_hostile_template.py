@@ -159,7 +159,7 @@ SEND_TO_ALL = (
 
 
 async def test_forged_reports_change_nothing_for_others(walled: Bench, walled_node: Node) -> None:
-    """Invariants 7 and 13: neither the launcher, nor other sandboxes, nor their isolation."""
+    """Invariants 7 and 13: the launcher, other sandboxes and their isolation are not affected."""
     victim = await walled.start()
     launcher = walled_node.launcher_pids()
     packets = [json.dumps(message).encode() for message in FORGED]
@@ -222,7 +222,9 @@ async def test_a_template_cannot_void_its_instances(walled: Bench) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the kernel tells only root why it ended")
-async def test_a_death_from_inside_is_one_when_the_template_is_late(walled: Bench) -> None:
+async def test_a_death_from_inside_is_recognized_when_the_template_reports_late(
+    walled: Bench,
+) -> None:
     """Invariant 14: it forks and mounts on a node whose cores the agent can keep busy."""
     source = "import os, time\nos.register_at_fork(after_in_parent=lambda: time.sleep(4))\n"
     exits = "@register_tool\ndef leave() -> None:\n    os._exit(3)\n"
@@ -270,10 +272,10 @@ async def test_a_tool_finds_no_socket_of_its_template(walled: Bench) -> None:
     assert await value_of(sandbox, "seen") == [1, False, "root"]
 
 
-async def test_a_jail_that_cannot_be_built_is_its_projects_problem(
+async def test_a_jail_that_cannot_be_built_fails_only_its_project(
     walled: Bench, tmp_path: Path
 ) -> None:
-    """Invariant 13: such a project does not run without isolation, nor does any other."""
+    """Invariant 13: neither this project nor any other runs without isolation."""
     spec = walled.spec(walled.project({"tools.py": TOOL}))
     shutil.rmtree(spec.project_dir)
     with pytest.raises(SandboxStartFailed, match="its sandbox cannot be built"):
@@ -336,7 +338,7 @@ def _outside(pid: int) -> list[int]:
     return found
 
 
-async def test_the_variables_of_the_launcher_are_not_a_projects(
+async def test_a_sandbox_sees_no_variables_of_the_launcher(
     walled: Bench, walled_node: Node
 ) -> None:
     """Invariant 10: a sandbox sees none of the node's, and the launcher has no token to lose."""

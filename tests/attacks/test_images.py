@@ -89,7 +89,7 @@ async def test_the_error_of_a_pull_quotes_no_answer(dockered: Bench, internal: I
 async def test_an_address_of_the_private_network_is_never_asked(
     strict: Bench, internal: Internal, where: str
 ) -> None:
-    """Invariant 7: neither as an image, nor as what was built, nor as a sidecar."""
+    """Invariant 7: not as an image, as a built image or as a sidecar."""
     reference = f"{internal.address}/some/thing:1"
     project = strict.contract_project({"network": "none"})
     spec = strict.spec(project)
@@ -111,7 +111,7 @@ async def test_an_address_of_the_private_network_is_never_asked(
     assert internal.asked == []
 
 
-async def test_an_image_is_a_name_and_no_path(dockered: Bench) -> None:
+async def test_the_name_of_an_image_is_never_a_path(dockered: Bench) -> None:
     """Invariant 7: the name is a part of a request to the daemon."""
     with pytest.raises(ConfigError, match="invalid image"):
         await dockered.start(project_of(dockered, "../containers/json?all=1"))
@@ -158,7 +158,7 @@ RUN rm -f "$(command -v python3)" && printf '#!/bin/sh\\necho %s\\n' {report} > 
     ],
     ids=["machine", "version", "no JSON", "a number"],
 )
-async def test_what_an_image_says_of_its_python_becomes_no_path_of_the_node(
+async def test_the_python_path_that_an_image_reports_becomes_no_path_of_the_node(
     dockered: Bench, tmp_path: Path, report: str
 ) -> None:
     """Invariant 13: it names the directory of the libraries that the node installs for it."""
@@ -209,7 +209,7 @@ def dual_project(bench: Bench) -> Path:
 
 
 @pytest.mark.parametrize("where", ["image", "sidecar"])
-async def test_an_image_gives_no_orders_to_the_janitor(dockered: Bench, where: str) -> None:
+async def test_labels_of_an_image_do_not_control_the_janitor(dockered: Bench, where: str) -> None:
     """Invariants 3 and 7: a daemon gives the labels of an image to its containers.
 
     The janitor would remove the volume of others, or never again look at any container.

@@ -72,7 +72,7 @@ def run(handle: Any, command: str, key: int) -> str:
 def test_an_agent_that_opens_many_inner_instances_uses_up_no_quota(
     hub: HubClient, make: Callable[..., Any], outer: Path
 ) -> None:
-    """Invariants 14 and 15: neither its own episode nor others of its owner become void."""
+    """Invariants 14 and 15: neither its episode nor others of its owner become void."""
     blocking(hub.set_quota(Quota(subject="owner:eve", max_instances=2 * (1 + INNER))))
     attacker, victim = make(outer, owner="eve"), make(outer, owner="eve")
     with pytest.raises(QuotaExceeded, match=r"6 of 6 instances.* inner instances"):

@@ -106,7 +106,7 @@ async def _introduced(host: Host, walled: Bench) -> tuple[InstanceId, Introducti
 async def test_the_key_of_a_caller_is_nowhere_in_the_sandbox(
     host: Host, walled: Bench, tmp_path: Path
 ) -> None:
-    """Invariant 8: an agent that had it could call its reward; nor is the socket in reach."""
+    """Invariant 8: an agent with the key could call its reward. The socket is out of reach, too."""
     instance_id, introduction = await _introduced(host, walled)
     unused = await host.introduce(instance_id, DoorRole.OWNER)
     assert unused is not None

@@ -40,7 +40,7 @@ async def test_doors_and_launcher_of_a_process_node(walled: Bench, walled_node: 
 
 @pytest.mark.docker
 async def test_doors_and_janitor_of_a_docker_node(dockered: Bench, docker_node: DockerNode) -> None:
-    """Invariant 15: nor is anything that containers share with their host."""
+    """Invariant 15: this includes everything that containers share with their host."""
     await dockered.start()
     docker_node.root.chmod(0o755)
     assert open_to_others(docker_node.root / "r") == []
@@ -59,7 +59,7 @@ async def test_projects_and_artifacts_are_closed(shared_root: Path) -> None:
 
 
 def test_the_token_of_ray_is_closed(shared_root: Path) -> None:
-    """Invariant 7: who has the token can run code as its user; Ray's own file has mode 0644."""
+    """Invariant 7: the token lets others run code as its user; Ray's own file has mode 0644."""
     token = shared_root / ".ray" / "auth_token"
     make = "from aenv_ray.actors.ray_shell.ray_token import use_token; use_token(make=True)"
     for _ in ("made", "left open by an earlier version"):

@@ -127,7 +127,7 @@ signal.pause()
 
 @pytest.mark.ordinary_user
 @pytest.mark.namespaces
-async def test_what_the_kernel_counts_for_each_user_is_limited(walled: Bench) -> None:
+async def test_kernel_resources_per_user_are_limited(walled: Bench) -> None:
     """Invariant 7: timers, queued signals and inotify; all sandboxes are the same user outside."""
     attacker, neighbour = await walled.start(), await walled.start()
     hoarding = f"python3 -c '{HOARD_OF_USER.replace(chr(39), chr(34))}' > out & "
@@ -321,7 +321,7 @@ _OF_ORDINARY_USERS = ("memfd", "memfd in transit", "memfd of a thread with its o
     ],
 )
 async def test_a_sandbox_beyond_its_memory_ends_from_inside(walled: Bench, hoard: str) -> None:
-    """Invariants 7 and 14: its limit covers all it has, and its neighbours go on."""
+    """Invariants 7 and 14: its limit covers everything it uses, and its neighbours continue."""
     limits = {"memory": "128M", "ephemeralStorage": "512M"}
     neighbour = await walled.start()
     attacker = await walled.start(walled.contract_project(limits))
@@ -393,7 +393,7 @@ async def test_system_v_objects_which_no_limit_counts_are_small(walled: Bench) -
 @pytest.mark.ordinary_user
 @pytest.mark.namespaces
 async def test_every_sandbox_is_below_the_limit_of_all(walled: Bench, walled_node: Node) -> None:
-    """Invariant 7: the kernel counts the processes of a namespace for whoever created it, too."""
+    """Invariant 7: the kernel also counts the processes of a namespace towards its creator."""
     await walled.start()
     (launcher,) = walled_node.launcher_pids()
     most = int(jail_spec.SANDBOXES_SHARE * jail.node_process_ids())

@@ -80,7 +80,7 @@ def played(environment: Path, policy: Any, tasks: list[dict[str, Any]], **option
 
 @pytest.mark.parametrize("where", ["reward", "submission"])
 def test_no_error_of_a_reward_ends_the_run_or_voids_the_episode(hostile: Path, where: str) -> None:
-    """Invariant 14: others' episodes go on, and its own counts."""
+    """Invariant 14: other episodes continue, and its own counts."""
     call = {"arguments": {"code": None}}
     if where == "submission":
         call["function"] = "answer"  # type: ignore[assignment]  # of a JSON object

@@ -79,7 +79,7 @@ def _texts(firsts: tuple[str, ...]) -> Iterator[str]:
 
 
 def parse_all(name: str, directory: str) -> None:
-    """Parse all texts; called in a process of its own, which can be ended."""
+    """Parse all texts; called in a separate process, which can be ended."""
     firsts, parse = PARSERS[name]
     for text in _texts(firsts):
         with suppress(ConfigError, InvalidSpecifier):
@@ -87,7 +87,7 @@ def parse_all(name: str, directory: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_no_text_stops_a_process_of_everybody(name: str, tmp_path: Path) -> None:
+def test_no_text_hangs_a_shared_process(name: str, tmp_path: Path) -> None:
     """Invariant 7."""
     code = "import sys; from tests.attacks.test_patterns import parse_all; parse_all(*sys.argv[1:])"
     subprocess.run(

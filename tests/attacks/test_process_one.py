@@ -92,7 +92,7 @@ NAMED = {
 
 
 async def test_an_instance_makes_no_namespace_and_no_mount(walled: Bench) -> None:
-    """Invariant 7: not even those that its template makes for it; nor any call of escapes."""
+    """Invariant 7: this includes the calls that its template makes for it, and those of escapes."""
     sandbox = await walled.start()
     numbers = sorted(NAMED[os.uname().machine].values())
     answers = await evaluate(sandbox, ESCAPES.replace("NAMED", repr(numbers)))
@@ -149,7 +149,7 @@ async def test_no_signal_from_inside_ends_process_one(walled: Bench) -> None:
         "link",
     ],
 )  # fmt: skip
-async def test_the_file_methods_tell_nothing_of_process_one(walled: Bench, path: str) -> None:
+async def test_file_methods_reveal_nothing_about_process_one(walled: Bench, path: str) -> None:
     """Invariant 14: the graders are in its memory, and addresses help to read it."""
     sandbox = await walled.start()
     await execute(sandbox, "ln -s /proc/self/maps link")
@@ -161,7 +161,7 @@ async def test_the_file_methods_tell_nothing_of_process_one(walled: Bench, path:
     assert await request(sandbox, "aenv/read_file", plain)
 
 
-async def test_the_file_methods_tell_nothing_by_the_id_of_a_thread(either_engine: Bench) -> None:
+async def test_file_methods_reveal_nothing_through_the_id_of_a_thread(either_engine: Bench) -> None:
     """Invariant 14: /proc has a directory for each thread, though it lists processes only."""
     sandbox = await either_engine.start()
     threads = (await execute(sandbox, "ls /proc/1/task")).text().split()

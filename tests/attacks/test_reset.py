@@ -42,7 +42,7 @@ async def test_the_next_episode_sees_nothing_of_the_last_one(walled: Bench, how:
         assert await seen(sandbox) == before
 
 
-async def test_no_process_without_a_main_thread_lives_on_in_the_next_episode(
+async def test_a_process_without_a_main_thread_does_not_survive_into_the_next_episode(
     either_engine: Bench,
 ) -> None:
     """Invariant 14: the kernel reports its state as that of one that has ended."""

@@ -160,7 +160,7 @@ HIDDEN = {
 def test_a_patch_cannot_hide_which_files_it_changes(
     name: str, grading: ModuleType, official: Any, tmp_path: Path
 ) -> None:
-    """Invariant 14: whatever of it git and patch understand, and our own reading does not."""
+    """Invariant 14: also with syntax that git and patch understand and our parser does not."""
     place = tmp_path / "repository"
     row = make(INTERVALS, place)
     (task,) = load_tasks([{**row, "directory": str(place)}])

@@ -67,7 +67,7 @@ def task_of(fields: dict[str, Any], private: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fields", HOSTILE)
-def test_a_task_that_an_environment_brings_in_a_file_names_no_file_of_the_node(
+def test_a_task_in_a_file_of_an_environment_names_no_file_of_the_node(
     fields: dict[str, Any], private: Path, tmp_path: Path
 ) -> None:
     """Invariant 13: the file is its publisher's."""
@@ -81,7 +81,7 @@ def test_a_task_that_an_environment_brings_in_a_file_names_no_file_of_the_node(
 
 
 @pytest.mark.ray
-def test_nor_does_one_that_its_code_returns(
+def test_a_task_that_code_of_an_environment_returns_names_no_file_of_the_node(
     cluster: Cluster, private: Path, tmp_path: Path
 ) -> None:
     """Invariant 13: it comes from a sandbox."""

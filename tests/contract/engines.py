@@ -27,7 +27,7 @@ def new_host() -> HostId:
 
 @contextlib.asynccontextmanager
 async def engine_on(node: HasEngines[E_co], **options: Any) -> AsyncIterator[E_co]:
-    """Yield an engine of a host of its own; its sandboxes are stopped afterwards."""
+    """Yield an engine with its own host; its sandboxes are stopped afterwards."""
     engine = node.engine(new_host(), **options)
     try:
         yield engine
@@ -51,7 +51,7 @@ def filled(address: str) -> Iterator[None]:
 
 
 async def end_of(sandbox: Sandbox) -> str:
-    """Return why a sandbox ended, as soon as it is told."""
+    """Return why a sandbox ended, as soon as that is reported."""
     told: asyncio.Future[EndCause] = asyncio.get_running_loop().create_future()
     sandbox.on_end(told.set_result)
     async with asyncio.timeout(_WITHIN_S):

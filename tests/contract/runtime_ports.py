@@ -115,7 +115,7 @@ class PortTests:
             assert came.opcode is Opcode.CLOSE
             assert came.data == (4000).to_bytes(2, "big") + b"as you wish"
 
-    async def test_a_port_without_a_server_is_said(self, shared: Sandbox) -> None:
+    async def test_the_error_names_a_port_without_a_server(self, shared: Sandbox) -> None:
         with pytest.raises(PortUnreachable, match="nothing in the sandbox answers on port 1:"):
             async with _Connection(shared, 1):
                 pass

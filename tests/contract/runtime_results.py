@@ -55,7 +55,7 @@ class ResultTests:
         mixed = (await call(shared, "value", {"kind": "mixed"})).content
         assert [block["type"] for block in mixed] == ["text", "image"]
 
-    async def test_text_that_utf8_cannot_carry_is_mended(self, shared: Sandbox) -> None:
+    async def test_text_that_utf8_cannot_encode_is_repaired(self, shared: Sandbox) -> None:
         text = await value_of(shared, "value", kind="surrogate")
         assert text.startswith("half ")
         assert text.endswith(" a pair")

@@ -81,7 +81,7 @@ class WorkspaceTests:
         unread = await execute(shared, ["true"], stdin=_text(stdin))
         assert unread.exit_code == 0
 
-    async def test_a_command_that_cannot_be_is_refused(self, shared: Sandbox) -> None:
+    async def test_an_invalid_command_is_refused(self, shared: Sandbox) -> None:
         with pytest.raises(FileAccessError, match="/no/such/place"):
             await execute(shared, ["true"], cwd="/no/such/place")
         for command in ([], ["a\0b"]):
@@ -97,7 +97,7 @@ class WorkspaceTests:
             await execute(shared, script, timeout_s=0.5)
         await eventually(lambda: is_gone(shared, command[1]), "every sleep is dead")
 
-    async def test_much_output_is_cut_and_said_so(self, shared: Sandbox) -> None:
+    async def test_long_output_is_truncated_with_a_note(self, shared: Sandbox) -> None:
         """Invariant 12."""
         result = await execute(shared, "head -c 11000000 /dev/zero; echo end >&2")
         assert result.truncated
@@ -114,14 +114,14 @@ class WorkspaceTests:
     # --- files --------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("data", [b"", b"text\n", "ü\r\n".encode(), bytes(range(256))])
-    async def test_a_file_comes_back_as_it_went(self, shared: Sandbox, data: bytes) -> None:
+    async def test_a_file_is_read_back_unchanged(self, shared: Sandbox, data: bytes) -> None:
         directory = f"{unique('a')}/b"
         assert await _write(shared, f"{directory}/c.bin", data) == len(data)
         assert await _read(shared, f"{directory}/c.bin") == data
         (entry,) = await _list(shared, directory)
         assert (entry.name, entry.type, entry.size_bytes) == ("c.bin", "file", len(data))
 
-    async def test_a_large_file_comes_back_as_it_went(self, shared: Sandbox) -> None:
+    async def test_a_large_file_is_read_back_unchanged(self, shared: Sandbox) -> None:
         data = os.urandom(1 << 20) * self.large_mib
         large = unique("large")
         assert await _write(shared, large, data) == len(data)
@@ -164,13 +164,13 @@ class WorkspaceTests:
             await _write(shared, path, b"x")
         assert await _read(shared, "file") == b"x"
 
-    async def test_data_that_is_no_base64_is_refused(self, shared: Sandbox) -> None:
+    async def test_invalid_base64_is_refused(self, shared: Sandbox) -> None:
         arguments = {"path": "x", "data": "no base64!"}
         with pytest.raises(ToolInputInvalid, match="base64"):
             await request(shared, "aenv/write_file", {"arguments": arguments})
 
     @pytest.mark.parametrize("mode", [-1, 0o10000, 10**30])
-    async def test_a_mode_that_is_none_is_refused(self, shared: Sandbox, mode: int) -> None:
+    async def test_an_invalid_mode_is_refused(self, shared: Sandbox, mode: int) -> None:
         arguments = {"path": "x", "data": _text(b"x"), "mode": mode}
         with pytest.raises(ToolInputInvalid, match="mode"):
             await request(shared, "aenv/write_file", {"arguments": arguments})

@@ -1,4 +1,4 @@
-"""What tests of the engine contract share is looked after: who breaks it is named, and alone."""
+"""Tests of the engine contract share sandboxes; only a test that breaks one is blamed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_test_that_changed_it_is_named(case: Case) -> None:
     assert await request(await case.sandbox(), "aenv/health", {}) == {"status": "healthy"}
 
 
-async def test_one_that_ends_between_tests_is_replaced_and_told_at_the_end(case: Case) -> None:
+async def test_one_that_ends_between_tests_is_replaced_and_reported_at_the_end(case: Case) -> None:
     first = await case.sandbox("test_before")
     await case.shared.check()
     await case.kill(first)

@@ -1,4 +1,4 @@
-"""A quickstart with directories of its own, and Ctrl-C at a moment that the test chooses."""
+"""A quickstart with its own directories, and Ctrl-C at a moment that the test chooses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quickstart(root: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 
 class Running:
-    """A quickstart that is to be interrupted; it leads a session of its own."""
+    """A quickstart that will be interrupted; it runs in its own session."""
 
     def __init__(self, root: Path, *options: str, **variables: str) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A server of the runtime as a process of its own, and what its tests wait for."""
+"""A server of the runtime in its own process, and what its tests wait for."""
 
 from __future__ import annotations
 

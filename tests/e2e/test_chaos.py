@@ -12,7 +12,9 @@ import pytest
 pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-def test_whatever_dies_nothing_is_left_runs_twice_or_fails_without_a_cause(tmp_path: Path) -> None:
+def test_no_death_leaves_anything_behind_runs_anything_twice_or_hides_its_cause(
+    tmp_path: Path,
+) -> None:
     """Invariants 1, 2 and 3, with a host, the controller and the driver as victims."""
     path = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "aenv_ray.testing.chaos", "--rounds", "3", "--seed", "4"]

@@ -30,7 +30,7 @@ def test_a_narrow_terminal_does_not_break_json():
 
 
 @pytest.mark.parametrize("arguments", [("version",), ("--help",), ("run", "--help")])
-def test_a_reader_that_leaves_is_no_error(arguments):
+def test_a_closed_pipe_is_no_error(arguments):
     read, write = os.pipe()
     os.close(read)
     ran = subprocess.run(
@@ -114,7 +114,7 @@ def test_a_script_sees_our_python_the_sources_and_the_variables(make_project):
     assert ran.stderr == ""
 
 
-def test_work_dir_is_what_the_path_is_relative_to(make_project, tmp_path):
+def test_paths_are_relative_to_work_dir(make_project, tmp_path):
     make_project("pwd")
     assert aenv("test", "-w", str(tmp_path)).stdout.strip() == str(tmp_path)
     ran = aenv("test", tmp_path.name, "-w", str(tmp_path.parent))
@@ -132,7 +132,7 @@ def test_output_passes_unchanged_and_a_failure_is_1_with_the_script_and_its_code
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_the_result_is_data_for_programs_and_nothing_else_is(make_project, code):
+def test_standard_output_is_only_the_json_result(make_project, code):
     ran = aenv("test", make_project(f"echo loud; exit {code}"), "-o", "json")
     told = json.loads(ran.stdout)
     assert (told["exit_code"], told["passed"]) == (code, not code)

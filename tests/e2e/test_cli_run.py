@@ -141,7 +141,7 @@ def test_the_new_project_is_served_as_the_template_promises(todo, aenv_run):
     assert request(url, "/task/reward", {})["data"] == 0.0
 
 
-def test_where_it_is_served_is_data_for_programs(todo):
+def test_the_url_is_printed_as_json(todo):
     command = [*AENV, "run", str(todo), "-p", "0", "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -190,7 +190,7 @@ def test_ctrl_c_also_ends_a_server_that_hangs_and_what_it_started(todo, aenv_run
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_PDEATHSIG")
 def test_kill_9_of_aenv_run_does_not_leave_the_server(todo, aenv_run):
-    """Invariant 3: nothing that we started outlives us, whatever was killed."""
+    """Invariant 3: nothing that we started outlives us, whichever process was killed."""
     running = aenv_run(str(todo), "-p", "0")
     running.wait_until_served()
     server = running.server_pid()
@@ -198,7 +198,7 @@ def test_kill_9_of_aenv_run_does_not_leave_the_server(todo, aenv_run):
     wait_until_gone(server)
 
 
-def test_a_reader_that_leaves_ends_the_server_too(todo, aenv_run):
+def test_a_closed_pipe_ends_the_server(todo, aenv_run):
     running = aenv_run(str(todo), "-p", "0", "--reload")
     running.wait_until_served()
     server = running.server_pid()
@@ -208,7 +208,7 @@ def test_a_reader_that_leaves_ends_the_server_too(todo, aenv_run):
     wait_until_gone(server)
 
 
-def test_a_taken_port_is_said_with_a_way_out(todo, aenv_run):
+def test_the_error_for_a_port_in_use_has_a_hint(todo, aenv_run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         running = aenv_run(str(todo), "--port", port)
@@ -259,7 +259,7 @@ def test_variables_are_those_of_the_config_then_of_the_option(todo, aenv_run):
     assert running.wait_for("seen ") == "seen config x=y \n"
 
 
-def test_quiet_says_nothing_when_nothing_is_wrong(todo, aenv_run):
+def test_quiet_prints_nothing_without_an_error(todo, aenv_run):
     source = todo / "src" / "todo_env.py"
     marker = todo.parent / "loaded.fifo"
     os.mkfifo(marker)

@@ -107,7 +107,7 @@ async def test_a_server_that_dies_is_a_lost_sandbox(
                 await env.call_tool("echo", {"text": "hi"})
 
 
-async def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server there: `FabricUnavailable` within the startup timeout, or at once when told so."""
     monkeypatch.setenv("DUMMY_INSTANCE_IP", f"127.0.0.1:{free_port()}")
     with pytest.raises((FabricUnavailable, TimeoutError)):
@@ -119,7 +119,7 @@ async def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://user@host", "ftp://host", "host:port", "http://"])
-async def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+async def test_an_invalid_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """`ConfigError` says how to write it."""
     monkeypatch.setenv("DUMMY_INSTANCE_IP", address)
     with pytest.raises(ConfigError):

@@ -86,7 +86,7 @@ async def test_one_failing_call_does_not_disturb_the_others(instance: HttpInstan
 
 
 async def test_cancelling_passes_and_tells_the_tool(instance: HttpInstance, tmp_path: Path) -> None:
-    """Invariant 11: `CancelledError` is never swallowed, and the tool is told."""
+    """Invariant 11: `CancelledError` is never swallowed, and the tool is cancelled."""
     arguments = {"marker": str(tmp_path / "call")}
     call = asyncio.create_task(instance.call_tool("until_stopped", arguments))
     await cancel_begun(call, tmp_path / "call")
@@ -107,7 +107,9 @@ async def test_a_forgotten_session_is_opened_again_and_the_call_runs_once(
     assert sorted(call.result().data for call in calls) == [2, 3, 4, 5, 6]
 
 
-async def test_a_server_that_dies_leaves_unknown_outcomes_then_is_lost(tmp_path: Path) -> None:
+async def test_the_death_of_a_server_makes_outcomes_unknown_and_then_the_instance_lost(
+    tmp_path: Path,
+) -> None:
     """A call whose outcome cannot be known is never sent again."""
     with serving(PROJECT, tmp_path) as server:
         instance = HttpInstance(server.url)

@@ -67,7 +67,7 @@ async def test_resources_prompts_logs_and_questions_reach_clients(tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore:resources/:mcp.shared.exceptions.MCPDeprecationWarning")
 async def test_a_session_is_told_when_a_resource_changes(tmp_path: Path) -> None:
-    """On its stream for GET, whoever changed the resource."""
+    """The notification arrives on its GET stream, whichever client changed the resource."""
     told: list[str] = []
     changed = asyncio.Event()
 

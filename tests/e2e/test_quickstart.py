@@ -60,7 +60,7 @@ def test_a_policy_in_json(root: Path, joined: dict[str, str], policy: str, mean:
     assert sum(len(e.steps) for e in episodes) == summary["tool_calls"]
 
 
-def test_instances_of_others_are_not_counted_as_left(root: Path, joined: dict[str, str]) -> None:
+def test_instances_of_others_are_not_counted_as_leaked(root: Path, joined: dict[str, str]) -> None:
     """A shared cluster runs other people's instances; they do not make a quickstart fail."""
     import ray
 
@@ -103,6 +103,6 @@ def test_a_full_disk_loses_no_summary(root: Path, joined: dict[str, str]) -> Non
     assert "report it" not in done.stderr
 
 
-def test_ctrl_c_leaves_nothing_on_the_ray_that_runs_on(root: Path, joined: dict[str, str]) -> None:
+def test_ctrl_c_leaves_nothing_on_a_ray_that_continues(root: Path, joined: dict[str, str]) -> None:
     """Invariant 3: also with --json, where nothing draws a bar."""
     interrupted(root, "--json", **joined)

@@ -34,7 +34,7 @@ def test_in_containers_it_says_so_and_counts_them(root: Path) -> None:
     assert [row for row in rows.splitlines() if str(root) in row] == []
 
 
-def test_alone_it_starts_a_ray_and_ends_it(root: Path) -> None:
+def test_without_a_cluster_it_starts_and_ends_a_ray(root: Path) -> None:
     """People get a table on stdout, and where it runs on stderr; no process is left."""
     done = quickstart(root, "--rollouts", "8", "--concurrency", "4")
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ UP = ("up", "--port", "0", "--mcp-port", "0", "--num-cpus", "4", "-o", "json")
 
 
 class Machine:
-    """Directories of its own for everything, so that it has its own fabric."""
+    """Its own directories for everything, so that it has its own fabric."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="aenv-u", dir="/tmp"))
@@ -78,7 +78,7 @@ def aenv(up: tuple[Machine, dict[str, str]]) -> Callable[..., Any]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_other_users_of_the_machine_reach_nothing_of_it(up):
+def test_other_users_of_the_machine_cannot_reach_it(up):
     """Invariant 15: Ray's own directory, which Ray opens to all, is inside a private one."""
     root = up[0].root
     made = [path for place in ("h", "d", "r", "t") for path in (root / place).iterdir()]
@@ -86,7 +86,7 @@ def test_other_users_of_the_machine_reach_nothing_of_it(up):
     assert [path for directory in made for path in open_to_others(directory)] == []
 
 
-def test_a_second_up_says_that_it_is_up(up):
+def test_a_second_up_reports_that_it_is_already_up(up):
     machine, told = up
     assert set(told) == {"url", "mcp_url", "token", "ray_address"}
     again = machine.start(*UP)
@@ -131,7 +131,7 @@ def test_a_project_is_pushed_created_called_and_ended(aenv, up):
     assert aenv("instance", "list", "-o", "json") == []
 
 
-def test_a_held_instance_goes_with_its_terminal(aenv, up):
+def test_a_held_instance_ends_with_its_terminal(aenv, up):
     machine, _ = up
     held = machine.start("instance", "create", "mini-terminal", "--ttl", "5m")
     assert held.stdout is not None
@@ -238,7 +238,7 @@ def test_a_sample_that_is_interrupted_says_how_to_go_on(aenv, up):
     assert aenv("instance", "list", "-o", "json") == []
 
 
-def test_an_up_that_was_killed_half_way_is_taken_down_whole():
+def test_down_removes_everything_of_an_up_that_was_killed():
     machine = Machine()
     try:
         process = machine.start(*UP)
@@ -294,7 +294,7 @@ def test_a_program_joins_the_ray_of_ray_start_while_that_runs():
         shutil.rmtree(machine.root, ignore_errors=True)
 
 
-def test_a_ray_that_was_there_before_is_used_and_left_there():
+def test_a_ray_that_was_already_running_is_used_and_not_stopped():
     machine = Machine()
     machine.environment["RAY_AUTH_MODE"] = "disabled"
     try:

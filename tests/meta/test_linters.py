@@ -15,7 +15,7 @@ LINTERS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("lint-imports", "--no-cache"),
-    ("vulture", "aenv_ray", "--min-confidence", "80"),
+    ("vulture",),
 )
 
 

@@ -76,7 +76,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def local_cluster() -> Iterator[Cluster]:
-    """Run a Ray with directories of its own; afterwards no process of it is left."""
+    """Run a Ray with its own directories; afterwards no process of it is left."""
     root = Path(tempfile.mkdtemp(prefix="aenv-t", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_ADDRESS", "AENV_ENGINE", "AENV_ISOLATION", "AENV_SYSTEM_URL"):

@@ -135,7 +135,7 @@ def host_of(handle: Any) -> Any:
 
 
 class Witness:
-    """Hears what the tools of the probe project say, whatever becomes of their sandbox."""
+    """Receives what the tools of the probe project send, even if their sandbox ends."""
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -169,7 +169,7 @@ class Witness:
 
 
 class Driver:
-    """A Python program in a process of its own, which says one JSON value and waits.
+    """A Python program in its own process, which reports one JSON value and waits.
 
     Args:
         source: Its body; it calls ``say(value)`` once.

@@ -69,7 +69,7 @@ def ours(root: Path) -> list[str]:
     return [c for c in processes_of(root).values() if any(mark in c for mark in marks)]
 
 
-def test_it_outlives_the_thread_that_started_it_and_ends_with_the_program(
+def test_it_survives_the_thread_that_started_it_and_ends_with_the_program(
     alone: Callable[..., Driver], short_dir: Path
 ) -> None:
     """The kernel kills Ray's processes with the thread that made them; a sampling has its own.
@@ -84,7 +84,7 @@ def test_it_outlives_the_thread_that_started_it_and_ends_with_the_program(
     eventually_empty(lambda: processes_of(short_dir))
 
 
-def test_a_killed_driver_takes_its_local_ray_with_it(
+def test_the_local_ray_of_a_killed_driver_ends(
     alone: Callable[..., Driver], short_dir: Path
 ) -> None:
     """A driver that started Ray itself, and SIGKILL: no host, launcher or sandbox stays."""
@@ -99,7 +99,7 @@ def test_a_killed_driver_takes_its_local_ray_with_it(
 def test_ray_stop_in_the_middle_leaves_nothing(
     alone: Callable[..., Driver], short_dir: Path
 ) -> None:
-    """In namespaces of its own, for it ends every Ray that it sees; a call is under way."""
+    """In its own namespaces, because it ends every Ray that it sees; a call is running."""
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     apart = ["unshare", *rights, "--pid", "--mount-proc", "--fork", "--kill-child"]
     program = alone(CREATES + HELD + "say(1)", inside=apart)

@@ -9,6 +9,7 @@ no other. The host keeps the state of a call under a key that the caller chose.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import itertools
 import logging
@@ -338,7 +339,11 @@ class BatchClient:
             count = _batch_size(new)
             begin, new = new[:count], new[count:]
             follow, running = running[: _MAX_CALLS - count], running[_MAX_CALLS - count :]
-            task = self._loop.create_task(self._send_batch(begin, follow, cancelled))
+            # In no caller's context: Ray cancels the tasks that a cancelled task has started, and
+            # with them the exchange that carries the calls of others and notices cancellations.
+            task = self._loop.create_task(
+                self._send_batch(begin, follow, cancelled), context=contextvars.Context()
+            )
             cancelled = []
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -97,7 +97,6 @@ class HubAuthenticator:
     def __init__(self, hub: Hub, clock: Clock, cache_s: float) -> None:
         self._hub = hub
         self._clock = clock
-        self._cache_s = cache_s
         # In a tuple, because None is an answer: the token is unknown.
         self._known: BoundedCache[str, tuple[Principal | None]] = BoundedCache(
             _MAX_TOKENS, ttl_s=cache_s, clock=clock

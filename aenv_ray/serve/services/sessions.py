@@ -8,6 +8,7 @@ the sandbox is gone, one call of the session fails with SessionLost; the next ca
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -146,14 +147,15 @@ class _Lookups:
             key, (value, asyncio.get_running_loop().create_future())
         )
         if self._sender is None:
-            self._sender = asyncio.create_task(self._send())
+            # Ray cancels the request to the hub if it belongs to a call that is cancelled.
+            self._sender = asyncio.create_task(self._send(), context=contextvars.Context())
         return await asyncio.shield(stored)
 
     def shorten(self, key: str) -> None:
         """Have a key forgotten after `CALL_KEPT_S`, if it is not forgotten sooner."""
         self._ended.add(key)
         if self._shortener is None:
-            self._shortener = asyncio.create_task(self._shorten())
+            self._shortener = asyncio.create_task(self._shorten(), context=contextvars.Context())
 
     async def _shorten(self) -> None:
         try:

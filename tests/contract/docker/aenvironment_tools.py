@@ -1,4 +1,4 @@
-"""An environment written for AEnvironment: what an image of its own serves on port 8081."""
+"""An environment written for AEnvironment, which its own image serves on port 8081."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def slow(seconds: float, path: str) -> str:
 
 @register_tool
 def block(seconds: float) -> str:
-    """Take long, and let nobody else run."""
+    """Block the event loop for a long time."""
     time.sleep(seconds)
     return "done"
 

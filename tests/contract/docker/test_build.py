@@ -79,7 +79,7 @@ def buildkit_lack() -> str:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Yield a name for images that nobody else has; they are removed afterwards."""
+    """Yield a unique name for images, which are removed afterwards."""
     name = f"built-{uuid.uuid4().hex[:8]}"
     yield name
     found = docker("images", "--quiet", "--filter", f"reference=localhost/tests/{name}")

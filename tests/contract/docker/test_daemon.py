@@ -34,7 +34,7 @@ def daemon() -> Iterator[OwnDaemon]:
 
 
 async def test_a_daemon_that_dies_and_comes_back(daemon: OwnDaemon, tmp_path: Path) -> None:
-    """Invariants 1 and 2: sandboxes go on without it; those that its return ends are lost."""
+    """Invariants 1 and 2: sandboxes run on without it; those that its restart ends are lost."""
     engine = DockerEngine(
         HostId(f"host-{uuid.uuid4().hex[:8]}"), runtime_dir=daemon.root / "r", data_dir=data_dir(),
         scope=daemon.root.name, owner_pid=os.getpid(), address=daemon.address, image=small_image(),

@@ -89,7 +89,7 @@ async def test_a_container_that_accepts_no_connection_now_is_not_lost(
 async def test_a_kill_from_outside_is_one_though_a_child_ran_out_of_memory(
     bench: Bench, docker_node: DockerNode
 ) -> None:
-    """Invariant 2: the daemon says for ever that the container ran out of memory."""
+    """Invariant 2: the daemon reports until its end that the container ran out of memory."""
     sandbox = await bench.start(bench.contract_project({"memory": "64M"}))
     child = await execute(sandbox, ["python3", "-c", "bytearray(200 << 20)"])
     assert child.exit_code != 0
@@ -137,10 +137,10 @@ async def test_what_a_restarted_host_cannot_reach_does_not_go_on(
     assert docker_node.left_over() == []
 
 
-async def test_a_batch_that_is_given_up_leaves_none_of_its_sandboxes(
+async def test_a_cancelled_batch_leaves_no_sandboxes(
     bench: Bench, docker_node: DockerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3: nobody knows those that have started already."""
+    """Invariant 3: no caller knows the ones that have already started."""
     connected, connect = asyncio.Event(), DockerEngine._connect
 
     async def note(*arguments: Any) -> Sandbox:

@@ -103,7 +103,7 @@ async def test_a_repeated_call_runs_once_in_a_foreign_image(foreign: Sandbox) ->
 
 
 async def test_a_foreign_tool_is_stopped_at_its_deadline(foreign: Sandbox) -> None:
-    """Invariant 11: its server is notified, and other calls go on."""
+    """Invariant 11: its server is notified, and other calls continue."""
     with pytest.raises(ToolTimeout):
         await call(foreign, "slow", {"seconds": 2.0, "path": "/tmp/late"}, timeout_s=0.3)
     assert await value_of(foreign, "slow", seconds=2.1, path="/tmp/later") == "done"

@@ -163,7 +163,7 @@ def test_package_managers_run_nothing_of_the_agent(container: Container) -> None
 
 
 def test_tests_that_are_replaced_while_they_run_earn_nothing(container: Container) -> None:
-    """D19: whatever in the container does it, pytest must have run the task's tests."""
+    """D19: whatever an agent changes in the container, pytest must have run the task's tests."""
     container.act("mkdir /mine; echo 'def test_a(): pass' >/mine/test_outputs.py")
     found = container.verdict("replaces.sh")
     assert found["score"] == 0.0, found

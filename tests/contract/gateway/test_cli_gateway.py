@@ -127,7 +127,7 @@ def test_environments_are_listed_searched_and_shown_in_every_format(aenv):
     assert "environment" in aenv("get", "probe", form="table")
 
 
-def test_an_instance_lives_through_every_command(aenv):
+def test_every_instance_command_works(aenv):
     made = aenv("instance", "create", "probe", *KEPT, "--ttl", "5m", "--label", "run=a")
     assert made["status"] == "Running"
     assert f"engine: {made['engine']}\n" in aenv.err, "nobody named it"
@@ -144,14 +144,14 @@ def test_an_instance_lives_through_every_command(aenv):
     assert aenv.err.startswith("error: ")
 
 
-def test_several_instances_are_made_at_once(aenv):
+def test_several_instances_are_created_at_once(aenv):
     made = aenv("instance", "create", "probe", "-n", "3", *KEPT)
     assert len({one["id"] for one in made}) == 3
     aenv("instance", "delete", *(one["id"] for one in made), "-y", form="")
     assert aenv.out.split() == [one["id"] for one in made]
 
 
-def test_a_service_lives_through_every_command_and_its_storage_beyond(aenv):
+def test_every_service_command_works_and_the_storage_outlives_the_service(aenv):
     options = ("--service-name", "notes", "--enable-storage", "--storage-size", "1Gi")
     resources = ("--cpu", "500m", "--memory", "1Gi", "--port", "8000", "-e", "KEY=secret")
     made = aenv("service", "create", "probe", *options, "--mount-path", "/data", *resources)
@@ -195,7 +195,7 @@ def test_a_service_is_of_the_project_here_and_of_the_configs_owner(aenv, tmp_pat
     aenv("service", "delete", "here", "--yes")
 
 
-def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
+def test_refusals_of_the_gateway_are_readable(aenv, monkeypatch, served):
     aenv("get", "nowhere", code=1)
     assert "nowhere" in aenv.err
     aenv("instance", "create", "nowhere", "--keep-alive", code=1)
@@ -211,7 +211,7 @@ def test_what_the_gateway_refuses_is_said_in_words(aenv, monkeypatch, served):
     assert aenv("list", "--api-key", served.admin)
 
 
-def test_tokens_are_made_shown_once_and_revoked(aenv, served):
+def test_tokens_are_created_shown_once_and_revoked(aenv, served):
     made = aenv("token", "create", "--role", "owner", "--owner", "bob", "--api-key", served.admin)
     secret = made["token"]
     listed = aenv("token", "list", "--api-key", served.admin)
@@ -225,7 +225,7 @@ def test_tokens_are_made_shown_once_and_revoked(aenv, served):
     assert "no such token" in aenv.err
 
 
-def test_an_environment_is_granted_and_the_audit_log_tells(aenv, served):
+def test_grants_are_set_and_recorded_in_the_audit_log(aenv, served):
     assert {"name": "probe", "owner": "ann", "right": "owner"} in aenv("grant", "probe")
     granted = aenv("grant", "probe", "bob", "publish")
     assert {"name": "probe", "owner": "bob", "right": "publish"} in granted
@@ -267,7 +267,7 @@ def test_the_token_of_a_fabric_ends_with_it(aenv, served, capsys):
     assert {row["id"] for row in aenv("token", "list", "--api-key", served.admin)} == before
 
 
-def test_hub_and_status_tell_what_runs(aenv, served):
+def test_hub_and_status_show_what_runs(aenv, served):
     assert aenv("hub", "status", "--api-key", served.admin)
     assert aenv("status", "--api-key", served.admin)["state"] == "up"
     assert aenv("status", "--system-url", "http://127.0.0.1:1", code=1)["state"] == "down"
@@ -277,7 +277,7 @@ def test_hub_and_status_tell_what_runs(aenv, served):
 
 
 class Held:
-    """An ``aenv instance create`` that holds its instance, in a session of its own."""
+    """An ``aenv instance create`` that holds its instance, in its own session."""
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -357,7 +357,7 @@ def todo(tmp_path: Path, capsys: Any) -> Path:
     return tmp_path / "todo"
 
 
-def test_a_project_goes_to_the_hub_and_comes_back(aenv, todo, tmp_path):
+def test_a_pushed_project_can_be_pulled(aenv, todo, tmp_path):
     dry = aenv("push", str(todo), "--dry-run")
     assert "config.json" in dry["files"]
     assert "guess" in {one["name"] for one in dry["functions"]}

@@ -164,7 +164,7 @@ def test_a_claim_is_read_as_it_was_stored() -> None:
     assert Claim.from_json("k", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
-async def test_a_key_of_creates_that_failed_first_finds_its_instance_for_as_long_as_others(
+async def test_a_key_whose_first_creates_failed_finds_its_instance_as_long_as_others(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
     """What is remembered of the creates that failed is forgotten sooner."""
@@ -206,7 +206,7 @@ async def test_creates_with_the_key_of_one_that_failed_make_one_instance(
 async def test_a_key_is_free_again_when_its_create_failed_after_the_answer(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
-    """The hub keeps the failed lease, for its reason, and nobody waits for it."""
+    """The hub keeps the failed lease with its reason, and no request waits for it."""
     key = {"Idempotency-Key": "k1"}
     bench.fabric.failure = SandboxStartFailed("its code does not load")
     wish = CREATE | {"count": 2, "wait": False}

@@ -41,7 +41,7 @@ TOOLS_LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
 class Served:
-    """A gateway on a real socket, in a thread of its own."""
+    """A gateway on a real socket, in its own thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

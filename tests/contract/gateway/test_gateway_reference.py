@@ -152,7 +152,7 @@ async def test_an_archive_is_uploaded_published_and_downloaded(
 async def test_an_archive_with_a_secret_is_refused_and_not_kept(
     ann: httpx.AsyncClient, bob: httpx.AsyncClient, root: Path
 ) -> None:
-    """Invariant 10. Who means it may publish it; then nobody else's refusal takes it away."""
+    """Invariant 10. With consent it is published, and later refusals do not remove it."""
     sent = an_archive(root, **{".env": "TOKEN=hunter2"})
     digest = hashlib.sha256(sent).hexdigest()
     await ann.put(f"/artifacts/{digest}", content=sent)

@@ -29,7 +29,7 @@ async def test_a_service_keeps_what_it_asks_for(bench: Bench, ann: httpx.AsyncCl
 
 
 async def test_storage_stays_with_an_owner_and_a_name(bench: Bench, ann: httpx.AsyncClient) -> None:
-    """Whoever else has a service of this name finds nothing of it; nor does another service."""
+    """A service of another owner, or of another name, does not see it."""
     first = await made(ann, **KEEPS)
     assert (await ann.delete("/env-service/desk")).status_code == 200
     again = await made(ann, **KEEPS | {"storage_size": "20Gi"})
@@ -101,10 +101,10 @@ async def test_a_storage_has_one_writer(
     assert shared == kept.model_copy(update={"is_shared": True})
 
 
-async def test_an_update_that_is_never_healthy_is_taken_back(
+async def test_an_update_that_never_becomes_healthy_is_undone(
     bench: Bench, ann: httpx.AsyncClient
 ) -> None:
-    """The old sandbox had to end first, so nothing is left that could go on serving."""
+    """The old sandbox had to end first, so none is left to serve requests."""
     await made(ann, **KEEPS)
     before = bench.apps.deployed["desk"].revision
     bench.apps.broken_by = "BAD"
@@ -127,7 +127,9 @@ async def _is_settled(bench: Bench) -> bool:
     return (await bench.gateway.services.records.get("desk")).previous is None
 
 
-async def test_who_starts_next_takes_an_update_back(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_the_next_gateway_undoes_an_unfinished_update(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     await made(ann, **KEEPS)
     before = bench.apps.deployed["desk"].revision
     bench.apps.broken_by = "BAD"

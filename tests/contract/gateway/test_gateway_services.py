@@ -30,7 +30,7 @@ async def test_a_service_has_the_fields_of_aenvironments_client(ann: httpx.Async
     assert again == found
 
 
-async def test_no_answer_has_a_variables_value(ann: httpx.AsyncClient) -> None:
+async def test_no_response_contains_the_value_of_a_variable(ann: httpx.AsyncClient) -> None:
     """Invariant 10."""
     await made(ann, environment_variables={"KEY": "very-secret"})
     answers = [
@@ -68,10 +68,10 @@ async def test_changes_at_the_same_time_are_all_kept(bench: Bench, ann: httpx.As
 
 
 @pytest.mark.parametrize("other", ["change", "deletion"])
-async def test_what_is_deployed_is_what_came_last(
+async def test_the_last_change_is_deployed(
     bench: Bench, ann: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """An update whose deployment takes long is overtaken meanwhile, and undoes nothing."""
+    """A slow update is overtaken by a later one, and does not undo it."""
     await made(ann)
     loop, deploy = asyncio.get_running_loop(), bench.apps.deploy
 
@@ -132,7 +132,7 @@ async def test_a_service_that_no_node_can_run_is_refused(
     assert (kept["id"], kept["engine"], kept["replicas"]) == ("desk", "", 3)
 
 
-async def test_what_rolls_and_what_does_not(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_which_changes_cause_a_rolling_update(bench: Bench, ann: httpx.AsyncClient) -> None:
     """Replicas are numbers; variables need other sandboxes."""
     await made(ann)
     before = bench.apps.deployed["desk"].revision
@@ -160,7 +160,7 @@ async def test_a_parked_service_is_pending_and_says_how_to_go_on(ann: httpx.Asyn
     assert "--replicas 1" in answer.json()["hint"]
 
 
-async def test_a_service_is_its_owners(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_a_service_belongs_to_its_owner(bench: Bench, ann: httpx.AsyncClient) -> None:
     await made(ann)
     async with bench.owner("bob") as bob:
         for method, path in (
@@ -201,7 +201,9 @@ async def test_a_deleted_service_is_gone_and_its_name_free(
     await made(ann, service_name="other")
 
 
-async def test_what_serve_lost_is_deployed_again(bench: Bench, ann: httpx.AsyncClient) -> None:
+async def test_services_that_serve_lost_are_deployed_again(
+    bench: Bench, ann: httpx.AsyncClient
+) -> None:
     """The hub outlives Ray."""
     await made(ann)
     record = bench.apps.deployed.pop("desk")

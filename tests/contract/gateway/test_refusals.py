@@ -24,7 +24,7 @@ from aenv_ray.testing.contract_bench import Bench, value_of
         ({"os": "plan9"}, rf"is for plan9 .*this node runs {sys.platform}", "deployConfig.os"),
     ],
 )
-async def test_what_it_does_not_have_is_refused(
+async def test_unsupported_options_are_refused(
     either: Bench, deploy: dict[str, Any], says: str, way_out: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as raised:

@@ -63,7 +63,7 @@ class HubContract(EnvironmentsContract):
 
     # --- leases -----------------------------------------------------------------------------
 
-    async def test_a_lease_comes_back_whole(self, hub: Hub) -> None:
+    async def test_a_lease_is_read_back_unchanged(self, hub: Hub) -> None:
         given = lease(labels={"a": "1", "ü": ""}, deadline=START_S + 0.000001, reason="because")
         await hub.admit([given])
         assert await hub.lease(given.id) == given
@@ -83,7 +83,7 @@ class HubContract(EnvironmentsContract):
         await hub.end_leases([])
         await hub.admit([])
 
-    async def test_a_lease_changes_in_what_is_given(self, hub: Hub) -> None:
+    async def test_an_update_of_a_lease_changes_only_the_given_fields(self, hub: Hub) -> None:
         await hub.admit([lease()])
         changed = await hub.update_lease(
             "weather-aaaa", status=InstanceStatus.RUNNING, deadline=START_S + 99.123456, engine="e"
@@ -132,7 +132,7 @@ class HubContract(EnvironmentsContract):
         assert await found(status=InstanceStatus.RUNNING, owner="o2") == []
         assert await found(owner="nobody") == []
 
-    async def test_what_ended_is_forgotten_with_all_its_names(self, hub: Hub) -> None:
+    async def test_an_ended_lease_is_removed_from_every_index(self, hub: Hub) -> None:
         await hub.admit([lease(), lease("weather-b")])
         for _ in range(2):
             await hub.end_leases(["weather-aaaa"])
@@ -144,7 +144,7 @@ class HubContract(EnvironmentsContract):
 
     # --- quotas -----------------------------------------------------------------------------
 
-    async def test_a_quota_admits_so_many_and_all_or_none(self, hub: Hub) -> None:
+    async def test_a_quota_admits_all_of_a_group_or_none(self, hub: Hub) -> None:
         await hub.set_quota(Quota(subject="owner:somebody", max_instances=3))
         await hub.admit([lease("w-1"), lease("w-2")])
         with pytest.raises(QuotaExceeded, match="2 of 3") as caught:
@@ -159,16 +159,14 @@ class HubContract(EnvironmentsContract):
         with pytest.raises(QuotaTooSmall, match="were requested at once"):
             await hub.admit([lease(f"x-{number}") for number in range(4)])
 
-    async def test_an_id_again_takes_no_second_place(self, hub: Hub) -> None:
+    async def test_a_repeated_id_is_counted_once(self, hub: Hub) -> None:
         await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
         for _ in range(3):
             await hub.admit([lease("w-1"), lease("w-1")])
         await hub.admit([lease("w-1"), lease("w-2")])
         assert (await hub.quotas()) == {"owner:somebody": (2, 2)}
 
-    async def test_an_instance_counts_for_its_inner_ones_which_count_for_nothing(
-        self, hub: Hub
-    ) -> None:
+    async def test_an_instance_reserves_the_places_of_its_inner_instances(self, hub: Hub) -> None:
         """Invariant 14: an agent that opens inner instances uses up no quota."""
         await hub.set_quota(Quota(subject="owner:somebody", max_instances=4))
         await hub.admit([lease("w-1", places=3)])
@@ -188,7 +186,7 @@ class HubContract(EnvironmentsContract):
         assert (await hub.quotas()) == {"owner:somebody": (1, 4)}
 
     @pytest.mark.parametrize("status", [InstanceStatus.FAILED, InstanceStatus.TERMINATED, None])
-    async def test_what_ended_gives_its_place_back(
+    async def test_an_ended_instance_is_no_longer_counted(
         self, hub: Hub, status: InstanceStatus | None
     ) -> None:
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=1))
@@ -201,7 +199,9 @@ class HubContract(EnvironmentsContract):
                 await hub.update_lease(f"w-{number}", status=status)
             assert (await hub.quotas()) == {"label:experiment=a": (0, 1)}
 
-    async def test_what_is_overdue_gives_its_place_back(self, hub: Hub, clock: FakeClock) -> None:
+    async def test_an_overdue_instance_is_no_longer_counted(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
         await hub.set_quota(Quota(subject="owner:somebody", max_instances=1))
         await hub.admit([lease("w-1")])
         clock.advance(69)  # its deadline passed; its sandbox may still be ending
@@ -212,7 +212,7 @@ class HubContract(EnvironmentsContract):
         assert (await hub.lease("w-1")).status is InstanceStatus.TERMINATED
         assert (await hub.lease("w-1")).reason == "its deadline passed"
 
-    async def test_a_quota_counts_what_was_there_before_it(self, hub: Hub) -> None:
+    async def test_a_new_quota_counts_existing_instances(self, hub: Hub) -> None:
         await hub.admit([lease("w-1"), lease("w-2")])
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=2))
         await hub.set_quota(Quota(subject="owner:nobody", max_instances=0))
@@ -226,14 +226,12 @@ class HubContract(EnvironmentsContract):
             await hub.admit([lease("w-4", owner="nobody")])
 
     @pytest.mark.parametrize("subject", ["", "somebody", "owner:", "label:a", "label:=a", "x:y"])
-    async def test_a_subject_that_is_none_is_refused(self, hub: Hub, subject: str) -> None:
+    async def test_an_invalid_subject_is_refused(self, hub: Hub, subject: str) -> None:
         with pytest.raises(ConfigError, match="subject"):
             await hub.set_quota(Quota(subject=subject, max_instances=1))
 
-    async def test_who_was_refused_first_is_admitted_first(
-        self, hub: Hub, clock: FakeClock
-    ) -> None:
-        """Several owners share a quota: a large group does not wait for ever behind small ones."""
+    async def test_refused_creates_are_admitted_in_order(self, hub: Hub, clock: FakeClock) -> None:
+        """Several owners share a quota: small groups do not starve a large one."""
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=4))
         await hub.admit([lease(f"w-{number}", owner="many") for number in range(4)])
         group = [lease(f"g-{number}", owner="group") for number in range(3)]
@@ -249,7 +247,9 @@ class HubContract(EnvironmentsContract):
         await hub.end_leases(["w-3"])
         await hub.admit([lease("w-9", owner="many")])
 
-    async def test_who_does_not_come_back_loses_his_place(self, hub: Hub, clock: FakeClock) -> None:
+    async def test_a_refused_create_that_is_not_repeated_loses_its_turn(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
         await hub.set_quota(Quota(subject="label:experiment=a", max_instances=2))
         await hub.admit([lease("w-1", owner="many")])
         with pytest.raises(QuotaExceeded):
@@ -457,7 +457,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.tokens("somebody") == ()
         assert await hub.check_token(other) is not None
 
-    async def test_a_token_ends_at_its_time(self, hub: Hub, clock: FakeClock) -> None:
+    async def test_a_token_expires(self, hub: Hub, clock: FakeClock) -> None:
         secret, record = await hub.create_token(Role.PUBLISHER, "somebody", ttl_s=5)
         assert record.expires_at == START_S + 5
         clock.advance(4)
@@ -479,7 +479,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.check_token(secrets["w-2"]) is None
         assert await hub.tokens() == ()
 
-    async def test_an_instance_has_so_many_tokens(
+    async def test_the_number_of_tokens_of_an_instance_is_limited(
         self, hub: Hub, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(core, "MAX_AGENT_TOKENS", 2)
@@ -500,7 +500,7 @@ class HubContract(EnvironmentsContract):
         await hub.revoke_token(first.id)
         await create("w-1")
 
-    async def test_an_owner_gives_so_many_grants(
+    async def test_the_number_of_an_owners_grants_is_limited(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Invariant 7: they are in the memory of Redis."""
@@ -519,10 +519,10 @@ class HubContract(EnvironmentsContract):
             await hub.grant("other", "x" * 201, Right.USE)
         assert (await hub.name("desk")).grants == {"bob": Right.PUBLISH, "cy": Right.USE}
 
-    async def test_what_remains_of_deleted_versions_counts(
+    async def test_records_of_deleted_versions_count_towards_the_limit(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Their references are kept for ever, so an owner cannot have any number of them."""
+        """Their references are kept permanently, so their number needs a limit."""
         monkeypatch.setattr(environments, "MAX_OWNER_BYTES", 4_000)
 
         async def publish_and_delete(*versions: str) -> None:
@@ -534,7 +534,7 @@ class HubContract(EnvironmentsContract):
         with pytest.raises(ArtifactQuotaExceeded):
             await publish_and_delete(*(f"{number}.0.0" for number in range(5, 20)))
 
-    async def test_a_token_that_makes_no_sense_is_refused(self, hub: Hub) -> None:
+    async def test_an_invalid_token_request_is_refused(self, hub: Hub) -> None:
         with pytest.raises(ConfigError):
             await hub.create_token(Role.AGENT, "somebody")
         with pytest.raises(ConfigError):
@@ -546,7 +546,7 @@ class HubContract(EnvironmentsContract):
 
     # --- the rest ---------------------------------------------------------------------------
 
-    async def test_the_first_value_under_a_key_is_everybodys(self, hub: Hub) -> None:
+    async def test_the_first_value_of_a_key_wins(self, hub: Hub) -> None:
         assert await hub.remember("k", "first", 60) == "first"
         assert await hub.remember("k", "second", 60) == "first"
         assert await hub.remember("k2", "second", 60) == "second"
@@ -555,7 +555,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.remember_all(values, 60) == stored
         assert await hub.remember_all({}, 60) == {}
 
-    async def test_a_value_is_forgotten_sooner_and_not_later(self, hub: Hub) -> None:
+    async def test_the_lifetime_of_a_value_can_only_be_shortened(self, hub: Hub) -> None:
         for key in ("soon", "stays"):
             await hub.remember(key, "first", 60)
         await hub.remember("sooner", "first", 0.001)
@@ -566,7 +566,7 @@ class HubContract(EnvironmentsContract):
                 await asyncio.sleep(0.01)
         assert await hub.remember("stays", "second", 60) == "first"
 
-    async def test_a_value_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
+    async def test_a_value_is_replaced_only_if_it_is_unchanged(self, hub: Hub) -> None:
         await hub.remember("k", "first", 60)
         assert await hub.replace_remembered("k", "other", "second", 60) == "first"
         for _ in range(2):  # the second time after a lost answer
@@ -589,7 +589,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.documents("service") == {}
         assert await hub.documents("pool") == {"s": {}}
 
-    async def test_a_document_is_replaced_only_as_it_was_read(self, hub: Hub) -> None:
+    async def test_a_document_is_replaced_only_if_it_is_unchanged(self, hub: Hub) -> None:
         await hub.put_document("service", "s", {"n": 1, "ü": [0.1]})
         assert not await hub.replace_document("service", "s", None, {"n": 2})
         for _ in range(2):  # the second time after a lost answer
@@ -604,7 +604,7 @@ class HubContract(EnvironmentsContract):
         assert not await hub.replace_document("service", "s", {"n": 2}, {"n": 4})
         assert await hub.documents("service") == {}
 
-    async def test_it_tells_facts_about_itself(self, hub: Hub) -> None:
+    async def test_it_reports_facts_about_itself(self, hub: Hub) -> None:
         await hub.push(entry())
         status = await hub.status()
         assert status["environment_versions"] == 1

@@ -60,13 +60,13 @@ class EnvironmentsContract(ABC):
     def hub(self) -> Hub:
         """Return an empty hub that reads the clock of the test."""
 
-    async def test_what_is_too_long_to_list_is_refused(self, hub: Hub) -> None:
+    async def test_an_entry_too_large_for_a_listing_is_refused(self, hub: Hub) -> None:
         """An entry is read by every listing."""
         with pytest.raises(ConfigError, match="more than the"):
             await hub.push(entry(description="x" * 2_000_000))
         assert (await hub.environments(EnvironmentQuery())).total == 0
 
-    async def test_what_was_pushed_comes_back_whole(self, hub: Hub) -> None:
+    async def test_a_pushed_version_is_read_back_unchanged(self, hub: Hub) -> None:
         pushed = await hub.push(entry())
         given = entry().model_copy(update={"created_at": START_S, "updated_at": START_S})
         assert pushed == given
@@ -89,7 +89,7 @@ class EnvironmentsContract(ABC):
             {"description": "Other"},
         ],
     )
-    async def test_a_version_never_gets_other_content(
+    async def test_the_content_of_a_version_never_changes(
         self, hub: Hub, change: dict[str, Any]
     ) -> None:
         """Invariant 6; also after it was deleted."""
@@ -120,7 +120,7 @@ class EnvironmentsContract(ABC):
         await hub.set_status("weather", "2.0.0-alpha", EnvironmentStatus.READY)
         assert (await hub.environment("weather")).version == "2.0.0-alpha"
 
-    async def test_what_is_not_there_says_what_is(self, hub: Hub) -> None:
+    async def test_the_error_for_a_missing_version_lists_what_exists(self, hub: Hub) -> None:
         with pytest.raises(EnvironmentNotFound, match="weather") as caught:
             await hub.environment("weather")
         assert "aenv push" in str(caught.value.hint)
@@ -139,7 +139,7 @@ class EnvironmentsContract(ABC):
             await hub.set_status("weather", "2.0.0", EnvironmentStatus.READY)
 
     @pytest.mark.parametrize("name", ["a b", "", "A", "a@b", "a*", "../a"])
-    async def test_a_name_that_cannot_be_is_refused(self, hub: Hub, name: str) -> None:
+    async def test_an_invalid_name_is_refused(self, hub: Hub, name: str) -> None:
         with pytest.raises(ConfigError):
             await hub.environment(name)
         with pytest.raises(ConfigError):
@@ -147,7 +147,7 @@ class EnvironmentsContract(ABC):
         with pytest.raises(ConfigError):
             await hub.environments(EnvironmentQuery(name=name))
 
-    async def test_names_and_versions_do_not_run_into_each_other(self, hub: Hub) -> None:
+    async def test_names_and_versions_are_not_confused(self, hub: Hub) -> None:
         await hub.push(entry("a-b", "1"))
         await hub.push(entry("a", "b-1"))
         await hub.push(entry("a", "1", description="third"))
@@ -183,13 +183,11 @@ class EnvironmentsContract(ABC):
         assert [e.version for e in rest.items] == ["1.1.0", "1.0.0"]
 
     @pytest.mark.parametrize("cursor", ["", "?", "ü", "YQ=", "a" * 1000])
-    async def test_a_cursor_that_is_none_is_refused_or_harmless(
-        self, hub: Hub, cursor: str
-    ) -> None:
+    async def test_an_invalid_cursor_is_refused(self, hub: Hub, cursor: str) -> None:
         with pytest.raises(ConfigError):
             await hub.environments(EnvironmentQuery(name="weather", cursor=cursor))
 
-    async def test_filters_hold_together(self, hub: Hub) -> None:
+    async def test_filters_are_combined(self, hub: Hub) -> None:
         await hub.push(entry("a", "1.0.0", tags=("x", "y")))
         await hub.push(entry("a", "2.0.0", tags=("x",)))
         await hub.push(entry("b", "1.0.0", tags=("y",), description="A Terminal, for shells"))
@@ -219,7 +217,7 @@ class EnvironmentsContract(ABC):
         assert await found(text="shell") == []
         assert await found(tag="y") == ["a@1.0.0"]
 
-    async def test_statuses_go_their_ways(self, hub: Hub, clock: FakeClock) -> None:
+    async def test_only_listed_status_changes_are_allowed(self, hub: Hub, clock: FakeClock) -> None:
         await hub.push(entry(status=EnvironmentStatus.INIT))
         clock.advance(10)
         tested = await hub.set_status("weather", "1.0.0", EnvironmentStatus.TESTING)

@@ -1,4 +1,4 @@
-"""A server that speaks S3, in a process of its own: Moto, which keeps its objects in memory."""
+"""An S3 server in its own process: Moto, which keeps its objects in memory."""
 
 from __future__ import annotations
 

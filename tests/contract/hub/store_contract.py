@@ -64,12 +64,12 @@ class InstanceStoreContract:
         """Return the store, empty."""
         return open_store()
 
-    def test_a_record_comes_back_as_it_went(self, store: InstanceStore) -> None:
+    def test_a_record_is_read_back_unchanged(self, store: InstanceStore) -> None:
         store.put([record()])
         assert store.get(InstanceId("env-abc")) == record()
         assert store.list() == [record()]
 
-    def test_what_is_not_there_is_none(self, store: InstanceStore) -> None:
+    def test_a_missing_record_is_none(self, store: InstanceStore) -> None:
         assert store.get(InstanceId("env-abc")) is None
         assert store.list() == []
         assert store.list(HostId("host-1")) == []
@@ -80,7 +80,7 @@ class InstanceStoreContract:
         (kept,) = store.list()
         assert (kept.deadline, kept.generation) == (2e9, 4)
 
-    def test_deleting_forgets_and_unknown_ids_do_nothing(self, store: InstanceStore) -> None:
+    def test_deletion_ignores_unknown_ids(self, store: InstanceStore) -> None:
         store.put([record("a"), record("b")])
         store.delete([InstanceId("a"), InstanceId("never")])
         store.delete([InstanceId("a")])
@@ -102,7 +102,7 @@ class InstanceStoreContract:
         assert [kept.id for kept in store.list()] == ["early", "other", "late"]
         assert store.list(HostId("host-")) == []
 
-    def test_odd_ids_are_ids_like_others(self, store: InstanceStore) -> None:
+    def test_odd_ids_are_handled_like_others(self, store: InstanceStore) -> None:
         store.put([record(odd) for odd in ODD_IDS])
         for odd in ODD_IDS:
             kept = store.get(InstanceId(odd))
@@ -112,9 +112,7 @@ class InstanceStoreContract:
         store.delete([InstanceId(odd) for odd in ODD_IDS[1:]])
         assert [kept.id for kept in store.list()] == [ODD_IDS[0]]
 
-    def test_what_was_written_is_there_after_opening_again(
-        self, open_store: Callable[[], InstanceStore]
-    ) -> None:
+    def test_records_survive_reopening(self, open_store: Callable[[], InstanceStore]) -> None:
         """Invariant 5."""
         if not self.is_durable:
             pytest.skip("this store says that it keeps nothing")
@@ -141,7 +139,7 @@ class InstanceStoreContract:
         assert store.engines_used() == {two: frozenset({"process"})}
         assert [kept.id for kept in store.list()] == ["env-abc"]
 
-    def test_the_engines_of_a_host_are_there_after_opening_again(
+    def test_the_engines_of_a_host_survive_reopening(
         self, open_store: Callable[[], InstanceStore]
     ) -> None:
         """Invariant 5."""
@@ -152,7 +150,7 @@ class InstanceStoreContract:
         both = frozenset({"docker", "process"})
         assert open_store().engines_used() == {HostId("host-1"): both}
 
-    def test_writers_and_readers_at_once_see_whole_records(self, store: InstanceStore) -> None:
+    def test_concurrent_readers_see_whole_records(self, store: InstanceStore) -> None:
         failures: list[BaseException] = []
 
         def work(number: int) -> None:

@@ -113,7 +113,7 @@ async def slowly(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", LARGE], ids=["nothing", "a byte", "pieces"])
-async def test_what_was_put_is_read(store: ArtifactStore, data: bytes) -> None:
+async def test_a_stored_artifact_is_read_back(store: ArtifactStore, data: bytes) -> None:
     digest = await store.put(data)
     assert digest == digest_of(data)
     assert await store.read(digest) == data
@@ -139,7 +139,7 @@ async def test_a_stream_is_the_same_as_its_bytes(store: ArtifactStore, place: Pl
     assert place.unfinished() == []
 
 
-async def test_what_is_not_there_is_said(store: ArtifactStore) -> None:
+async def test_a_missing_artifact_is_a_typed_error(store: ArtifactStore) -> None:
     digest = digest_of(b"never")
     assert not await store.exists(digest)
     for call in (store.read(digest), store.size(digest)):
@@ -149,14 +149,14 @@ async def test_what_is_not_there_is_said(store: ArtifactStore) -> None:
     await store.delete(digest)
 
 
-async def test_deleting_is_for_good_and_may_be_repeated(store: ArtifactStore) -> None:
+async def test_deletion_is_final_and_idempotent(store: ArtifactStore) -> None:
     digest = await store.put(b"data")
     for _ in range(2):
         await store.delete(digest)
         assert not await store.exists(digest)
 
 
-async def test_bytes_that_are_not_those_of_their_name_are_not_kept(
+async def test_content_that_does_not_match_its_digest_is_not_stored(
     store: ArtifactStore, place: Place
 ) -> None:
     wrong = digest_of(b"other")
@@ -168,7 +168,7 @@ async def test_bytes_that_are_not_those_of_their_name_are_not_kept(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_what_is_too_large_says_by_which_limit(
+async def test_the_error_for_a_large_artifact_names_the_limit(
     store: ArtifactStore, place: Place, is_stream: bool
 ) -> None:
     data = slowly(LARGE, 100_000) if is_stream else LARGE
@@ -181,10 +181,10 @@ async def test_what_is_too_large_says_by_which_limit(
         await store.read(digest, limit_bytes=PIECE_BYTES)
 
 
-async def test_damage_is_found_before_the_last_piece_and_mended_by_a_push(
+async def test_damage_is_found_before_the_last_chunk_and_repaired_by_a_push(
     store: ArtifactStore, place: Place
 ) -> None:
-    """Invariant 6: nobody gets other content under a name."""
+    """Invariant 6: a name never returns other content."""
     digest = await store.put(LARGE)
     place.damage(digest)
     got: list[bytes] = []
@@ -202,7 +202,7 @@ async def test_damage_is_found_before_the_last_piece_and_mended_by_a_push(
     assert await store.read(digest) == LARGE
 
 
-async def test_writers_of_the_same_do_not_disturb_each_other(
+async def test_concurrent_writers_of_an_artifact_do_not_interfere(
     store: ArtifactStore, place: Place
 ) -> None:
     digest = digest_of(LARGE)
@@ -243,7 +243,7 @@ async def test_cancelling_leaves_nothing(store: ArtifactStore, place: Place) -> 
 
 
 @pytest.mark.parametrize("name", ["", "..", "../" * 20 + "etc/passwd", "A" * 64, "a" * 63])
-async def test_only_a_digest_is_a_name(store: ArtifactStore, name: str) -> None:
+async def test_only_digests_are_names(store: ArtifactStore, name: str) -> None:
     for call in (store.read(name), store.size(name), store.exists(name), store.delete(name),
                  store.put(b"", digest=name)):  # fmt: skip
         with pytest.raises(ConfigError, match="invalid artifact digest"):
@@ -279,7 +279,7 @@ class Failing:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_failures_of_the_place_are_typed_and_keep_secrets(
+async def test_failures_of_the_storage_are_typed_and_contain_no_secrets(
     error: Exception, typed: type[AenvError]
 ) -> None:
     """Invariant 10."""
@@ -313,7 +313,7 @@ async def test_a_disk_that_is_full_at_the_end_leaves_nothing(
     store.close()
 
 
-async def test_a_store_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 9."""
     import threading
 
@@ -343,7 +343,7 @@ async def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket", "gs://key:pa55@bucket/x", "memory"])
-def test_a_url_that_leads_nowhere_is_said_when_it_is_opened(url: str, tmp_path: Path) -> None:
+def test_an_invalid_url_is_refused_when_the_store_is_opened(url: str, tmp_path: Path) -> None:
     if url == "memory":  # a relative path is a directory
         assert Place(url).open().name == "memory"
         return

@@ -92,7 +92,7 @@ async def filled(hub: StoredHub, store: ArtifactStore) -> str:
     return secret
 
 
-async def test_everything_is_back_after_everything_was_lost(
+async def test_a_restore_brings_everything_back(
     hub: StoredHub, shared: RedisServer, clock: FakeClock, tmp_path: Path
 ) -> None:
     secret = await filled(hub, store_in(tmp_path / "old", clock))
@@ -201,10 +201,10 @@ async def test_a_restore_beside_a_running_gateway_loses_no_archive(
     assert await store.exists(digest)
 
 
-async def test_a_restore_that_fails_behind_its_keys_says_how_to_go_on(
+async def test_a_restore_that_fails_after_its_keys_says_how_to_continue(
     hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub is no longer empty then, and the audit log tells it."""
+    """The hub is no longer empty then, and the audit log records it."""
     store, file = store_in(tmp_path, clock), io.BytesIO()
     await filled(hub, store)
     await backup(hub, store, file, clock)
@@ -245,7 +245,7 @@ async def test_archives_that_the_backup_lacks_are_collected(
     assert await store.read(digest) == CODE
 
 
-async def test_the_notes_of_a_running_gateway_are_not_moved(
+async def test_records_of_running_gateways_are_not_backed_up(
     hub: StoredHub, other: StoredHub, clock: FakeClock, tmp_path: Path
 ) -> None:
     """On Kubernetes there are always some: a hub with nothing else is empty."""
@@ -262,7 +262,7 @@ async def test_the_notes_of_a_running_gateway_are_not_moved(
         assert await other.documents(kind) == {"new": {}}
 
 
-async def test_a_version_deleted_during_the_backup_is_out_whole(
+async def test_a_version_deleted_during_the_backup_is_left_out_completely(
     hub: StoredHub, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, file = store_in(tmp_path, clock), io.BytesIO()

@@ -96,7 +96,7 @@ class TestHubCore(HubContract):
         yield hub
         await hub.close()
 
-    async def test_what_earlier_versions_did_not_count_is_counted(
+    async def test_records_of_earlier_versions_are_counted(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
         """They wrote no sums and no index, also after a downgrade."""
@@ -115,7 +115,7 @@ class TestHubCore(HubContract):
             await hub.keep_artifact("ann", "e" * 64, 1, quota_bytes=80)
         assert await hub.artifacts_held("ann") == (80, 4)
 
-    async def test_indexes_are_made_anew_when_a_hub_starts(
+    async def test_indexes_are_rebuilt_when_a_hub_starts(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
         """An earlier version published one version and deleted another: the number is the same."""
@@ -133,7 +133,7 @@ class TestHubCore(HubContract):
     async def test_an_upload_costs_the_same_however_many_there_were(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
-        """Redis works for nobody else meanwhile."""
+        """Redis serves no other client in the meantime."""
         for number in range(300):
             await hub.keep_artifact("ann", f"{number:064x}", 1)
         await redis.config_resetstat()
@@ -147,7 +147,7 @@ class TestHubCore(HubContract):
     async def test_a_name_costs_the_same_however_many_grants_there_are(
         self, hub: HubCore, redis: RedisClient
     ) -> None:
-        """Nearly every request asks for one, and the hub works for nobody else meanwhile."""
+        """Nearly every request asks for one, and the hub serves no other meanwhile."""
         await hub.push(entry())
         await hub.push(entry("desk"))
         for number in range(300):
@@ -251,8 +251,8 @@ class TestHubCore(HubContract):
         left = {"{aenv}:env:contents", "{aenv}:env:owners", "{aenv}:env:bytes"}
         assert set(await redis.keys()) - before == left
 
-    async def test_listings_are_what_the_catalog_says(self, hub: HubCore) -> None:
-        """Whatever is asked for together, in pages of whatever size."""
+    async def test_listings_match_the_catalog(self, hub: HubCore) -> None:
+        """For every combination of filters and every page size."""
         random = Random(7)
         words = ("term", "terminal", "city", "Weather", "ünder", "mini-shell", "x")
         kept = []
@@ -283,9 +283,7 @@ class TestHubCore(HubContract):
             ]
             assert await everything(hub, query) == wanted, query
 
-    async def test_places_change_hands_without_another_look_at_the_quota(
-        self, hub: HubCore
-    ) -> None:
+    async def test_an_exchange_of_leases_ignores_the_quota(self, hub: HubCore) -> None:
         await hub.set_quota(Quota(subject="owner:somebody", max_instances=2))
         await hub.admit([lease("w-1"), lease("w-2")])
         for _ in range(2):
@@ -370,7 +368,7 @@ async def test_every_connection_of_concurrent_first_calls_is_closed(
     assert {id(core) for core in opened} == {id(core) for core in closed}
 
 
-async def test_a_hub_sweeps_on_whatever_goes_wrong(
+async def test_a_hub_continues_to_sweep_after_errors(
     beside: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or overdue leases and expired tokens would stay until it is restarted."""

@@ -1,4 +1,4 @@
-"""What an environment offers is seen by loading it elsewhere, and published as it was seen."""
+"""An environment is loaded in a sandbox to see what it offers, which is then published."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_every_kind_is_seen_with_its_schema(made: Path) -> None:
     assert by_name["health"].kind == "health"
 
 
-async def test_our_own_process_loads_nothing_of_it(made: Path) -> None:
+async def test_our_own_process_loads_no_code_of_a_project(made: Path) -> None:
     """A publisher's code runs in a sandbox, never where tokens and stores are."""
     before = set(sys.modules)
     await inspect(project.load(made))
@@ -117,7 +117,7 @@ async def test_our_own_process_loads_nothing_of_it(made: Path) -> None:
     assert not {name for name in set(sys.modules) - before if name == "tools"}
 
 
-async def test_all_that_the_runtime_knows_is_seen() -> None:
+async def test_everything_that_the_runtime_registers_is_seen() -> None:
     found = await inspect(project.load(KITCHEN_SINK))
     kinds = {function.kind for function in found.functions}
     assert kinds == {"tool", "function", "reward", "health"}
@@ -133,7 +133,9 @@ async def test_all_that_the_runtime_knows_is_seen() -> None:
         ("import os; os._exit(3)\n", ["exit"]),
     ],
 )
-async def test_what_does_not_load_says_why(tmp_path: Path, source: str, words: list[str]) -> None:
+async def test_the_error_says_why_code_does_not_load(
+    tmp_path: Path, source: str, words: list[str]
+) -> None:
     made = write_project(tmp_path / "p", {"tools.py": source}, CONFIG)
     with pytest.raises(SandboxStartFailed) as raised:
         await inspect(project.load(made))
@@ -141,7 +143,7 @@ async def test_what_does_not_load_says_why(tmp_path: Path, source: str, words: l
         assert word in raised.value.message, raised.value.message
 
 
-async def test_what_never_loads_is_given_up(tmp_path: Path) -> None:
+async def test_code_that_never_finishes_loading_times_out(tmp_path: Path) -> None:
     """Invariants 3 and 9."""
     hanging = "import threading; threading.Event().wait()\n"
     made = write_project(tmp_path / "p", {"tools.py": hanging}, CONFIG)
@@ -163,7 +165,7 @@ async def test_cancelling_ends_what_was_started(tmp_path: Path) -> None:
         await task
 
 
-async def test_requirements_are_there_when_it_is_loaded(tmp_path: Path) -> None:
+async def test_requirements_are_installed_before_code_is_loaded(tmp_path: Path) -> None:
     """In the project's own virtual environment."""
     source = TOOLS.replace("import os, pathlib", "import os, six")
     made = write_project(tmp_path / "p", {"tools.py": source}, CONFIG)
@@ -172,13 +174,15 @@ async def test_requirements_are_there_when_it_is_loaded(tmp_path: Path) -> None:
     assert {function.name for function in found.functions} >= {"say", "score"}
 
 
-async def test_what_has_no_code_is_not_looked_into(tmp_path: Path) -> None:
+async def test_projects_without_code_are_not_inspected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"name": "image-only"}))
     found = await inspect(project.load(tmp_path))
     assert (found.functions, bool(found.note)) == ((), True)
 
 
-async def test_what_needs_its_image_says_so(tmp_path: Path) -> None:
+async def test_code_that_needs_its_image_is_not_seen_and_the_reason_is_noted(
+    tmp_path: Path,
+) -> None:
     config = {"deployConfig": {"engine": "docker", "network": "internet"}}
     made = write_project(tmp_path / "p", {"tools.py": "import in_the_image\n"}, config)
     found = await inspect(project.load(made))
@@ -324,7 +328,7 @@ async def test_nothing_is_loaded_under_the_name_of_another_owner(
     assert await hub.artifacts_held("bob") == (0, 0)
 
 
-async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(
+async def test_a_publisher_may_allow_files_that_look_like_secrets(
     tmp_path: Path, made: Path, hub: HubCore, store: ArtifactStore
 ) -> None:
     (made / "tests").mkdir()
@@ -337,7 +341,7 @@ async def test_who_sends_an_archive_may_allow_what_looks_like_a_secret(
     assert (await publish(data, "ada", **where, allow=["tests/*"])).name == "made"
 
 
-def test_a_status_that_there_is_none_of_is_said(made: Path) -> None:
+def test_an_unknown_status_is_refused(made: Path) -> None:
     (made / "config.json").write_text(json.dumps({"name": "made", "status": "Splendid"}))
     functions = (FunctionSchema(kind="tool", name="say"),)
     with pytest.raises(ConfigError, match="Splendid") as raised:

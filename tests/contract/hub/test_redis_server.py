@@ -88,7 +88,7 @@ async def test_all_users_of_a_directory_share_one(serve: Callable[..., RedisServ
     assert await versions(third) == ["1.0.0"]
 
 
-async def test_it_ends_with_its_keeper_and_comes_back_with_all_it_acknowledged(
+async def test_it_ends_with_its_keeper_and_keeps_every_acknowledged_write(
     serve: Callable[..., RedisServer],
 ) -> None:
     server = serve()
@@ -147,7 +147,7 @@ async def test_only_its_user_can_use_it(serve: Callable[..., RedisServer]) -> No
     password.write_text(secret)
 
 
-async def test_a_torn_end_is_read_and_a_torn_middle_is_told(
+async def test_a_truncated_log_is_read_and_a_damaged_one_is_reported(
     serve: Callable[..., RedisServer],
 ) -> None:
     server = serve(bundled())
@@ -202,7 +202,7 @@ def bundled() -> str:
     return str(found)
 
 
-async def test_a_machine_without_redis_is_told_the_ways_out(
+async def test_the_error_without_a_redis_has_hints(
     serve: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     old = tmp_path / "redis-server"
@@ -222,7 +222,7 @@ async def test_a_runtime_directory_that_is_too_long_is_refused(tmp_path: Path) -
     assert "AENV_RUNTIME_DIR" in str(caught.value.hint)
 
 
-async def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+async def test_an_unusable_data_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("")
     with pytest.raises(ConfigError) as caught:
         await RedisServer(tmp_path / "d", tmp_path / "r").ensure()

@@ -124,7 +124,7 @@ async def test_a_password_in_the_url(start: Start) -> None:
     await fails(f"redis://somebody:geheim@127.0.0.1:{port}", ConfigError)
 
 
-async def test_a_user_who_may_do_little_is_told_so(start: Start) -> None:
+async def test_a_redis_user_with_too_few_rights(start: Start) -> None:
     port = await start(config="user little on >geheim ~* +ping +hello +client")
     await fails(f"redis://little:geheim@127.0.0.1:{port}", ConfigError)
 
@@ -134,12 +134,12 @@ async def test_a_socket(start: Start, tmp_path: Path) -> None:
     await works(f"unix://{tmp_path}/s")
 
 
-async def test_nobody_there() -> None:
+async def test_an_address_without_a_redis() -> None:
     gone = await fails(f"redis://:geheim@127.0.0.1:{free_port()}", FabricUnavailable)
     assert gone.retryable
 
 
-async def test_a_redis_without_room(start: Start) -> None:
+async def test_a_full_redis(start: Start) -> None:
     port = await start("--maxmemory", "1", "--maxmemory-policy", "noeviction")
     full = await fails(f"redis://127.0.0.1:{port}", FabricUnavailable)
     assert "maxmemory" in full.message
@@ -391,7 +391,7 @@ async def test_a_cluster(start: Start) -> None:
         "redis://:geheim/x@host", "rediss+unknown://:geheim@host",
     ],
 )  # fmt: skip
-def test_what_is_no_url_is_refused_without_repeating_it(url: str) -> None:
+def test_an_invalid_url_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         connect(url)
     text = f"{caught.value} {vars(caught.value)} {caught.value.__cause__!r}"

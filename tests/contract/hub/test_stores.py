@@ -39,7 +39,7 @@ class TestFileInstanceStore(InstanceStoreContract):
     def test_a_file_that_cannot_be_read_is_skipped(
         self, store: InstanceStore, directory: Path, content: bytes
     ) -> None:
-        """A record of another version, or a torn one: its sandbox is ended as nobody's."""
+        """A record of another version, or a truncated one: its sandbox is ended as an orphan."""
         store.put([record("good"), record("torn")])
         torn = next(p for p in directory.glob("*.json") if b'"torn"' in p.read_bytes())
         torn.write_bytes(content)
@@ -48,7 +48,7 @@ class TestFileInstanceStore(InstanceStoreContract):
         store.put([record("torn")])
         assert store.get(InstanceId("torn")) == record("torn")
 
-    def test_a_write_that_fails_leaves_the_old_record_and_no_rest(
+    def test_a_failed_write_leaves_the_old_record_and_no_temporary_file(
         self, store: InstanceStore, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.put([record("kept", generation=1)])

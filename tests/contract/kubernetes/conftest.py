@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from aenv_ray.cluster.api import ClusterApi
+from aenv_ray.cluster.lifecycle import Lifecycle
 from tests.contract.kubernetes.kubernetes_objects import add
 from tests.emulators.kubernetes.api import NAMESPACE, EmulatedCluster
 
@@ -27,3 +29,23 @@ def emulated() -> Iterator[EmulatedCluster]:
         add(cluster, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"},
                       "status": {"allocatable": {"cpu": "8", "memory": "32Gi"}}})  # fmt: skip
         yield cluster
+
+
+@pytest.fixture
+def api(emulated: EmulatedCluster) -> Iterator[ClusterApi]:
+    from kubernetes.client import Configuration
+
+    connection = ClusterApi(configuration=Configuration(host=emulated.url))
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """Return the lines that `life` prints."""
+    return []
+
+
+@pytest.fixture
+def life(api: ClusterApi, said: list[str]) -> Lifecycle:
+    return Lifecycle(api, "aenv", said.append, pause=lambda _: None)

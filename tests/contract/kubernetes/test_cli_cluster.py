@@ -87,7 +87,7 @@ def test_without_a_kube_config_it_says_what_to_set(monkeypatch, tmp_path, capsys
 
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_doctor_names_the_first_step_of_each_alert_offline(monkeypatch, tmp_path, capsys, output):
-    """Whoever reads an alert may have no access to the cluster yet."""
+    """The reader of an alert may not have access to the cluster yet."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["cluster", "doctor", "--alerts", "-n", "elsewhere", "-o", output]) == 0
     said = capsys.readouterr().out

@@ -6,7 +6,6 @@ import base64
 import builtins
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -35,25 +34,6 @@ from tests.emulators.kubernetes.api import EmulatedCluster
 
 ROOT = Path(__file__).parents[3]
 LONG_S = 60.0
-
-
-@pytest.fixture
-def api(emulated: EmulatedCluster) -> Iterator[cluster_api.ClusterApi]:
-    from kubernetes.client import Configuration
-
-    connection = cluster_api.ClusterApi(configuration=Configuration(host=emulated.url))
-    yield connection
-    connection.close()
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def life(api: cluster_api.ClusterApi, said: list[str]) -> lifecycle.Lifecycle:
-    return lifecycle.Lifecycle(api, "aenv", said.append, pause=lambda _: None)
 
 
 def counts(emulated: EmulatedCluster) -> dict[str, int]:
@@ -90,7 +70,7 @@ def test_passwords_are_long_and_in_no_output(emulated, life, said):
         assert value not in "\n".join(said)
 
 
-def test_the_password_of_a_redis_elsewhere_is_the_users(emulated, life):
+def test_the_user_must_provide_the_password_of_an_external_redis(emulated, life):
     """A random one would let nothing in, and its cause would be far from its effect."""
     settings = {"redis.replicas": "0", "redis.secret": "my-redis"}
     with pytest.raises(ConfigError, match="no Secret my-redis") as caught:
@@ -127,7 +107,7 @@ def test_every_pull_secret_that_a_pod_names_exists(overlay, emulated, life):
 
 
 def test_a_missing_pull_secret_is_named(emulated, life, said):
-    """Neither `apply` nor a pod can create the login of a user's registry."""
+    """The login of a user's registry can be created neither by `apply` nor by a pod."""
     life.apply(manifests.load("dev", None, {"sandboxes.pullSecrets": "aenv-registry, mine"}))
     missing = [line for line in said if "missing" in line]
     assert len(missing) == 1
@@ -247,7 +227,7 @@ def test_a_cluster_that_does_not_come_up_says_why(emulated, life, said):
     assert len(said) == len(set(said))  # each lack is told once
 
 
-def test_pods_that_the_namespace_does_not_admit_are_told(emulated, life):
+def test_pods_that_the_namespace_does_not_admit_are_reported(emulated, life):
     add(emulated, {"apiVersion": "v1", "kind": "ResourceQuota",
                    "metadata": {"name": "team", "namespace": "aenv"},
                    "spec": {"hard": {"pods": "0"}}})  # fmt: skip
@@ -291,7 +271,7 @@ def test_kuberay_acts_on_no_run_that_has_a_time_to_live_in_a_shared_cluster(emul
 
 
 def test_a_cluster_that_kuberay_refuses_says_why(emulated, life):
-    """The API accepts it, and only an event tells."""
+    """The API accepts it, and only an event shows the reason."""
     objects = manifests.load("dev")
     (ray,) = [one for one in objects if one["kind"] == "RayCluster"]
     ray["spec"]["workerGroupSpecs"][0] |= {"minReplicas": 5, "maxReplicas": 4}
@@ -308,7 +288,7 @@ def event(
                    "involvedObject": {"kind": about[0], "name": about[1]}})  # fmt: skip
 
 
-def test_what_only_events_tell_is_told(emulated, life):
+def test_problems_that_only_events_show_are_reported(emulated, life):
     """A pod that is not admitted is in no list, and KubeRay says in no status what is invalid."""
     life.apply(manifests.load("dev"))
     event(emulated, "e1", ("StatefulSet", "aenv-redis"), "FailedCreate", "an older word")
@@ -332,7 +312,7 @@ def test_what_only_events_tell_is_told(emulated, life):
     assert "exceeded quota" not in " ".join(life.snapshot().problems())
 
 
-def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
+def test_a_throttled_request_is_repeated_and_a_refusal_names_the_permission(
     emulated, life, monkeypatch
 ):
     pauses: list[float] = []
@@ -350,7 +330,7 @@ def test_an_api_without_time_is_asked_again_and_a_refusal_names_the_permission(
         life.snapshot()
 
 
-def test_an_api_that_is_not_there_is_told_as_such(tmp_path):
+def test_an_unreachable_api_is_reported(tmp_path):
     from kubernetes.client import Configuration
 
     connection = cluster_api.ClusterApi(configuration=Configuration(host="http://127.0.0.1:1"))
@@ -376,7 +356,7 @@ def test_without_the_package_it_says_how_to_install_it(monkeypatch):
 # --- changes ------------------------------------------------------------------------------------
 
 
-def test_scale_bounds_a_group_and_refuses_what_cannot_be(emulated, life):
+def test_scale_sets_the_bounds_of_a_group_and_refuses_invalid_ones(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.scale("kubernetes", 2, 20) | {"pods": 0} == {
         "group": "kubernetes", "min": 2, "max": 20, "slots": "32", "ready": 1, "pods": 0,
@@ -388,193 +368,6 @@ def test_scale_bounds_a_group_and_refuses_what_cannot_be(emulated, life):
     with pytest.raises(ConfigError, match="no worker group 'gpu'") as caught:
         life.scale("gpu", 1, 1)
     assert caught.value.hint == "groups: kubernetes"
-
-
-# --- upgrades -----------------------------------------------------------------------------------
-
-
-def images_of(emulated: EmulatedCluster) -> dict[str, str]:
-    """Return the image of each Ray pod."""
-    return {
-        pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"]
-        for pod in all_of(emulated, "Pod")
-        if "ray.io/node-type" in pod["metadata"]["labels"]
-    }
-
-
-def upgraded(image: str) -> list[dict[str, Any]]:
-    return manifests.load("dev", None, {"image": image, "workers.minReplicas": "3"})
-
-
-def test_an_upgrade_replaces_one_worker_after_the_other_and_the_head_last(emulated, life, said):
-    life.apply(upgraded("aenv-ray:1"))
-    life.await_ready(LONG_S)
-    said.clear()
-    found = life.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert not found.problems()
-    assert images_of(emulated) == dict.fromkeys(
-        ("headgroup-0", "kubernetes-0", "kubernetes-1", "kubernetes-2"), "aenv-ray:2"
-    )
-    deleted = [line for line in said if line.endswith("deleted")]
-    assert deleted == [
-        "Pod kubernetes-0: deleted", "Pod kubernetes-1: deleted", "Pod kubernetes-2: deleted",
-        "Pod headgroup-0: deleted",
-    ]  # fmt: skip
-    said.clear()
-    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert not [line for line in said if line.endswith("deleted")], "nothing differs"
-    life.upgrade(upgraded("aenv-ray:2"), LONG_S, everything=True)
-    assert len([line for line in said if line.endswith("deleted")]) == 4
-
-
-def test_an_upgrade_to_a_version_that_does_not_start_stops_at_the_first_worker(emulated, life):
-    """What runs goes on; the corrected version replaces the broken worker first."""
-    life.apply(upgraded("aenv-ray:1"))
-    emulated.controllers.missing_images.add("aenv-ray:2")
-    with pytest.raises(DeadlineExceeded, match="workers to replace: "):
-        life.upgrade(upgraded("aenv-ray:2"), 0.0)
-    with pytest.raises(DeadlineExceeded, match=r"workers to replace: \d+.*kubernetes-0: .*Pull"):
-        life.upgrade(upgraded("aenv-ray:2"), 0.0)
-    assert sorted(images_of(emulated).values()) == ["aenv-ray:1"] * 3 + ["aenv-ray:2"]
-    life.upgrade(upgraded("aenv-ray:3"), LONG_S)
-    assert set(images_of(emulated).values()) == {"aenv-ray:3"}
-
-
-def autoscaled(api: cluster_api.ClusterApi, workers: int) -> None:
-    """Want this many workers, as the autoscaler does."""
-    path = "/spec/workerGroupSpecs/0/replicas"
-    change = [{"op": "replace", "path": path, "value": workers}]
-    api.patch(KINDS["RayCluster"], "aenv", "aenv", change)
-
-
-def unplaced(emulated: EmulatedCluster) -> int:
-    """Return how many pods wait for room."""
-    return [pod["status"]["phase"] for pod in all_of(emulated, "Pod")].count("Pending")
-
-
-IMAGES = ("aenv-ray:1", "aenv-ray:2")
-
-
-def test_an_upgrade_goes_on_while_no_node_has_room_for_all_workers(emulated, life, api, said):
-    """The autoscaler wants as many as there is demand for, whatever the nodes hold."""
-    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
-    life.apply(old)
-    emulated.controllers.worker_room = 1
-    autoscaled(api, 2)
-    assert unplaced(emulated) == 1
-    during(api, said, lambda: autoscaled(api, 3)).upgrade(new, 0.5)
-    assert unplaced(emulated) == 2
-    assert deleted(said)[-1] == "headgroup-0"
-    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
-
-
-def test_an_upgrade_stops_if_no_node_has_room_for_its_workers(emulated, life, api, said):
-    """Although there was a worker that waited for room before."""
-    old, new = (manifests.load("dev", None, {"image": image}) for image in IMAGES)
-    life.apply(old)
-    emulated.controllers.worker_room = 2
-    autoscaled(api, 3)
-    emulated.controllers.worker_room = 1  # the new version needs more
-    with pytest.raises(DeadlineExceeded, match="Insufficient cpu"):
-        life.upgrade(new, 0.5)
-    assert sorted(deleted(said)) == ["kubernetes-0", "kubernetes-2"]
-
-
-def test_there_must_be_something_to_upgrade(life):
-    with pytest.raises(ConfigError, match="no cluster"):
-        life.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    others = [one for one in upgraded("aenv-ray:2") if one["kind"] != "RayCluster"]
-    with pytest.raises(ConfigError, match="no RayCluster among the objects"):
-        life.upgrade(others, LONG_S)
-
-
-def test_another_version_of_ray_is_refused_before_anything_is_changed(emulated, life):
-    """Its workers could not join the head, which is replaced after all workers."""
-    life.apply(upgraded("aenv-ray:1"))
-    newer = manifests.load("dev", None, {"image": "aenv-ray:2", "rayVersion": "9.9.9"})
-    before = [all_of(emulated, kind) for kind in KINDS]
-    for change in life.upgrade, life.apply:
-        with pytest.raises(
-            ConfigError, match=r"runs Ray .*, and workers with Ray 9\.9\.9"
-        ) as caught:
-            change(newer)
-        assert "aenv cluster delete; aenv cluster apply" in (caught.value.hint or "")
-    assert [all_of(emulated, kind) for kind in KINDS] == before
-    life.delete(LONG_S)
-    life.apply(newer)
-    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
-
-
-def deleted(said: list[str]) -> list[str]:
-    return [line.split()[1].rstrip(":") for line in said if line.endswith("deleted")]
-
-
-def during(api: cluster_api.ClusterApi, said: list[str], *steps: Any) -> lifecycle.Lifecycle:
-    """Return a life cycle in which each wait takes one of the steps, as long as there are some."""
-    left = list(steps)
-    return lifecycle.Lifecycle(api, "aenv", said.append, lambda _: left and left.pop(0)())
-
-
-def test_no_worker_is_deleted_while_the_head_is_not_ready(emulated, life, api, said):
-    """A worker that cannot reach the head cannot drain."""
-    life.apply(upgraded("aenv-ray:1"))
-
-    def set_ready(word: str) -> None:
-        with edited(emulated, "Pod", "headgroup-0") as pod:
-            pod["status"]["conditions"] = [{"type": "Ready", "status": word}]
-
-    set_ready("False")
-    with pytest.raises(DeadlineExceeded, match="no worker is deleted") as caught:
-        life.upgrade(upgraded("aenv-ray:2"), 0.0)
-    assert "delete its pod" in (caught.value.hint or "")
-    assert deleted(said) == []
-    during(api, said, lambda: set_ready("True")).upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
-
-
-def test_a_head_that_does_not_start_is_replaced_first(emulated, life, said):
-    """All would wait for it otherwise, and nothing uses it yet."""
-    emulated.controllers.missing_images.add("aenv-ray:1")
-    life.apply(upgraded("aenv-ray:1"))
-    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert deleted(said)[0] == "headgroup-0"
-    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
-
-
-def test_each_pod_is_replaced_once_even_if_admission_rewrites_images(emulated, life, said):
-    emulated.controllers.mirror = "mirror.example/"
-    life.apply(upgraded("aenv-ray:1"))
-    life.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert deleted(said) == ["kubernetes-0", "kubernetes-1", "kubernetes-2", "headgroup-0"]
-    assert set(images_of(emulated).values()) == {"mirror.example/aenv-ray:2"}
-
-
-@pytest.mark.parametrize(("at_once", "words"), [(1, "26100 s"), (2, "18600 s")])
-def test_the_default_timeout_suffices_for_the_drain_of_each_batch(at_once, words, life, said):
-    values = {"workers.minReplicas": "3", "workers.drainSeconds": "7200"}
-    life.apply(manifests.load("dev", None, {**values, "image": "aenv-ray:1"}))
-    life.upgrade(manifests.load("dev", None, {**values, "image": "aenv-ray:2"}), at_once=at_once)
-    assert f"waiting at most {words}" in said
-
-
-def test_an_upgrade_that_ends_while_a_worker_drains_says_how_to_go_on(emulated, life):
-    life.apply(upgraded("aenv-ray:1"))
-    with edited(emulated, "Pod", "kubernetes-0") as pod:
-        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    with pytest.raises(DeadlineExceeded, match="worker kubernetes-0 drains") as caught:
-        life.upgrade(upgraded("aenv-ray:2"), 0.0)
-    for words in ("aenv cluster nodes", "--timeout", "run the command again"):
-        assert words in (caught.value.hint or "")
-
-
-def test_an_upgrade_outlasts_requests_that_fail(emulated, life, api, said):
-    """It takes hours, in which an API server may restart."""
-    life.apply(upgraded("aenv-ray:1"))
-    waits = during(api, said, lambda: emulated.fail(500, None, None, 500))
-    waits.upgrade(upgraded("aenv-ray:2"), LONG_S)
-    assert set(images_of(emulated).values()) == {"aenv-ray:2"}
-    outages = [line for line in said if "the Kubernetes API" in line]
-    assert len(outages) == 1, "told once"
 
 
 def test_a_delete_outlasts_requests_that_fail(emulated, life, api, said):
@@ -593,7 +386,7 @@ def test_a_delete_outlasts_requests_that_fail(emulated, life, api, said):
         life.delete(LONG_S)
 
 
-def test_an_api_that_stays_away_ends_a_wait_at_its_deadline(emulated, life):
+def test_a_wait_for_an_unreachable_api_ends_at_its_deadline(emulated, life):
     life.apply(manifests.load("dev"))
     emulated.fail(500)
     with pytest.raises(FabricUnavailable, match="an internal error occurred"):
@@ -679,7 +472,7 @@ def test_delete_leaves_no_pod_and_keeps_what_was_stored(emulated, life):
     assert life.await_ready(LONG_S).head is not None
 
 
-def test_delete_with_storage_keeps_nothing_and_again_does_nothing(emulated, life):
+def test_delete_with_storage_keeps_nothing_and_is_idempotent(emulated, life):
     life.apply(manifests.load("dev"))
     assert life.delete(LONG_S, storage=True) == []
     assert life.delete(LONG_S, storage=True) == []
@@ -731,7 +524,7 @@ def test_another_namespaces_objects_and_a_users_own_stay(emulated, life):
 # --- permissions --------------------------------------------------------------------------------
 
 
-def test_what_apply_and_delete_ask_is_what_the_doctor_asks_for(emulated, life):
+def test_the_doctor_checks_the_permissions_of_apply_and_delete(emulated, life):
     """Every call is a listed permission, and every listed one is used."""
 
     def used() -> set[tuple[str, str]]:
@@ -822,11 +615,11 @@ def test_the_doctor_names_the_permission_kind_quota_class_and_node(emulated, api
          "ErrImagePull: no such image"),
     ],
 )  # fmt: skip
-def test_why_a_pod_is_not_ready_is_said_in_words(status, words):
+def test_the_reason_why_a_pod_is_not_ready_is_readable(status, words):
     assert why({"metadata": {"name": "p"}, "status": status}) == words
 
 
-def test_a_services_claim_that_waits_for_a_pod_keeps_no_cluster_from_being_ready():
+def test_a_cluster_is_ready_while_the_claim_of_a_service_is_pending():
     def told(component):
         labels = {"app.kubernetes.io/component": component}
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "kept", "labels": labels}}

@@ -64,7 +64,7 @@ async def bench(node: KubernetesNode, tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_no_secret_is_in_the_api_or_in_the_nodes_log(
     bench: Bench, node: KubernetesNode
 ) -> None:
-    """Invariant 10: who may list pods reads no variable, and nothing that opens a pod."""
+    """Invariant 10: the right to list pods reveals no variables and no keys of pods."""
     sandbox = await bench.start(environment_variables={"TOKEN": "hunter2"})
     name = node.pod(sandbox.instance_id)
     assert (await execute(sandbox, "echo $TOKEN")).text() == "hunter2\n"
@@ -85,7 +85,7 @@ async def test_an_instance_cannot_read_the_key_of_its_own_pod(bench: Bench) -> N
     assert found.stderr.count(b"Permission denied") == 3
 
 
-async def test_who_has_no_key_gets_nothing(bench: Bench, node: KubernetesNode) -> None:
+async def test_requests_without_the_key_are_refused(bench: Bench, node: KubernetesNode) -> None:
     """Invariant 7: a pod's address is others' too."""
     sandbox = await bench.start()
     (pod,) = node.sandboxes()
@@ -95,7 +95,7 @@ async def test_who_has_no_key_gets_nothing(bench: Bench, node: KubernetesNode) -
     assert await value_of(sandbox, "echo", text="alive") == "alive"
 
 
-async def test_a_host_speaks_with_nobody_who_only_has_its_pods_address() -> None:
+async def test_a_host_trusts_no_server_that_only_has_the_address_of_its_pod() -> None:
     """A pod that is gone may have left its address to another, which cannot pass for it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address, port = server.getsockname()
@@ -137,7 +137,7 @@ async def test_project_and_runtime_are_read_only_for_root(bench: Bench) -> None:
     assert any("the image's Python" in words for words in sandbox.isolation.missing)
 
 
-async def test_what_unpacks_a_pods_files_has_ended(bench: Bench, node: KubernetesNode) -> None:
+async def test_the_unpacker_of_a_pod_has_ended(bench: Bench, node: KubernetesNode) -> None:
     """Invariant 14: it may write what the others load, and is gone before an agent acts."""
     sandbox = await bench.start()
 
@@ -199,7 +199,7 @@ async def test_a_pod_at_its_deadline_has_succeeded(node: KubernetesNode, tmp_pat
         assert node.cluster.phases[name] == "Succeeded"
 
 
-async def test_who_is_inside_cannot_end_its_pod_as_a_release_does(bench: Bench) -> None:
+async def test_a_sandbox_cannot_end_its_pod_like_a_release(bench: Bench) -> None:
     """Invariant 14: process 1 obeys SIGTERM, but only from outside."""
     sandbox = await bench.start()
     for signal in ("TERM", "INT", "KILL", "STOP"):
@@ -217,7 +217,7 @@ time.sleep(0.5)
 """
 
 
-async def test_what_a_project_sends_instead_of_its_report_fails_its_start(bench: Bench) -> None:
+async def test_an_invalid_report_of_a_project_fails_its_start(bench: Bench) -> None:
     """Its pod ends, and the host still hears of the others."""
     source = (
         "import os, socket\n"
@@ -247,7 +247,7 @@ async def test_a_release_does_not_wait_for_the_node(
         assert own_node.left_over() == []
 
 
-async def test_a_pod_that_cannot_be_ended_keeps_no_other_alive(
+async def test_a_pod_that_cannot_be_ended_does_not_keep_others_alive(
     own_node: KubernetesNode, tmp_path: Path
 ) -> None:
     """Invariant 3: the failure is the API's, and the other pods of the release end."""
@@ -305,7 +305,7 @@ async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_pat
             await other.attach(sandbox.instance_id)
 
 
-async def test_an_ended_pod_is_told_to_the_host_that_comes_back(
+async def test_a_host_that_returns_learns_of_a_pod_that_ended(
     node: KubernetesNode, tmp_path: Path
 ) -> None:
     engine = node.engine(HostId("host-that-comes-back"))
@@ -344,7 +344,7 @@ async def test_a_deadline_beyond_the_pods_own_is_refused_with_the_way_out(
         ({"reason": "NodeShutdown", "message": "shut down"}, "its node was lost: shut down"),
     ],
 )
-async def test_a_node_that_ends_a_pod_is_said(
+async def test_the_error_says_that_a_node_ended_the_pod(
     bench: Bench, node: KubernetesNode, status: dict[str, str], words: str
 ) -> None:
     """Invariant 2."""
@@ -353,7 +353,9 @@ async def test_a_node_that_ends_a_pod_is_said(
     assert words in await end_of(sandbox)
 
 
-async def test_a_pod_deleted_by_hand_is_said(bench: Bench, node: KubernetesNode) -> None:
+async def test_the_error_says_that_a_pod_was_deleted_by_hand(
+    bench: Bench, node: KubernetesNode
+) -> None:
     """Invariant 2."""
     sandbox = await bench.start()
     node.cluster.delete("pods", node.pod(sandbox.instance_id))
@@ -361,7 +363,7 @@ async def test_a_pod_deleted_by_hand_is_said(bench: Bench, node: KubernetesNode)
     assert await bench.running() == set()
 
 
-async def test_a_dead_pod_tells_its_last_words(bench: Bench) -> None:
+async def test_the_error_for_a_dead_pod_has_the_end_of_its_log(bench: Bench) -> None:
     source = (
         "import os\nfrom aenv_ray.runtime import register_tool\n"
         "@register_tool\ndef speak_and_die() -> None:\n"
@@ -376,7 +378,9 @@ async def test_a_dead_pod_tells_its_last_words(bench: Bench) -> None:
 # --- what does not start --------------------------------------------------------------------------
 
 
-async def test_an_image_that_cannot_be_had_is_said(bench: Bench, node: KubernetesNode) -> None:
+async def test_the_error_names_an_image_that_cannot_be_pulled(
+    bench: Bench, node: KubernetesNode
+) -> None:
     deploy = {"container": {"image": "nowhere.example/none:1"}}
     with pytest.raises(SandboxStartFailed, match=r"example/none:1.*does not exist") as raised:
         await bench.start(bench.contract_project(deploy))
@@ -421,7 +425,7 @@ async def test_a_missing_runtime_class_is_the_projects_error(bench: Bench) -> No
         await bench.start(bench.contract_project({"container": {"runtime": "gone"}}))
 
 
-async def test_what_a_restricted_namespace_forbids_is_said(
+async def test_the_error_names_what_a_restricted_namespace_forbids(
     own_node: KubernetesNode, tmp_path: Path
 ) -> None:
     own_node.cluster.label_namespace({"pod-security.kubernetes.io/enforce": "restricted"})

@@ -93,7 +93,7 @@ async def test_the_doctor_tries_a_pod_and_leaves_none(
 async def test_the_doctor_finds_that_nothing_enforces_network_policies(
     node: KubernetesNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The emulated cluster has no network of its own, as some real ones have no policies."""
+    """The emulated cluster does not enforce policies, like some real ones."""
     group = "networking.k8s.io"
     policy: dict[str, Any] = {
         "apiVersion": f"{group}/v1", "kind": "NetworkPolicy", "metadata": {"name": "all"},
@@ -107,7 +107,7 @@ async def test_the_doctor_finds_that_nothing_enforces_network_policies(
     assert "nothing enforces them" in network.found
 
 
-async def test_the_doctor_names_what_the_service_account_may_not(
+async def test_the_doctor_names_missing_permissions_of_the_service_account(
     node: KubernetesNode, granted: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     granted -= {("create", "pods"), ("list", "networkpolicies")}
@@ -118,7 +118,7 @@ async def test_the_doctor_names_what_the_service_account_may_not(
     assert f"Role of namespace {NAMESPACE}" in found.mend
 
 
-async def test_the_doctor_says_that_the_api_is_away(
+async def test_the_doctor_reports_an_unreachable_api(
     node: KubernetesNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(node, monkeypatch)

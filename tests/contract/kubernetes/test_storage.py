@@ -49,7 +49,7 @@ def waiting(node: KubernetesNode) -> list[str]:
     return [str(c["message"]) for c in conditions if c["status"] == "False"]
 
 
-async def test_a_claim_outlives_the_pods_that_have_it(
+async def test_a_claim_outlives_the_pods_that_mount_it(
     own_node: KubernetesNode, bench: Bench
 ) -> None:
     storage, project = a_storage(), keeper(bench)
@@ -88,7 +88,7 @@ async def test_a_second_pod_waits_for_the_first_ones_end(
     assert await said(await later, "at_start") == "start\none\nstart\n"
 
 
-async def test_a_shared_claim_is_had_by_many(own_node: KubernetesNode, bench: Bench) -> None:
+async def test_many_pods_mount_a_shared_claim(own_node: KubernetesNode, bench: Bench) -> None:
     storage, project = a_storage(is_shared=True), keeper(bench)
     one, two = [await bench.start(project, storage=storage) for _ in range(2)]
     await said(one, "note", text="one")

@@ -52,7 +52,9 @@ def host_port() -> Iterator[int]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-async def test_nothing_of_the_hosts_people_is_readable(walled: Bench, tmp_path: Path) -> None:
+async def test_home_directories_and_secrets_of_the_node_are_unreadable(
+    walled: Bench, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     secret.chmod(0o644)
@@ -129,7 +131,7 @@ async def test_the_hosts_programs_are_read_only(walled: Bench) -> None:
     assert [line for line in writable.split() if not line.startswith(allowed)] == []
 
 
-async def test_what_is_left_open_is_only_its_own(walled: Bench) -> None:
+async def test_only_its_own_descriptors_are_open(walled: Bench) -> None:
     """A leaked descriptor of the launcher, a template or another sandbox would be a way out."""
     sandbox = await walled.start()
     source = (
@@ -273,7 +275,7 @@ async def test_its_own_loopback_works(walled: Bench) -> None:
     assert await value_of(sandbox, "connect", port=port) is True
 
 
-async def test_host_network_is_a_fact_that_is_stated(walled: Bench, host_port: int) -> None:
+async def test_host_network_is_a_reported_fact(walled: Bench, host_port: int) -> None:
     """A project that asks for the host's network gets it, and its facts say what that costs."""
     sandbox = await walled.start(walled.contract_project({"network": "host"}))
     assert await value_of(sandbox, "connect", port=host_port) is True
@@ -294,7 +296,7 @@ async def test_abstract_sockets_of_the_host_are_out_of_reach(walled: Bench) -> N
         assert await errno_of(sandbox, connect) == "ECONNREFUSED"
 
 
-async def test_shared_memory_of_sandboxes_is_apart(walled: Bench) -> None:
+async def test_sandboxes_share_no_memory(walled: Bench) -> None:
     one, two = await walled.start(), await walled.start()
     await execute(one, "echo secret > /dev/shm/note")
     assert "No such file" in await text(two, "cat /dev/shm/note")

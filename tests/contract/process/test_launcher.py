@@ -58,7 +58,7 @@ def _template_pids(node: Node) -> list[int]:
     return children(node.launcher_pids())
 
 
-async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) -> None:
+async def test_the_launcher_has_its_own_session(bench: Bench, own_node: Node) -> None:
     """Ray kills a worker's process group, and the launcher is not in it."""
     sandbox = await bench.start()
     (launcher,) = own_node.launcher_pids()
@@ -74,7 +74,7 @@ async def test_the_launcher_is_in_nobodys_session(bench: Bench, own_node: Node) 
 async def test_what_a_template_uses_stays_in_the_caches(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the launcher is gone, however full the cache is and whatever became of the host."""
+    """Until the launcher has ended, however full the cache is, and even if the host has died."""
     monkeypatch.setattr(caches, "LEAST_AGE_S", -1.0)
     project = bench.contract_project({"network": "none"})
     caches.note_use(project)
@@ -93,7 +93,7 @@ async def test_what_a_template_uses_stays_in_the_caches(
     )
 
 
-async def test_a_cgroup_that_cannot_be_used_is_told(own_node: Node, tmp_path: Path) -> None:
+async def test_an_unusable_cgroup_is_reported(own_node: Node, tmp_path: Path) -> None:
     """Instances run with measured memory, and their facts say so."""
     (tmp_path / "cgroup.controllers").write_text("hugetlb\n")
     engine = ProcessEngine(
@@ -140,7 +140,7 @@ async def test_everything_ends_with_the_launcher(bench: Bench, own_node: Node) -
     await bench.engine.stop([sandbox.instance_id, again.instance_id])
 
 
-async def test_an_end_that_cannot_be_noted_ends_no_other_sandbox(
+async def test_an_end_that_cannot_be_recorded_ends_no_other_sandbox(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Invariant 2: the disk of the node may be full."""
@@ -159,7 +159,7 @@ async def test_an_end_that_cannot_be_noted_ends_no_other_sandbox(
 
 
 async def _speak(node: Node, *lines: bytes) -> socket.socket:
-    """Connect to the launcher as nobody's host, and say something."""
+    """Connect to the launcher as an unknown host, and send a message."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(node.directory / "launcher.sock"))
     if lines:
@@ -167,7 +167,7 @@ async def _speak(node: Node, *lines: bytes) -> socket.socket:
     return sock
 
 
-async def test_a_peer_that_talks_nonsense_harms_nobody(walled: Bench, walled_node: Node) -> None:
+async def test_invalid_messages_of_a_peer_affect_no_other(walled: Bench, walled_node: Node) -> None:
     sandbox = await walled.start()
     for line in (b"{", b"[]", b"{}", b'{"op":"start","seq":1,"items":[{}]}', b"\xff"):
         (await _speak(walled_node, line)).close()
@@ -175,7 +175,7 @@ async def test_a_peer_that_talks_nonsense_harms_nobody(walled: Bench, walled_nod
     await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_a_host_that_goes_while_it_is_answered_harms_nobody(
+async def test_a_host_that_disconnects_during_an_answer_affects_no_other(
     walled: Bench, walled_node: Node
 ) -> None:
     """Invariant 2: what happens to one host does not reach the others' sandboxes."""
@@ -192,7 +192,7 @@ async def test_a_host_that_goes_while_it_is_answered_harms_nobody(
     await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_more_connections_than_descriptors_harm_nobody(
+async def test_more_connections_than_descriptors_affect_no_sandbox(
     walled: Bench, walled_node: Node
 ) -> None:
     sandbox = await walled.start()
@@ -209,7 +209,7 @@ async def test_more_connections_than_descriptors_harm_nobody(
     await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_a_sandbox_that_accepts_nothing_keeps_nobody_else_waiting(
+async def test_a_sandbox_that_accepts_no_connections_delays_no_other(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: a host serves thousands of others in the same event loop."""
@@ -237,10 +237,10 @@ async def test_a_sandbox_that_accepts_nothing_keeps_nobody_else_waiting(
     await later.close()
 
 
-async def test_a_sandbox_that_accepts_nothing_from_its_start_on_is_ended(
+async def test_a_sandbox_that_never_accepts_a_connection_is_ended(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3: its start failed, so nobody else would end it."""
+    """Invariant 3: its start failed, so no one else would end it."""
 
     async def refuse(_: Path) -> socket.socket:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -266,10 +266,10 @@ async def test_more_callers_at_once_than_can_wait_are_all_served(
     await bench.engine.stop([sandbox.instance_id])
 
 
-async def test_a_sandbox_that_does_not_read_fills_no_host(
+async def test_a_sandbox_that_does_not_read_does_not_fill_its_hosts_memory(
     bench: Bench, own_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 7: calls that it does not read are refused, and go on when it reads again."""
+    """Invariant 7: calls that it does not read are refused, and accepted once it reads again."""
     monkeypatch.setattr(door, "STALLED_S", 0.2)
     monkeypatch.setattr(door, "MAX_UNREAD_BYTES", 8 << 20)
     sandbox = await bench.start()
@@ -313,7 +313,7 @@ async def test_code_that_writes_to_the_launchers_socket_ends_only_itself(walled:
 
 
 @pytest.mark.parametrize("variables", [{"A": "x" * 200_000}, {"A": "a\0b"}], ids=["long", "NUL"])
-async def test_variables_that_no_process_can_have_fail_their_own_start(
+async def test_invalid_variables_fail_only_their_own_start(
     walled: Bench, variables: dict[str, str]
 ) -> None:
     sandbox = await walled.start()
@@ -325,7 +325,7 @@ async def test_variables_that_no_process_can_have_fail_their_own_start(
     await walled.engine.stop([sandbox.instance_id])
 
 
-async def test_a_template_that_ended_is_made_again(bench: Bench, own_node: Node) -> None:
+async def test_a_template_that_ended_is_replaced(bench: Bench, own_node: Node) -> None:
     """Idle for long, or killed: the next start does not notice."""
     sandbox = await bench.start()
     await bench.engine.stop([sandbox.instance_id])
@@ -363,7 +363,7 @@ async def test_everything_ends_with_the_owner(own_node: Node, tmp_path: Path) ->
 
 
 def _launch(node: Node, grace_s: float) -> None:
-    """Start the launcher of a node with a grace of its own for hosts that are away."""
+    """Start the launcher of a node with its own grace period for hosts that are away."""
     command = [sys.executable, "-P", "-m", "aenv_ray.engines.process.launcher"]
     subprocess.run(
         [*command, str(node.directory), str(grace_s)],
@@ -392,9 +392,7 @@ async def test_a_host_that_stays_away_loses_its_sandboxes(own_node: Node, tmp_pa
     await again.close()
 
 
-async def test_an_id_that_is_started_again_has_no_earlier_end(
-    own_node: Node, tmp_path: Path
-) -> None:
+async def test_a_reused_id_does_not_report_its_earlier_end(own_node: Node, tmp_path: Path) -> None:
     """Invariants 3 and 14: Ray repeats a start after its host was away for too long."""
     _launch(own_node, 0.5)
     first = own_node.engine(HOST)
@@ -442,7 +440,7 @@ async def test_everything_of_a_template_ends_with_it(bench: Bench, own_node: Nod
     await bench.engine.stop([row.instance_id for row in await bench.engine.running()])
 
 
-async def test_a_crash_tells_the_end_of_the_log(walled: Bench) -> None:
+async def test_the_error_for_a_crash_has_the_end_of_the_log(walled: Bench) -> None:
     project = walled.project(
         {
             "tools.py": "import os, sys\nfrom aenv_ray.runtime import register_tool\n"
@@ -472,9 +470,7 @@ def _sleeps(arguments: str) -> bool:
     return False
 
 
-async def test_what_prints_faster_than_anybody_reads_fills_nothing(
-    bench: Bench, own_node: Node
-) -> None:
+async def test_output_that_nobody_reads_fills_nothing(bench: Bench, own_node: Node) -> None:
     """Logs lie in the node's memory: they are small at every moment, and keep their end."""
     source = (
         "import os, subprocess\nfrom aenv_ray.runtime import register_tool\n"
@@ -506,7 +502,9 @@ async def test_what_prints_faster_than_anybody_reads_fills_nothing(
     await eventually(lambda: not own_node.left_over(), "its log is gone")
 
 
-async def test_a_template_that_dies_while_it_loads_tells_the_end_of_its_log(walled: Bench) -> None:
+async def test_the_error_for_a_template_that_dies_while_loading_has_the_end_of_its_log(
+    walled: Bench,
+) -> None:
     source = "import os\nprint('x' * 3_000_000)\nprint('the last words', flush=True)\nos.abort()\n"
     with pytest.raises(SandboxStartFailed, match="the last words"):
         await walled.start(walled.project({"tools.py": source}))
@@ -516,7 +514,7 @@ def _entries(engine: ProcessEngine) -> int:
     return sum(len(value) for value in vars(engine).values() if isinstance(value, dict))
 
 
-async def test_an_engine_keeps_nothing_of_sandboxes_that_died(bench: Bench) -> None:
+async def test_an_engine_forgets_sandboxes_that_died(bench: Bench) -> None:
     """A host serves millions of instances; the cause of an end stays with its sandbox."""
     engine = bench.engine
     assert isinstance(engine, ProcessEngine)
@@ -543,7 +541,7 @@ async def test_an_id_that_runs_is_not_started_twice(walled: Bench) -> None:
     await walled.engine.stop([spec.instance_id])
 
 
-async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+async def test_an_unusable_runtime_directory_is_refused(tmp_path: Path) -> None:
     def make(directory: Path) -> ProcessEngine:
         return ProcessEngine(
             HOST, runtime_dir=directory, data_dir=tmp_path, scope="x", owner_pid=os.getpid()
@@ -561,7 +559,7 @@ async def test_a_runtime_directory_that_cannot_be_is_refused(tmp_path: Path) -> 
 async def test_a_batch_that_fails_in_its_second_round_leaves_nothing(
     own_node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 3: the sandboxes of the first round have started, and nobody knows them."""
+    """Invariant 3: the sandboxes of the first round have started, and no caller knows them."""
     engine = own_node.engine(HOST)
     bench = Bench(engine, tmp_path)
     specs = [bench.spec() for _ in range(2)]

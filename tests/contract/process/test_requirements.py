@@ -40,7 +40,7 @@ async def bench(own_node: Node, tmp_path: Path) -> AsyncIterator[Bench]:
     await engine.close()
 
 
-async def test_requirements_are_there_and_ray_is_not(bench: Bench, own_node: Node) -> None:
+async def test_requirements_are_installed_and_ray_is_not(bench: Bench, own_node: Node) -> None:
     """Invariant 7: what a project names, and nothing of the fabric."""
     project = bench.project({"tools.py": TOOLS})
     (project / "requirements.txt").write_text("# what it needs\nsix\naenvironment==0.1\n")
@@ -121,7 +121,7 @@ async def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path, mode:
     assert "AENV_REQUIREMENTS_CACHE" in str(raised.value.hint)
 
 
-async def test_a_failed_installation_is_told_in_the_installers_words(
+async def test_the_error_for_a_failed_installation_quotes_the_installer(
     bench: Bench, own_node: Node
 ) -> None:
     project = bench.project({"tools.py": TOOLS})
@@ -185,7 +185,7 @@ async def test_a_cancelled_start_leaves_the_environment_unlocked(
     lock.close()
 
 
-async def test_a_lock_that_is_not_released_is_named(
+async def test_the_error_names_a_lock_that_is_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 9."""
@@ -334,7 +334,7 @@ async def test_packages_come_from_where_pip_would_take_them(
     assert await value_of(sandbox, "word") == "aenv_private"
 
 
-async def test_so_do_the_libraries_for_an_images_python(
+async def test_libraries_for_an_images_python_come_from_where_pip_would_take_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mirror is all that some nodes reach; this one is empty."""

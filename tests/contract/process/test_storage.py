@@ -78,7 +78,7 @@ async def test_what_a_sandbox_keeps_outlives_it(walled: Bench) -> None:
 
 
 @pytest.mark.namespaces
-async def test_no_two_sandboxes_have_a_storage_at_once(walled: Bench) -> None:
+async def test_only_one_sandbox_at_a_time_uses_a_storage(walled: Bench) -> None:
     storage, project = a_storage(), keeper(walled)
     first = await walled.start(project, storage=storage)
     later = asyncio.create_task(walled.start(project, storage=storage))
@@ -90,7 +90,7 @@ async def test_no_two_sandboxes_have_a_storage_at_once(walled: Bench) -> None:
 
 
 @pytest.mark.namespaces
-async def test_a_killed_sandbox_gives_its_storage_back(own_node: Node, tmp_path: Path) -> None:
+async def test_a_killed_sandbox_releases_its_storage(own_node: Node, tmp_path: Path) -> None:
     from aenv_ray.ids import HostId
 
     bench = Bench(own_node.engine(HostId("h")), tmp_path)
@@ -107,7 +107,7 @@ async def test_a_killed_sandbox_gives_its_storage_back(own_node: Node, tmp_path:
 
 
 @pytest.mark.namespaces
-async def test_a_shared_storage_is_had_by_many(walled: Bench) -> None:
+async def test_many_sandboxes_use_a_shared_storage(walled: Bench) -> None:
     storage, project = a_storage(is_shared=True), keeper(walled)
     one, two = [await walled.start(project, storage=storage) for _ in range(2)]
     await said(one, "note", text="one")
@@ -116,7 +116,7 @@ async def test_a_shared_storage_is_had_by_many(walled: Bench) -> None:
 
 @pytest.mark.namespaces
 @pytest.mark.parametrize("path", ["/data", "/home/agent/kept/deep", "/tmp/kept", "/var/lib/kept"])
-async def test_a_storage_is_where_it_was_asked_for(walled: Bench, path: str) -> None:
+async def test_a_storage_is_mounted_at_the_requested_path(walled: Bench, path: str) -> None:
     storage, project = a_storage(mount_path=path), keeper(walled)
     variables = {"KEPT": path}
     for count in (1, 2):
@@ -127,7 +127,7 @@ async def test_a_storage_is_where_it_was_asked_for(walled: Bench, path: str) -> 
 
 @pytest.mark.namespaces
 async def test_a_storage_shows_nothing_of_the_node(walled: Bench, walled_node: Node) -> None:
-    """A link that a sandbox leaves there is followed by nobody outside."""
+    """A link that a sandbox creates there is not followed outside of it."""
     storage = a_storage()
     sandbox = await walled.start(storage=storage)
     hostile = "ln -s /etc /home/admin/data/link && ln -s / /home/admin/data/root && "
@@ -175,7 +175,7 @@ async def test_a_deleted_storage_comes_back_empty(walled: Bench) -> None:
 
 
 @pytest.mark.namespaces
-async def test_a_storage_that_is_not_here_is_not_made_anew(walled: Bench) -> None:
+async def test_a_missing_storage_is_not_created_again(walled: Bench) -> None:
     with pytest.raises(FabricUnavailable, match="is not in"):
         await walled.start(storage=a_storage(is_made=True))
 
@@ -200,7 +200,7 @@ async def test_without_namespaces_there_is_no_storage(open_node: Node, tmp_path:
         await bench.engine.close()
 
 
-def test_a_lock_that_another_has_is_waited_for_in_vain(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_of_another_times_out(tmp_path: Path) -> None:
     from aenv_ray.runtime.faults import ProjectLoadError
 
     (tmp_path / "lock").touch()

@@ -69,7 +69,9 @@ def start_launcher(node: Node, change: str) -> None:
 
 
 @pytest.mark.parametrize("own_node", ["none"], indirect=True)
-async def test_a_node_without_room_refuses_and_harms_nobody(bench: Bench, own_node: Node) -> None:
+async def test_a_node_without_room_refuses_and_affects_no_other_sandbox(
+    bench: Bench, own_node: Node
+) -> None:
     """What runs lives on, what is asked for is refused in words, and later there is room again."""
     start_launcher(own_node, "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (30, 30))")
     sandboxes: list[Sandbox] = []
@@ -287,7 +289,7 @@ async def test_code_that_fails_only_in_the_instance_fails_its_start(walled: Benc
 
 
 @pytest.mark.namespaces
-async def test_what_is_shown_again_below_tmp_shows_no_more_than_before(
+async def test_an_interpreter_below_tmp_exposes_nothing_else(
     own_node: Node, tmp_path: Path
 ) -> None:
     """Invariant 7: a sandbox's own /tmp covers an interpreter below /tmp; it is shown once more,

@@ -105,7 +105,7 @@ def _played(acts: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
 
 
 def test_hostile_solutions_earn_nothing_and_void_nothing(cluster: Cluster) -> None:
-    """Invariant 14: the solution under test cannot forge its verdict, nor avoid it."""
+    """Invariant 14: the solution under test can neither forge nor avoid its verdict."""
     del cluster
 
     def submitting(code: str) -> Callable[[Any], Any]:
@@ -121,7 +121,7 @@ def test_hostile_solutions_earn_nothing_and_void_nothing(cluster: Cluster) -> No
 
 
 def test_what_an_agent_prepares_does_not_reach_the_judge(cluster: Cluster) -> None:
-    """Boundary D19: a right solution still earns 1, and a wrong one 0, whatever the agent left."""
+    """Boundary D19: whatever the agent left, a right solution earns 1 and a wrong one 0."""
     del cluster
 
     def after(preparation: str, code: str) -> Callable[[Any], Any]:

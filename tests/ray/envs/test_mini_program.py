@@ -95,7 +95,7 @@ def test_references_pass_and_attackers_do_not(cluster: Cluster) -> None:
     assert found["sabotages"].output.split()[-1] == "0", "the sandbox contains the tasks"
 
 
-def test_doing_nothing_earns_0(cluster: Cluster) -> None:
+def test_doing_nothing_earns_zero(cluster: Cluster) -> None:
     del cluster
     sampling = aenv_ray.sample(NAME, "null", [TASKS["landing-page"], TASKS["repair-stepper"]])
     summary = sampling.run()

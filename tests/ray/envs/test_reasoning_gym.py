@@ -45,7 +45,7 @@ def tasks(cluster: Cluster) -> list[Task]:
 
 
 class Attacks:
-    """Submits code, whatever the question."""
+    """Submits code, regardless of the question."""
 
     async def __call__(self, env: Any, task: Task) -> None:
         await env.call_tool("submit_answer", {"answer": CODE[int(task.id.rpartition("/")[2])]})

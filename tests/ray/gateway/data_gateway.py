@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Replica:
-    """One gateway process, as far as its state is concerned, on a port of its own."""
+    """One gateway process, as far as its state is concerned, on its own port."""
 
     def __init__(self, redis: RedisServer, projects: dict[str, Path]) -> None:
         sock = listen("127.0.0.1", 0, shared=False)

@@ -238,7 +238,7 @@ async def test_a_dead_sandbox_opens_the_circuit_and_a_new_one_closes_it(
     await env.release()
 
 
-async def test_what_tools_do_opens_no_circuit(shared: Shared) -> None:
+async def test_errors_of_tools_open_no_circuit(shared: Shared) -> None:
     """Timeouts, refusals and failing tools say nothing about the infrastructure."""
     async with shared() as env:
         for _ in range(7):
@@ -255,7 +255,7 @@ async def test_what_tools_do_opens_no_circuit(shared: Shared) -> None:
 
 
 async def test_cancelled_error_passes(witness: Witness, shared: Shared) -> None:
-    """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is told each time."""
+    """Invariant 11: by `cancel` and by `asyncio.timeout`; the tool is cancelled each time."""
     async with shared(environment_variables=witness.variables) as env:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -285,7 +285,7 @@ async def test_a_cancelled_creation_leaves_nothing(cluster: Cluster, probe: str)
 def test_a_cancelled_creation_leaves_nothing_when_its_loop_ends(
     cluster: Cluster, probe: str
 ) -> None:
-    """The event loop is closed when the instance comes to be, and nobody is told of it there."""
+    """The event loop is closed when the instance starts, so no code there receives it."""
     before = cluster.sandboxes()
     listed = {one.id for one in aenv_ray.list_instances()}
 
@@ -323,7 +323,7 @@ async def test_a_failed_start_leaves_nothing(
     await asyncio.to_thread(eventually_empty, lambda: without(cluster.sandboxes(), before))
 
 
-async def test_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch, probe: str) -> None:
+async def test_an_unreachable_gateway(monkeypatch: pytest.MonkeyPatch, probe: str) -> None:
     """Typed and told apart from an instance that is lost."""
     monkeypatch.setenv("AENV_SYSTEM_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("aenv_ray.client.gateway_http._LONGEST_PAUSE_S", 0.01)

@@ -122,7 +122,7 @@ async def test_the_http_client_works_through_the_gateway(instance: HttpInstance)
 async def test_a_disconnected_client_stops_its_function(
     gateway: GatewayBench, make: Callable[..., Any], witness: Witness, project: Callable[..., Any]
 ) -> None:
-    """Invariant 11: the function is told to stop."""
+    """Invariant 11: the function is cancelled."""
     source = project(
         "import os, socket, time\n"
         "from aenv_ray.runtime import register_function\n"

@@ -179,7 +179,7 @@ def test_a_handle_streams_questions_and_answers_them(cluster: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:resources/:mcp.shared.exceptions.MCPDeprecationWarning")
 async def test_subscribed_clients_are_told_of_updates(bench: GatewayBench) -> None:
-    """A session behind a gateway, which keeps no connection, is told with its calls."""
+    """A session behind a gateway, which keeps no connection, receives updates with its calls."""
     told: list[str] = []
 
     async def on_message(message: Any) -> None:

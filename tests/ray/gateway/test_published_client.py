@@ -311,7 +311,7 @@ asyncio.run(main())
 
 
 def test_the_instance_address_is_a_capability(published: PublishedClient, pushed: str) -> None:
-    """It sends no token to the instance: only who was told the address may speak to it."""
+    """It sends no token to the instance: the address grants access."""
     found = published.script(STEAL, pushed)
     assert found["right"] == 200
     assert found["guessed"] in (401, 403, 404)

@@ -61,7 +61,7 @@ async def _publish(hub: HubClient, source: project.Project) -> EnvironmentVersio
 
 @pytest.fixture
 def publish(hub: HubClient, tmp_path: Path) -> Callable[..., EnvironmentVersion]:
-    """Publish a version of an environment that tells its version, and remove its source."""
+    """Publish an environment that returns its version, and remove its source."""
 
     def publish(version: str, name: str = "published") -> EnvironmentVersion:
         directory = tmp_path / name
@@ -105,7 +105,7 @@ def test_a_version_and_the_highest_one_make_instances(
     assert entry.digest in str(caught.value.hint)
 
 
-def test_what_is_not_published_says_where_to_look(
+def test_the_error_for_an_unpublished_version_says_where_to_look(
     publish: Callable[..., EnvironmentVersion], hub: HubClient
 ) -> None:
     publish("1.0.0", "other")

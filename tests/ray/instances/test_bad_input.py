@@ -44,10 +44,10 @@ TOOL = (
         ("/tmp", EnvironmentNotFound, "config.json", "aenv init"),
     ],
 )
-def test_a_reference_that_leads_nowhere(
+def test_an_unknown_reference(
     reference: str, error: type[AenvError], says: str, hints: str
 ) -> None:
-    """Unknown names, versions and paths are told apart from malformed ones."""
+    """Unknown names, versions and paths are distinguished from malformed ones."""
     with pytest.raises(error, match=says.replace(".", r"\.")) as caught:
         aenv_ray.create(reference)
     assert hints in str(caught.value.hint)
@@ -87,7 +87,7 @@ def test_a_reference_that_leads_nowhere(
     ids=str,
 )
 @pytest.mark.parametrize("actor", ["shared"])
-def test_an_option_that_cannot_be(options: dict[str, Any], says: str, actor: str) -> None:
+def test_an_invalid_option(options: dict[str, Any], says: str, actor: str) -> None:
     """Each wrong option is a `ConfigError` that names it, before anything is made."""
     with pytest.raises(ConfigError, match=says):
         aenv_ray.create(PROBE, **{"actor": actor, **options})
@@ -114,7 +114,7 @@ def test_a_group_beyond_the_clusters_capacity(actor: str) -> None:
         aenv_ray.create_many(PROBE, 10**7, actor=actor)
 
 
-def test_an_environment_that_is_no_name() -> None:
+def test_an_invalid_environment_name() -> None:
     """None and numbers are mistakes of the caller, in `create` and in `create_many`."""
     for wrong in (None, 5):
         with pytest.raises(ConfigError, match="environment"):
@@ -124,7 +124,7 @@ def test_an_environment_that_is_no_name() -> None:
 
 
 def test_a_call_too_large_for_a_message_leaves_the_instance(env: Any) -> None:
-    """The caller is told; the connection, and with it the instance, stays."""
+    """The caller gets an error; the connection, and with it the instance, remains."""
     with pytest.raises(ToolInputInvalid, match="more than"):
         env.call_tool.remote("echo", {"text": "x" * 135_000_000})
     assert ray.get(env.call_tool.remote("add", {"a": 1, "b": 2})).data == 3
@@ -200,7 +200,7 @@ def test_a_project_without_tools_is_an_environment_without_tools(
     ray.get(handle.release.remote())
 
 
-def test_a_call_of_nothing(env: Any) -> None:
+def test_unknown_tools_functions_and_rewards(env: Any) -> None:
     """Unknown tools, functions and rewards are `ToolNotFound` with the name."""
     for reference in (
         env.call_tool.remote("nonsense"),
@@ -243,27 +243,27 @@ def test_arguments_that_are_no_object(env: Any, arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["", 7, None])
-def test_a_tool_name_that_is_none(env: Any, name: Any) -> None:
+def test_an_invalid_tool_name(env: Any, name: Any) -> None:
     """A name that is no name is an error of the caller."""
     with pytest.raises((ConfigError, ToolInputInvalid, ToolNotFound)):
         ray.get(env.call_tool.remote(name))
 
 
 @pytest.mark.parametrize("ttl", ["soon", 0, -1, "400d"])
-def test_a_renewal_that_cannot_be(env: Any, ttl: Any) -> None:
+def test_an_invalid_renewal(env: Any, ttl: Any) -> None:
     """`renew` checks as `create` does."""
     with pytest.raises(ConfigError, match="ttl"):
         env.renew.remote(ttl)
 
 
 @pytest.mark.parametrize("instance_id", ["", "x", "../../etc/passwd", "probe-" + "a" * 500, "ü"])
-def test_an_id_that_is_none(instance_id: str) -> None:
+def test_an_invalid_id(instance_id: str) -> None:
     """Any text may be asked for; it is not found."""
     with pytest.raises(InstanceNotFound):
         aenv_ray.get(instance_id)
 
 
-def test_a_wrong_option_leaves_nothing(cluster: Cluster) -> None:
+def test_an_invalid_option_leaves_nothing(cluster: Cluster) -> None:
     """After everything above, no instance of these tests lives (each test checks it)."""
     del cluster
     assert [i for i in aenv_ray.list_instances() if i.reference == "written@1.0.0"] == []

@@ -1,4 +1,4 @@
-"""The controller or a driver dies: the fabric goes on, and ends what belonged to the driver."""
+"""The controller or a driver dies: the fabric continues, and ends what the driver owned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.ray.faults import (
 def test_the_fabric_survives_the_death_of_its_controller(
     told: Callable[..., Any], density: str
 ) -> None:
-    """Calls go on meanwhile; create, get, list and release work after."""
+    """Calls continue meanwhile; create, get, list and release work afterwards."""
     handle = told(actor=density)
     kill(actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME)))
     assert ray.get(handle.call_tool.remote("count")).data == 1
@@ -111,7 +111,7 @@ def test_a_host_killed_for_good_before_its_record_was_written_leaves_nothing(
 def test_a_host_killed_while_the_controller_is_away_leaves_nothing(
     told: Callable[..., Any], cluster: Cluster
 ) -> None:
-    """Invariant 3: a controller that is back looks for what was left meanwhile."""
+    """Invariant 3: a restarted controller looks for orphans of its absence."""
     before = cluster.sandboxes()
     handle = told(actor="dedicated")
     controller = actor_pid(ray_api.find_actor(ray_api.CONTROLLER_NAME))

@@ -81,7 +81,7 @@ def test_a_repeated_create_packs_and_sends_no_archive(
     assert [a.data for a in answers] == ["here", "here"]
 
 
-def test_info_tells_what_was_asked_for(make: Callable[..., Any], density: str) -> None:
+def test_info_shows_the_requested_options(make: Callable[..., Any], density: str) -> None:
     """Labels, owner, lifetime, deadline and density are those of the create; host and node real."""
     handle = make(
         actor=density, ttl="1h", idle_timeout="20m", labels={"run": "7"}, owner="ada",
@@ -180,7 +180,7 @@ def test_create_many_makes_a_whole_group(cluster: Cluster, density: str) -> None
 def test_create_many_is_all_or_nothing(
     cluster: Cluster, project: Callable[..., Path], density: str
 ) -> None:
-    """When one of a group fails, none is left, and the error says so."""
+    """If one of a group fails, none remains, and the error says so."""
     # With arguments each instance loads the code itself; only one of them gets the port.
     failing = project(
         "import socket, sys\nfrom aenv_ray.runtime import register_tool\n"

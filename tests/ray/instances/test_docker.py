@@ -130,7 +130,7 @@ def test_release_removes_the_container_of_an_instance(
 def test_a_call_survives_the_death_of_its_host(
     make_container: Callable[..., Any], witness: Witness, density: str
 ) -> None:
-    """Invariant 1: the container goes on, the call runs once, the state is unchanged."""
+    """Invariant 1: the container runs on, the call runs once, and the state is unchanged."""
     handle = make_container(actor=density, environment_variables=witness.variables)
     assert ray.get(handle.call_tool.remote("count")).data == 1
     reference = handle.call_tool.remote("hold", {"key": "k"})
@@ -144,7 +144,7 @@ def test_a_call_survives_the_death_of_its_host(
     assert (info.generation, info.status) == (1, InstanceStatus.RUNNING)
 
 
-async def test_calls_pass_the_host_by(make_container: Callable[..., Any], density: str) -> None:
+async def test_calls_bypass_the_host(make_container: Callable[..., Any], density: str) -> None:
     """A caller on the node is connected to the container: it is answered while the host is not."""
     instance = AsyncEnvHandle(make_container(actor=density))
     assert await instance.connect_directly()

@@ -51,7 +51,7 @@ def test_errors_keep_their_type_through_a_task(env: Any) -> None:
 
 
 def test_create_works_inside_a_task(cluster: Cluster) -> None:
-    """A task creates, uses and releases an instance of its own."""
+    """A task creates, uses and releases its own instance."""
     del cluster
     path = str(PROBE)
 

@@ -138,7 +138,7 @@ def test_an_inner_call_ends_with_the_deadline_of_the_outer_one(
     assert "again" in str(call(handle, "run", command="echo again"))
 
 
-def test_a_killed_outer_sandbox_takes_its_inner_ones_along(
+def test_inner_instances_end_with_a_killed_outer_sandbox(
     make: Callable[..., Any], outer: Path, cluster: Cluster, density: str
 ) -> None:
     """Invariant 3, also when the host that knew them was killed before."""

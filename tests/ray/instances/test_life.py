@@ -58,7 +58,7 @@ def test_an_instance_ends_with_its_ttl(
         ray.get(handle.renew.remote("1h"))
 
 
-def test_a_call_at_the_ttl_is_told_so(
+def test_a_call_that_runs_at_the_ttl_gets_a_typed_error(
     make: Callable[..., Any], witness: Witness, density: str
 ) -> None:
     """A call that is under way when the TTL passes gets `InstanceExpired`, not `SandboxLost`."""
@@ -190,7 +190,9 @@ def test_release_takes_what_tools_started(
     eventually_empty(lambda: without(cluster.sandboxes(), before))
 
 
-def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, density: str) -> None:
+def test_instances_that_have_ended_can_be_released(
+    make: Callable[..., Any], cluster: Cluster, density: str
+) -> None:
     """Invariant 4: expired, lost and released instances take any number of releases."""
     expired = make(actor=density, ttl="1s")
     before = cluster.sandboxes()
@@ -208,7 +210,7 @@ def test_release_from_every_end(make: Callable[..., Any], cluster: Cluster, dens
 
 
 def test_release_of_an_unknown_instance(cluster: Cluster, make: Callable[..., Any]) -> None:
-    """Releasing what nobody knows does nothing."""
+    """Releasing an unknown instance does nothing."""
     del cluster
     handle = make()
     stranger = type(handle)("probe-zzzzzzzz", "probe@1.2.0", handle._host, handle._controller)

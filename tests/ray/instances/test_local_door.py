@@ -55,7 +55,7 @@ def break_connection(instance: AsyncEnvHandle) -> None:
     door._connection._on_broken(None)
 
 
-async def test_calls_pass_the_host_by(direct: AsyncEnvHandle) -> None:
+async def test_calls_bypass_the_host(direct: AsyncEnvHandle) -> None:
     """While the host is stopped, direct calls are answered."""
     pid = actor_pid(host_of(direct.handle))
     stop(pid)
@@ -81,7 +81,7 @@ async def test_calls_become_direct_by_themselves(told: Told) -> None:
 async def test_a_call_survives_a_broken_connection(
     direct: AsyncEnvHandle, witness: Witness
 ) -> None:
-    """Invariant 1: it continues through the host under its id and runs once; then anew directly."""
+    """Invariant 1: it runs once, through the host; later calls are direct again."""
     async with asyncio.TaskGroup() as group:
         held = [
             group.create_task(direct.call_tool(tool, {"key": tool}, 60.0))
@@ -134,7 +134,7 @@ async def test_a_flood_of_calls_survives_the_death_of_its_host(
 
 
 async def test_a_cancelled_call_is_cancelled(direct: AsyncEnvHandle, witness: Witness) -> None:
-    """Invariant 11: the tool is told, also when the call has moved to the host meanwhile."""
+    """Invariant 11: the tool is cancelled, even if the call has moved to the host meanwhile."""
     for key in ("direct", "moved"):
         task = asyncio.create_task(direct.call_tool("hold", {"key": key}, 60.0))
         await asyncio.to_thread(witness.wait_for, f"began {key}")
@@ -150,7 +150,7 @@ async def test_a_cancelled_call_is_cancelled(direct: AsyncEnvHandle, witness: Wi
 async def test_a_call_ends_at_its_deadline(
     told: Told, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 9: the runtime stops it; a runtime that does not answer is told apart."""
+    """Invariant 9: the runtime stops it; the error differs if the runtime does not answer."""
     monkeypatch.setattr(local_door, "CALL_GRACE_S", 0.1)
     before = cluster.sandboxes()
     instance = AsyncEnvHandle(told())
@@ -198,7 +198,7 @@ async def test_a_call_id_runs_once_whichever_way_it_comes(direct: AsyncEnvHandle
 
 
 async def test_a_key_opens_only_its_instance(told: Told) -> None:
-    """Invariant 15: a key of one owner's instance does not open another's, nor does a used one."""
+    """Invariant 15: neither a key of another owner's instance nor a used one."""
     mine, other = told(owner="ada"), told(owner="eve")
     asked = host_of(mine).introduce.remote(mine.instance_id, ray_api.session_scope(), "owner")
     introduction = ray.get(asked)
@@ -211,7 +211,7 @@ async def test_a_key_opens_only_its_instance(told: Told) -> None:
 
 
 async def test_an_agents_connection_calls_tools_only(told: Told) -> None:
-    """Invariant 8: neither rewards nor functions nor files, and a greeting changes nothing."""
+    """Invariant 8: rewards, functions and files are refused, whatever its greeting says."""
     handle = told()
     door = LocalDoor(handle, DoorRole.AGENT)
     assert await door.open()
@@ -223,7 +223,7 @@ async def test_an_agents_connection_calls_tools_only(told: Told) -> None:
 
 
 async def test_another_node_is_reached_through_its_host(told: Told) -> None:
-    """The host introduces nobody who is on another node."""
+    """The host introduces no caller on another node."""
     handle = told()
     asked = host_of(handle).introduce.remote(handle.instance_id, "another/node", "owner")
     assert ray.get(asked, timeout=GONE_S) is None

@@ -30,7 +30,7 @@ def log_of(handle: Any, **options: Any) -> str:
     return "".join(ray.get(list(handle.logs.remote(**options)), timeout=60))
 
 
-def test_a_log_is_told_whole_or_its_end(make: Callable[..., Any], density: str) -> None:
+def test_a_log_is_returned_whole_or_from_its_end(make: Callable[..., Any], density: str) -> None:
     handle = make(actor=density)
     for text in ("one", "zwölf", "three"):
         say(handle, text)
@@ -63,7 +63,7 @@ def test_a_log_that_is_followed_ends_with_its_instance(make: Callable[..., Any])
         log_of(handle)
 
 
-async def test_an_environment_tells_its_log_and_who_has_enough_leaves(cluster: Cluster) -> None:
+async def test_an_environment_returns_its_log_and_a_reader_may_stop_early(cluster: Cluster) -> None:
     del cluster
     async with Environment(str(PROBE), actor="shared") as env:
         await env.call_tool("say", {"text": "hello"})
@@ -78,7 +78,7 @@ async def test_an_environment_tells_its_log_and_who_has_enough_leaves(cluster: C
         assert (await env.call_tool("count")).data == 1
 
 
-def test_without_a_loop_the_same(cluster: Cluster) -> None:
+def test_a_blocking_environment_returns_its_log(cluster: Cluster) -> None:
     del cluster
     with SyncEnvironment(str(PROBE), actor="shared") as env:
         env.call_tool("say", {"text": "hello"})

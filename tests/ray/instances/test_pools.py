@@ -68,7 +68,7 @@ def test_a_group_comes_from_the_pool(
         ray.get(handles[0].call_tool.remote("count"))
 
 
-def test_a_taken_sandbox_ends_with_its_takers_ttl(
+def test_a_sandbox_from_a_pool_has_the_ttl_of_its_create(
     warm: Callable[..., int], make: Callable[..., Any]
 ) -> None:
     """Invariant 3: the pool's own deadline is hours away."""
@@ -78,10 +78,10 @@ def test_a_taken_sandbox_ends_with_its_takers_ttl(
     eventually(lambda: ray.get(handle.info.remote()).status.value != "Running")
 
 
-def test_only_creates_that_are_alike_take_from_a_pool(
+def test_only_creates_with_the_same_options_use_a_pool(
     warm: Callable[..., int], make: Callable[..., Any]
 ) -> None:
-    """Variables and arguments of a running process cannot be changed: such a create is a miss."""
+    """Variables and arguments of a running process cannot be changed: the pool is not used."""
     names = {"names": ["COLOUR"]}
     warm(1, environment_variables={"COLOUR": "red"}, arguments=["-v"])
     assert not is_warm(make())
@@ -92,10 +92,10 @@ def test_only_creates_that_are_alike_take_from_a_pool(
     assert (seen["variables"], seen["arguments"]) == ({"COLOUR": "red"}, ["-v"])
 
 
-def test_a_dedicated_instance_takes_none(
+def test_a_dedicated_instance_uses_no_pool(
     warm: Callable[..., int], make: Callable[..., Any]
 ) -> None:
-    """A pool belongs to a shared host, and a dedicated instance has a host of its own."""
+    """A pool belongs to a shared host, and a dedicated instance has its own host."""
     warm(1)
     assert not is_warm(make(actor="dedicated"))
     assert is_warm(make())
@@ -107,7 +107,7 @@ def test_the_client_takes_from_the_pool(warm: Callable[..., int]) -> None:
         assert env.get_env_info()["start_mode"].startswith("warm, ")
 
 
-def test_one_that_was_killed_is_never_handed_out(
+def test_a_killed_sandbox_is_never_handed_out(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster
 ) -> None:
     before = cluster.sandboxes()
@@ -120,7 +120,7 @@ def test_one_that_was_killed_is_never_handed_out(
 def test_a_pool_survives_the_death_of_its_host(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster
 ) -> None:
-    """Its sandboxes are adopted, still as nobody's, and it is filled up again."""
+    """Its sandboxes are adopted into the pool, and it is filled again."""
     before = cluster.sandboxes()
     warm(3)
     ready = cluster.appeared(before, 3)
@@ -164,14 +164,14 @@ def test_a_detached_pool_outlives_its_job(
     assert warm(1, lifetime="detached") == 1
 
 
-def test_a_project_that_does_not_load_is_told_to_whoever_waits(
+def test_waiting_for_the_pool_of_a_project_that_does_not_load_raises(
     warm: Callable[..., int], project: Callable[..., Path]
 ) -> None:
     with pytest.raises(SandboxStartFailed, match="ZeroDivisionError"):
         warm(1, project("1 / 0\n"))
 
 
-def test_a_number_that_cannot_be_is_refused(cluster: Cluster) -> None:
+def test_an_invalid_pool_size_is_refused(cluster: Cluster) -> None:
     del cluster
     with pytest.raises(ConfigError, match="-1"):
         aenv_ray.warm(PROBE, -1)
@@ -205,7 +205,7 @@ def test_the_config_asks_for_a_pool(
 def test_containers_come_from_a_pool_that_outlives_its_host(
     warm: Callable[..., int], make: Callable[..., Any], cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Also one that was killed meanwhile is not handed out."""
+    """A sandbox that was killed meanwhile is not handed out, either."""
     root = tmp_path / "probe"
     shutil.copytree(PROBE, root, ignore=shutil.ignore_patterns("__pycache__"))
     config = json.loads((root / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Quotas hold for instances that Ray code makes, at no cost where none is set."""
+"""Quotas apply to instances that Ray code creates, and cost nothing where none is set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def used(hub: HubClient, subject: str) -> int:
     return blocking(hub.quotas())[subject][0]
 
 
-def test_an_owner_has_as_many_as_his_quota(
+def test_an_owner_cannot_exceed_its_quota(
     hub: HubClient, make: Callable[..., Any], density: str
 ) -> None:
     limit(hub, "owner:ann", 2)
@@ -78,7 +78,7 @@ async def _push_and_delete(hub: HubClient, reference: str) -> None:
     await hub.delete_environment(name, version)
 
 
-def test_a_create_that_fails_takes_no_place(hub: HubClient, tmp_path: Any) -> None:
+def test_a_failed_create_does_not_count_towards_the_quota(hub: HubClient, tmp_path: Any) -> None:
     limit(hub, "label:experiment=a", 1)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "broken.py").write_text("raise ValueError")
@@ -112,6 +112,6 @@ def test_pooled_instances_count_under_their_own_ids(
     assert used(hub, "owner:ann") == 0
 
 
-def test_without_a_quota_the_hub_is_not_told(hub: HubClient, make: Callable[..., Any]) -> None:
+def test_without_a_quota_the_hub_is_not_asked(hub: HubClient, make: Callable[..., Any]) -> None:
     make(owner="ann", labels={"experiment": "a"})
     assert blocking(hub.leases(LeaseQuery(owner="ann"))).total == 0

@@ -1,4 +1,4 @@
-"""Spare hosts: a dedicated create takes one that is ready, whatever was killed."""
+"""Spare hosts: a dedicated create takes a ready one, whichever process was killed."""
 
 from __future__ import annotations
 

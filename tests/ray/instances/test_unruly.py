@@ -1,4 +1,4 @@
-"""Callers that give up and tools that misbehave: the instance and its neighbours go on."""
+"""Callers that give up and tools that misbehave: the instance and its neighbours continue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_cancelled_call_is_told_to_stop(
 def test_a_cancelled_task_of_the_client_cancels_its_call(
     told: Callable[..., Any], witness: Witness
 ) -> None:
-    """Invariant 11: `CancelledError` passes through `Environment`, and the tool is told."""
+    """Invariant 11: `CancelledError` passes through `Environment`, and the tool is cancelled."""
     handle = told()
 
     async def cancel_one() -> None:
@@ -139,10 +139,10 @@ def test_an_instance_that_ended_is_forgotten_by_the_cluster(
 
 
 @pytest.mark.namespaces
-def test_memory_that_an_instance_hoards_is_lost_by_no_one_else(
+def test_an_instance_that_hoards_memory_affects_no_other(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Invariants 7 and 14: Ray and the neighbours go on, and what happened is an outcome."""
+    """Invariants 7 and 14: Ray and the neighbours continue, and the call has an outcome."""
     neighbour = make()
     config = {"deployConfig": {"memory": "128M", "network": "none"}}
     tools = "from aenv import register_tool\n\n\n@register_tool\ndef idle() -> None: ...\n"

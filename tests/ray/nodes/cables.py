@@ -75,7 +75,7 @@ class Cable:
 
 @contextmanager
 def a_cable() -> Iterator[tuple[Cable | None, str]]:
-    """Yield a cable that lies, or None and why this machine does not let us lay one."""
+    """Yield a connected cable, or None and why this machine allows none."""
     missing = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
     if missing:
         yield None, f"not installed: {', '.join(missing)}"

@@ -57,7 +57,7 @@ class RemoteError(AssertionError):
 
 
 class Console(Driver):
-    """A driver that runs what it is told, line by line."""
+    """A driver that runs the code it is sent, line by line."""
 
     def __init__(self, environment: dict[str, str | None], inside: Sequence[str] = ()) -> None:
         super().__init__(_CONSOLE, environment, inside)

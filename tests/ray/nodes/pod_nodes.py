@@ -20,7 +20,7 @@ SLOTS = 6
 
 @dataclass(frozen=True)
 class Worker:
-    """A Ray node in a pod of its own."""
+    """A Ray node in its own pod."""
 
     pod: str
     uid: str

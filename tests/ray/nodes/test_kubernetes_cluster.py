@@ -159,7 +159,7 @@ def test_sampling_goes_on_when_pods_die(pods: PodNodes, worker: Worker, console:
 def test_a_deleted_worker_drains_within_its_grace_period(
     pods: PodNodes, worker: Worker, console: Console
 ) -> None:
-    """It gets no instances; those that it has end by themselves; a sampling moves, and goes on."""
+    """It gets no new instances; its own end by themselves; a sampling moves away and continues."""
     other = pods.add_worker("ray-worker-c")
     ended = ThreadPoolExecutor(1)
     console.do(
@@ -203,7 +203,7 @@ def test_a_deleted_worker_drains_within_its_grace_period(
 def test_a_deleted_worker_ends_after_its_grace_period(
     pods: PodNodes, worker: Worker, console: Console
 ) -> None:
-    """An instance that still runs then is lost, and its caller is told so."""
+    """An instance that still runs then is lost, and its caller gets that error."""
     other = pods.add_worker("ray-worker-d")
     console.do(f"held = aenv_ray.create_many({ENVIRONMENT!r}, {SLOTS + 1}, engine='kubernetes')")
     doomed = by_node(console, "held")[other.node.node_id]
@@ -223,7 +223,7 @@ def test_a_deleted_worker_ends_after_its_grace_period(
 def test_the_nodes_of_a_mixed_cluster_decide_the_engine(
     pods: PodNodes, worker: Worker, variables: dict[str, str | None]
 ) -> None:
-    """Who names no engine gets room on either; an image needs a pod; the rest is refused."""
+    """A create without an engine uses either; an image needs a pod; other creates are refused."""
     plain = pods.nodes.add(slots=2, labels={"aenv-ray.io/engine": "process"})
     driver = Console({**variables, "AENV_ENGINE": None})
     try:

@@ -182,7 +182,7 @@ def test_the_script_makes_a_cluster_and_says_what_to_do_next(
 
 
 def test_a_cluster_has_its_token_only(machines: Machines, words: dict[str, str]) -> None:
-    """Whoever does not have the token does not get in."""
+    """Clients without the token are refused."""
     del words
     other = machines.root / "other-token"
     other.write_text("0" * 64)
@@ -194,7 +194,7 @@ def test_a_cluster_has_its_token_only(machines: Machines, words: dict[str, str])
 
 
 def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -> None:
-    """GCS fault tolerance: instances, hub and controller go on with the workers that there are."""
+    """GCS fault tolerance: instances, hub and controller continue on the remaining workers."""
     console.do("kept = aenv_ray.create_many(PROBE, 2, lifetime='detached')")
     console.do("kept += [aenv_ray.create(PROBE, lifetime='detached')]")
     assert console.value(CALLS.format("kept")) == [1, 1, 1]
@@ -220,7 +220,7 @@ def test_the_head_is_lost_and_comes_back(machines: Machines, console: Console) -
 
 
 @pytest.mark.parametrize("lost", ["head", "redis"])
-def test_who_is_elsewhere_waits_until_the_head_is_back(
+def test_drivers_on_other_machines_wait_until_the_head_is_back(
     cable: Cable, machines: Machines, console: Console, lost: str
 ) -> None:
     """Calls and services do not pause, creates do, and no episode of a sampling is lost."""
@@ -273,7 +273,7 @@ def test_who_is_elsewhere_waits_until_the_head_is_back(
     assert machines.run("far", "stop").returncode == 0
 
 
-def test_a_gateway_elsewhere_waits_for_the_head(
+def test_a_gateway_on_another_machine_waits_for_the_head(
     cable: Cable, machines: Machines, console: Console
 ) -> None:
     """It keeps its ports; its clients wait and get answers, and no call runs twice."""
@@ -307,8 +307,10 @@ def test_a_gateway_elsewhere_waits_for_the_head(
     assert machines.run("far", "stop").returncode == 0
 
 
-def test_a_node_joins_late_and_is_lost(machines: Machines, console: Console) -> None:
-    """Who waits gets a place when a machine joins; its loss is told, and nothing of it is left."""
+def test_an_instance_waits_for_a_node_that_joins_late_and_its_loss_is_reported(
+    machines: Machines, console: Console
+) -> None:
+    """A waiting create uses a machine that joins; the loss of that machine is reported."""
     console.do("first = aenv_ray.create_many(PROBE, 4)")
     console.do(
         "import threading\nmade = []\n"
@@ -343,7 +345,7 @@ def sandboxes_there(machines: Machines, cable: Cable) -> dict[int, Path]:
 def test_a_machine_is_cut_off_and_comes_back(
     cable: Cable, machines: Machines, console: Console
 ) -> None:
-    """Invariants 1 to 3, when neither head nor controller can tell that machine anything."""
+    """Invariants 1 to 3, when neither head nor controller can reach that machine."""
     machines.worker("far", 5, ip=cable.there, inside=cable.inside)
     console.do(CALLER)
     console.do("made = aenv_ray.create_many(PROBE, 8, owner='ann', ttl=3600.0)")

@@ -1,4 +1,4 @@
-"""Several nodes: groups are spread, nodes come and go, and each has a launcher of its own."""
+"""Several nodes: groups are spread, nodes come and go, and each has its own launcher."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def is_used(console: Console, node: Node) -> bool:
 def test_a_group_is_spread_over_the_nodes(
     nodes: Nodes, second: Node, console: Console, density: str
 ) -> None:
-    """Each node has hosts and a launcher of its own, and all instances answer."""
+    """Each node has its own hosts and launcher, and all instances answer."""
     count = 8 if density == "shared" else 2
     console.do(f"group = aenv_ray.create_many(PROBE, {count}, actor={density!r})")
     found = by_node(console, "group")
@@ -185,7 +185,7 @@ def test_a_pool_is_divided_among_the_nodes(second: Node, nodes: Nodes, console: 
 def test_a_node_whose_host_cannot_start_is_left_out(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
 ) -> None:
-    """One node that cannot serve keeps nobody from the others, at either density."""
+    """A node that cannot serve does not keep creates from the others, at either density."""
     broken = passing(AENV_RUNTIME_DIR="/proc/nothing")
     console.do("aenv_ray.shutdown()\naenv_ray.init()")  # a driver that looks at all nodes first
     for density, count in (("shared", 4), ("dedicated", 2)):
@@ -280,9 +280,9 @@ while True:  # it works on for a moment, longer on a busy machine
 def test_a_group_that_loses_a_host_is_whole_and_no_id_runs_twice(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console
 ) -> None:
-    """What the lost host was to make is made elsewhere; the others keep what they have.
+    """The instances of the lost host are created on others; other hosts keep theirs.
 
-    Before, the driver that knows the cluster's hosts finds that of a node that joins late.
+    Before that, the driver finds the host of a node that joins late.
     """
     console.do("aenv_ray.create(PROBE, actor='shared').release.remote()")
     third = passing()
@@ -447,7 +447,7 @@ starting.start()
 def test_a_node_is_not_drained_while_an_instance_starts_there(
     passing: Callable[..., Node], console: Console
 ) -> None:
-    """Whoever stops a drained node would end it."""
+    """Stopping a node that counts as drained would end it."""
     third = passing()
     eventually(lambda: is_used(console, third), 30.0)
     state = STATE.format(third.node_id)
@@ -523,7 +523,7 @@ def call(handle):
 def test_the_loss_of_a_node(
     passing: Callable[..., Node], nodes: Nodes, second: Node, console: Console, victim: str
 ) -> None:
-    """Its instances are typed errors and leave nothing; the others' and the fabric go on."""
+    """Calls of its instances raise typed errors; other instances and the fabric continue."""
     node = passing()
     if victim != "a node":
         console.do(
@@ -539,10 +539,13 @@ def test_the_loss_of_a_node(
             " scheduling_strategy=near).remote()\n"
         )
     eventually(lambda: is_used(console, node), 30.0)
-    console.do(
-        "group = aenv_ray.create_many(PROBE, 6)\n"
-        "group += aenv_ray.create_many(PROBE, 3, actor='dedicated')\n"
-    )
+    # On each node three: how a group is spread depends on what the hosts report of their load.
+    console.do("group = []")
+    for near in (nodes.head.node_id, second.node_id, node.node_id):
+        console.do(
+            f"group += aenv_ray.create_many(PROBE, 2, near={near!r})\n"
+            f"group += aenv_ray.create_many(PROBE, 1, actor='dedicated', near={near!r})"
+        )
     found = by_node(console, "group")
     assert {n: len(ids) for n, ids in found.items()} == dict.fromkeys(
         (nodes.head.node_id, second.node_id, node.node_id), 3

@@ -69,7 +69,7 @@ def _made(console: Console, name: str) -> bool:
     return bool(console.value(f"{name!r} in made"))
 
 
-def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Console) -> None:
+def test_nodes_are_added_for_waiting_creates_and_removed_when_idle(console: Console) -> None:
     """A backlog is Ray resource demand; a node without instances is idle to Ray."""
     assert console.value(NODES) == []
     console.do(f"create('first', {SLOTS})")
@@ -114,7 +114,7 @@ def test_nodes_come_for_those_who_wait_and_go_when_nothing_is_left(console: Cons
 
 
 def test_a_create_brings_a_node_of_its_engine(console: Console) -> None:
-    """Ray's autoscaler follows the label of the demand, whatever else has room."""
+    """Ray's autoscaler follows the label of the demand, even if other nodes have room."""
     eventually(lambda: console.value(NODES) == [], COMES_S, lambda: console.value(NODES))
     console.do("create('plain', 1, engine='process')")
     eventually(lambda: _made(console, "plain"), COMES_S)

@@ -93,7 +93,7 @@ def score() -> float:
 def test_episodes_that_stall_or_break_the_reward_count(
     cluster: Cluster, project: Callable[..., Path]
 ) -> None:
-    """Invariant 14: an agent that is losing gains nothing by either; nor is it rerun."""
+    """Invariant 14: a losing agent gains nothing by either, and its episode is not repeated."""
     del cluster
 
     async def act(env: Any, task: Task) -> None:

@@ -57,7 +57,9 @@ def test_concurrency_rises_while_throughput_grows(cluster: Cluster, runners: str
 
 
 @pytest.mark.parametrize("runners", ["driver", "nodes"])
-def test_concurrency_stops_at_the_throughput_of_the_policy(cluster: Cluster, runners: str) -> None:
+def test_no_more_episodes_are_played_at_once_than_the_policy_can_use(
+    cluster: Cluster, runners: str
+) -> None:
     """It has no use for 64 sandboxes."""
     sampling = aenv_ray.sample(
         PROBE, _Narrow, probe_tasks(120), concurrency=(2, 64), runners=runners

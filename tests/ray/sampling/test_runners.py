@@ -1,4 +1,4 @@
-"""Runners next to the sandboxes: the same books as in the driver, whatever is killed."""
+"""Runners next to the sandboxes record the same episodes as the driver would, despite kills."""
 
 from __future__ import annotations
 

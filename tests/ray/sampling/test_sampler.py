@@ -1,4 +1,4 @@
-"""The sampler: honest books, whatever fails."""
+"""The sampler records each episode truthfully, whichever part fails."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_infrastructure_failure_is_never_a_reward(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_death_from_inside_is_an_outcome(cluster: Cluster, is_async: bool) -> None:
-    """Invariant 14: also when the policy catches everything and goes on."""
+    """Invariant 14: even if the policy catches every exception and continues."""
 
     async def careless(env: Any, task: Task) -> str:
         del task
@@ -169,7 +169,7 @@ def test_a_death_from_inside_is_an_outcome(cluster: Cluster, is_async: bool) -> 
 
 
 def test_a_transient_failure_is_retried(cluster: Cluster) -> None:
-    """A sandbox that is killed once costs an attempt, not the episode; its steps start anew."""
+    """A sandbox that is killed once costs an attempt, not the episode, which starts over."""
     killed: list[int] = []
 
     async def act(env: Any, task: Task) -> None:
@@ -197,7 +197,7 @@ def test_a_project_that_does_not_load_voids_every_episode(
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: bool) -> None:
-    """`policy_failed`, no retry, no reward; the other episodes go on."""
+    """`policy_failed`, no retry, no reward; the other episodes continue."""
     del cluster
     calls: list[str] = []
 
@@ -221,7 +221,7 @@ def test_a_policy_that_raises_is_its_own_failure(cluster: Cluster, is_async: boo
 
 
 @pytest.mark.parametrize("name", ["raising", "not-a-number", "wordy", "nonsense"])
-def test_a_reward_of_none_voids_the_episode(cluster: Cluster, name: str) -> None:
+def test_an_invalid_reward_is_void(cluster: Cluster, name: str) -> None:
     """Raising, NaN, no number, no such reward: `reward_failed`, never a made-up number."""
     del cluster
 
@@ -285,7 +285,7 @@ def test_a_hanging_policy_is_void_at_its_limit(cluster: Cluster, is_async: bool)
 def test_a_policy_acts_no_longer_than_its_instance_lives(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 9: without a limit of its own the episode of a hanging policy ends with it."""
+    """Invariant 9: without a limit, the episode of a hanging policy ends with its instance."""
     del cluster
     monkeypatch.setattr(user_code, "CHECK_S", 0.1)
 

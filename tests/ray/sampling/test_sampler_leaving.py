@@ -1,4 +1,4 @@
-"""Samplings that stream, go on and are left: nothing is lost, and nothing stays."""
+"""Samplings that stream, resume and stop early: no episode is lost, and no sandbox remains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_episodes_stream_as_they_finish_and_each_is_one_line(
 def test_an_interrupted_run_resumes_where_it_stopped(
     cluster: Cluster, tmp_path: Path, source: Callable[[Any], Any]
 ) -> None:
-    """What it had finished is kept, and neither run nor given again."""
+    """Finished episodes are kept, and neither repeated nor yielded again."""
     del cluster
     out = tmp_path / "episodes.jsonl"
     ran: list[str] = []
@@ -112,7 +112,7 @@ def test_leaving_the_loop_releases_all_instances(cluster: Cluster, is_async: boo
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_endless_tasks_are_sampled_until_the_loop_is_left(cluster: Cluster, is_async: bool) -> None:
+def test_endless_tasks_are_sampled_until_the_caller_stops(cluster: Cluster, is_async: bool) -> None:
     """No more tasks are read than there are episodes, and nothing stays."""
     read: list[int] = []
 

@@ -77,7 +77,7 @@ async def test_an_episode_is_scored_once_and_recorded(cluster: Cluster, tmp_path
 def test_a_sandbox_that_is_lost_makes_its_episode_void_and_no_other(
     pool: EpisodePool, cluster: Cluster
 ) -> None:
-    """Invariant 2, for a trainer that goes on with its step."""
+    """Invariant 2, for a trainer that continues with its step."""
     lost = pool.begin_blocking(TASK)
     signal_all(cluster.sandboxes())
     other = pool.begin_blocking(TASK)
@@ -99,8 +99,8 @@ def test_a_sandbox_that_the_agent_ends_is_an_outcome(pool: EpisodePool) -> None:
     assert (outcome.is_void, outcome.reward) == (False, 0.0)
 
 
-def test_a_failed_setup_voids_the_episode_and_raises_nothing(pool: EpisodePool) -> None:
-    """A trainer that resets its environments in a loop goes on."""
+def test_a_setup_that_fails_is_a_void_episode_and_no_exception(pool: EpisodePool) -> None:
+    """A trainer that resets its environments in a loop continues."""
     episode = pool.begin_blocking({**TASK, "setup": {"function": "nonsense"}})
     with pytest.raises(InstanceReleased, match="nonsense"):
         episode.call_tool("count")

@@ -28,7 +28,6 @@ POLL_S = 0.02
 QUIET_S = 0.15
 """Output is complete when nothing has arrived for this long."""
 START_S = 10.0
-REQUEST_BYTES = 1 << 20
 
 KEYS = {
     "Enter": "\r", "Tab": "\t", "Escape": "\x1b", "Space": " ", "BSpace": "\x7f",

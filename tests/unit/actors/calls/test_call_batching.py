@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 from collections.abc import Callable
 from typing import Any
@@ -212,6 +213,25 @@ async def test_a_cancelled_call_is_stopped() -> None:
     await turns(lambda: node.stopped == [b"left"])
     node.outcome(b"stays").set_result(b"1")
     assert await ended(stays) == [b"1"]
+
+
+async def test_no_exchange_belongs_to_the_task_of_a_caller() -> None:
+    """Ray cancels with a task all that it has started; it finds the task in the context."""
+    task = contextvars.ContextVar("task", default="none")
+    seen: list[str] = []
+    node = Node()
+
+    async def exchange(begin: list[Any], follow: list[str], cancel: list[str]) -> list[Any]:
+        seen.append(task.get())
+        return await node.exchange(begin, follow, cancel)
+
+    client = BatchClient(exchange)
+    task.set("a caller's")
+    call = client.send(b"1")
+    await turns(lambda: node.runs == [b"1"])
+    client.cancel(call)
+    await turns(lambda: node.stopped == [b"1"])
+    assert set(seen) == {"none"}
 
 
 async def test_the_only_call_in_flight_can_be_cancelled() -> None:

@@ -425,18 +425,29 @@ async def test_the_nodes_are_looked_up_again_once_they_have_changed(
     assert len(looks) == 2
 
 
+def counted_looks(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> list[int]:
+    """Let one host run, and return a list that grows each time the queue looks at the hosts."""
+    looks: list[int] = []
+
+    def names() -> list[str]:
+        looks.append(1)
+        return ["aenv-host-process-0"]
+
+    monkeypatch.setattr(cluster, "actor_names", names)
+    return looks
+
+
 async def test_a_demand_outlives_an_idle_node_that_cannot_run_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, cluster = mixed(2, joining=("process", "kubernetes"))
-    monkeypatch.setattr(cluster, "actor_names", lambda: ["aenv-host-process-0"])
+    looks = counted_looks(monkeypatch, cluster)
     del cast("MixedHosts", queue._hosts).hosts["kubernetes"]
     need = Need(("process",))
     task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need))
     await until(lambda: cluster.demands != [])
-    reasons = queue.reason()
-    for _ in range(20):
-        await asyncio.sleep(0.005)
+    reasons, seen = queue.reason(), len(looks)
+    await until(lambda: len(looks) >= seen + 3)
     assert cluster.demands == [[SlotDemand(1, ("process",))]], reasons
     task.cancel()
     await asyncio.wait([task])
@@ -644,7 +655,7 @@ async def test_a_node_whose_host_does_not_start_holds_up_no_create(
     hosts.hosts["process"].used = 2
     nodes = {name: NodeFacts(cores=4, slots=2, engine="process") for name in ("process", "slow")}
     monkeypatch.setattr(cluster, "alive_nodes", lambda: nodes)
-    monkeypatch.setattr(cluster, "actor_names", lambda: ["aenv-host-process-0"])
+    looks = counted_looks(monkeypatch, cluster)
     queue = Admission(hosts, dict, cluster)
     need = Need(("process",))
     waits = [
@@ -656,9 +667,8 @@ async def test_a_node_whose_host_does_not_start_holds_up_no_create(
     assert ids_of(await waits[0]) == ["first"]
     if error is not None:
         await until(lambda: cluster.demands[-1:] == [[SlotDemand(1)]])
-        told, asked = len(cluster.demands), hosts.asked
-        for _ in range(20):
-            await asyncio.sleep(0.005)
+        told, asked, seen = len(cluster.demands), hosts.asked, len(looks)
+        await until(lambda: len(looks) >= seen + 3)
         assert (len(cluster.demands), hosts.asked) == (told, asked), "it is refused for a while"
     waits[1].cancel()
     await asyncio.wait(waits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 import subprocess
 import sys
@@ -233,24 +234,28 @@ def test_an_object_that_cannot_act_is_refused_by_name(policy: Any, says: str) ->
 # --- sent to runners ------------------------------------------------------------------------------
 
 RUNNER = """
-import sys
+import base64, sys
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies import base
-try:
-    policy = base.make(base.received(sys.stdin.buffer.read()))
-    print(policy(None, None))
-except ConfigError as exc:
-    print("ConfigError", exc.message, exc.hint)
+for line in sys.stdin:
+    try:
+        policy = base.make(base.received(base64.b64decode(line)))
+        print(policy(None, None))
+    except ConfigError as exc:
+        print("ConfigError", exc.message, exc.hint)
 """
 
 
-def on_a_runner(policy: Any, directory: Path) -> str:
-    """Return what another process, without the driver's modules, prints when it plays a policy."""
-    data = base.portable(policy)
-    assert data is not None
+def on_a_runner(directory: Path, *policies: Any) -> str:
+    """Return what another process, without the driver's modules, prints when it plays policies."""
+    lines = b""
+    for policy in policies:
+        data = base.portable(policy)
+        assert data is not None
+        lines += base64.b64encode(data) + b"\n"
     program = [sys.executable, "-c", RUNNER]
     return subprocess.run(
-        program, input=data, cwd=directory, stdout=subprocess.PIPE, check=True
+        program, input=lines, cwd=directory, stdout=subprocess.PIPE, check=True
     ).stdout.decode()
 
 
@@ -269,8 +274,8 @@ def test_a_policy_from_a_file_beside_the_driver_can_be_sent(own_modules: Path) -
     )
     elsewhere = own_modules / "elsewhere"
     elsewhere.mkdir()
-    for form in ("agent:Agent", "agent.py:Agent"):
-        assert on_a_runner(named_policy(form), elsewhere) == "42\n"
+    forms = [named_policy(form) for form in ("agent:Agent", "agent.py:Agent")]
+    assert on_a_runner(elsewhere, *forms) == "42\n" * 2
 
 
 def test_a_module_missing_on_the_runner_is_reported(own_modules: Path) -> None:
@@ -280,7 +285,7 @@ def test_a_module_missing_on_the_runner_is_reported(own_modules: Path) -> None:
     )
     elsewhere = own_modules / "elsewhere"
     elsewhere.mkdir()
-    shown = on_a_runner(named_policy("agent:act"), elsewhere)
+    shown = on_a_runner(elsewhere, named_policy("agent:act"))
     assert "ConfigError" in shown
     assert "my_helpers" in shown
     assert "runtime_env" in shown

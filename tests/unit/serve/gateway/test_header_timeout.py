@@ -133,10 +133,10 @@ class Server:
 
 
 def rest_of(sock: socket.socket) -> bytes:
-    told = b""
+    told = bytearray()
     while data := sock.recv(65536):
         told += data
-    return told
+    return bytes(told)
 
 
 @pytest.fixture

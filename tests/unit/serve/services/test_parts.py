@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,35 @@ async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
     assert [task.result() for task in (first, *others, again)] == ["one"] * 52
     assert fleet.hub.requests == 2
     assert len(fleet.hub.kept) == 51
+
+
+async def test_no_shared_request_to_the_hub_belongs_to_the_task_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray cancels with a task all that it has started; it finds the task in the context."""
+    monkeypatch.setattr(service_sessions, "_ENDED_S", 0.0)
+    task = contextvars.ContextVar("task", default="none")
+    seen: list[str] = []
+    fleet = Fleet()
+    remember_all, shorten = fleet.hub.remember_all, fleet.hub.shorten
+
+    async def remember(values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+        seen.append(task.get())
+        return await remember_all(values, ttl_s)
+
+    async def shortened(keys: Sequence[str], ttl_s: float) -> None:
+        seen.append(task.get())
+        await shorten(keys, ttl_s)
+
+    monkeypatch.setattr(fleet.hub, "remember_all", remember)
+    monkeypatch.setattr(fleet.hub, "shorten", shortened)
+    task.set("a caller's")
+    await fleet.sessions["one"].holder_of_call("c", "one", 60.0)
+    fleet.sessions["one"].note_ended("c")
+    async with asyncio.timeout(60):
+        while not fleet.hub.shortened:  # noqa: ASYNC110  # turns of the loop bring it about
+            await asyncio.sleep(0)
+    assert seen == ["none", "none"]
 
 
 async def test_a_failed_request_to_the_hub_fails_its_calls_only() -> None:
