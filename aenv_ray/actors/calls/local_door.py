@@ -211,7 +211,8 @@ async def present(
         data, descriptors, _, _ = socket.recv_fds(sock, len(ACCEPTED), 1, _CLOSE_ON_EXEC)
         if data == UNREACHABLE:
             raise ConfigError(
-                f"the door of {claim.instance_id} can be reached only through its host"
+                f"the door of {claim.instance_id} can be reached only through its host",
+                hint="calls through the host work; its engine has no doors on the node",
             )
         if data != ACCEPTED or not descriptors:
             raise ConnectionRefusedError(f"its host refused the key for {claim.instance_id}")
