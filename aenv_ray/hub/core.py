@@ -11,7 +11,7 @@ import aenv_ray
 from aenv_ray.errors import CatalogConflict, ConfigError
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
-from aenv_ray.hub.environments import ARCHIVES, Environments
+from aenv_ray.hub.environments import ARCHIVES, StoredEnvironments
 from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT
 from aenv_ray.hub.leases import Leases
 from aenv_ray.hub.records import (
@@ -284,7 +284,7 @@ def _stream_of(entry: AuditRecord) -> str:
     return "audit"
 
 
-class HubCore(Environments, Leases):
+class HubCore(StoredEnvironments, Leases):
     """`Hub` over Redis 6.2 or newer, or Valkey; any number may share one Redis."""
 
     async def keep_token(self, hashed: str, record: TokenRecord) -> None:  # noqa: D102

@@ -250,7 +250,7 @@ VERSIONS_OF_ARCHIVE: Final = ARCHIVES + "return versions_of(ARGV[1], ARGV[2])"
 """Arguments: digest, how many at most. Returns members of the index of archives."""
 
 
-class Environments(HubBase, ABC):
+class StoredEnvironments(HubBase, ABC):
     """Versions: written once, found by name, version, tag, word and status."""
 
     async def push(  # noqa: D102

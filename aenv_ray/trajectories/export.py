@@ -9,11 +9,11 @@ from typing import Any
 
 from aenv_ray.trajectories.schema import Episode
 
-Message = dict[str, Any]
+ExportedMessage = dict[str, Any]
 """A message in the chat format of OpenAI."""
 
 
-def messages(episode: Episode) -> list[Message]:
+def messages(episode: Episode) -> list[ExportedMessage]:
     """Return the episode as chat messages with tool calls, in the format of OpenAI.
 
     The conversation that the policy recorded, if there is one. Otherwise the task's instruction,
@@ -22,7 +22,7 @@ def messages(episode: Episode) -> list[Message]:
     if episode.messages:
         return [dict(message) for message in episode.messages]
     instruction = episode.task.instruction if episode.task is not None else ""
-    found: list[Message] = [{"role": "user", "content": instruction or episode.task_id}]
+    found: list[ExportedMessage] = [{"role": "user", "content": instruction or episode.task_id}]
     for number, step in enumerate(episode.steps):
         call_id = step.call_id or f"call_{number}"
         function = {"name": step.tool, "arguments": json.dumps(step.arguments)}
@@ -82,7 +82,9 @@ def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | None:
     }
 
 
-def _split(conversation: list[Message]) -> tuple[list[Message], list[Message]]:
+def _split(
+    conversation: list[ExportedMessage],
+) -> tuple[list[ExportedMessage], list[ExportedMessage]]:
     """Return the messages before the assistant's first one, and the rest."""
     roles = [message.get("role") for message in conversation]
     first = roles.index("assistant") if "assistant" in roles else len(roles)

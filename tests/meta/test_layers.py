@@ -46,7 +46,12 @@ def layers_of_contracts() -> list[set[str]]:
     """Return the modules that each contract with layers names."""
     config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     return [
-        {name.strip(" ()") for row in contract["layers"] for name in row.split("|")}
+        {
+            f"{container}.{name.strip(' ()')}".removeprefix(".")
+            for container in contract.get("containers", [""])
+            for row in contract["layers"]
+            for name in row.split("|")
+        }
         for contract in config["tool"]["importlinter"]["contracts"]
         if contract["type"] == "layers"
     ]

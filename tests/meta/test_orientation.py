@@ -16,11 +16,9 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PLANNED = {"aenv_ray/integrations"}
 """Where a new part goes although nothing is there yet."""
 SHARED_NAMES = {
-    "AenvSandbox", "Answer", "EnvironmentTool", "EnvironmentToolset", "Environments", "Facts",
-    "Introductions", "MakeEngine", "Message", "OnProgress", "Outcome", "Outcomes", "Play", "Policy",
-    "Program", "Report", "Row", "Seat", "Step", "ToolFailed",
+    "AenvSandbox", "EnvironmentTool", "EnvironmentToolset", "Step", "ToolFailed",
 }  # fmt: skip
-"""Names that two types have; give one of them another name, then remove it here."""
+"""Names of adapters that are documented, and that their frameworks have, too."""
 PROJECTS = (
     "envs/", "cli/template/", "testing/contract_environment/", "integrations/verifiers_project/"
 )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from aenv_ray.actors.host.fresh_sandbox import MakeEngine, fresh_sandbox
+from aenv_ray.actors.host.fresh_sandbox import EngineForHost, fresh_sandbox
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.images.serving import has_code
 from aenv_ray.errors import ConfigError, DeadlineExceeded, SandboxStartFailed
@@ -43,7 +43,7 @@ async def inspect(
     source: project.Project,
     *,
     timeout_s: float = INSPECT_S,
-    make_engine: MakeEngine | None = None,
+    make_engine: EngineForHost | None = None,
     policy: Policy | None = None,
 ) -> Inspection:
     """Load an environment in a temporary sandbox and return the schemas of what it registers.

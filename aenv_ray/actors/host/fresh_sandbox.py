@@ -27,7 +27,7 @@ from aenv_ray.project.config import EnvironmentConfig
 
 logger = logging.getLogger(__name__)
 
-MakeEngine = Callable[[HostId], Engine]
+EngineForHost = Callable[[HostId], Engine]
 _GONE_S: Final = 10.0
 _LOOK_S: Final = 0.02
 
@@ -38,7 +38,7 @@ async def fresh_sandbox(
     *,
     lifetime_s: float,
     config: EnvironmentConfig | None = None,
-    make_engine: MakeEngine | None = None,
+    make_engine: EngineForHost | None = None,
     isolation: str | None = None,
 ) -> AsyncIterator[Sandbox]:
     """Start a sandbox of a project; it ends with the block, with this process, or by its deadline.
@@ -73,7 +73,7 @@ async def fresh_sandbox(
 
 @contextlib.asynccontextmanager
 async def _engine(
-    directory: Path, make: MakeEngine | None, isolation: str
+    directory: Path, make: EngineForHost | None, isolation: str
 ) -> AsyncIterator[Engine]:
     if make is None:
         async with _own_process_engine(directory, isolation) as engine:

@@ -31,7 +31,7 @@ _GONE: Final = (404, 409)
 """The container is gone, or is being removed."""
 
 
-LogMessage = tuple[bytes, bytes]
+LogFrame = tuple[bytes, bytes]
 """The daemon's time stamp and the text."""
 
 
@@ -64,7 +64,7 @@ class ContainerLog:
                     yield piece
             return
         # The end of a log is cheap to read; for a time stamp the daemon scans all of it.
-        recent: list[LogMessage] = []
+        recent: list[LogFrame] = []
         async with contextlib.aclosing(self._messages({"tail": RECENT})) as batches:
             async for batch in batches:
                 recent += batch
@@ -101,14 +101,14 @@ class ContainerLog:
         newest = await self._newest()
         return newest is not None and newest != (self._stamp, self._last)
 
-    async def _newest(self) -> LogMessage | None:
+    async def _newest(self) -> LogFrame | None:
         newest = None
         async with contextlib.aclosing(self._messages({"tail": 1})) as batches:
             async for batch in batches:
                 newest = batch[-1]
         return newest
 
-    def _take(self, messages: list[LogMessage]) -> bytes:
+    def _take(self, messages: list[LogFrame]) -> bytes:
         """Count messages as read and return their text."""
         for stamp, text in messages:
             self._read_at[stamp] = self._read_at.pop(stamp, 0) + 1
@@ -117,7 +117,7 @@ class ContainerLog:
                 del self._read_at[next(iter(self._read_at))]
         return b"".join(text for _, text in messages)
 
-    async def _messages(self, wanted: dict[str, Any]) -> AsyncGenerator[list[LogMessage], None]:
+    async def _messages(self, wanted: dict[str, Any]) -> AsyncGenerator[list[LogFrame], None]:
         """Yield batches of messages as they come; none if the log is gone."""
         params = {"stdout": 1, "stderr": 1, "timestamps": 1, **wanted}
         frames = self._client.frames(f"/containers/{self._container}/logs", params)
@@ -139,11 +139,11 @@ class _Newer:
     def __init__(self, stamp: bytes, count: int) -> None:
         self._stamp = stamp
         self._count = count
-        self._held: list[LogMessage] = []
+        self._held: list[LogFrame] = []
         self.was_cut = False
         """The last message read is gone, and perhaps others after it."""
 
-    def of(self, batch: list[LogMessage]) -> list[LogMessage] | None:
+    def of(self, batch: list[LogFrame]) -> list[LogFrame] | None:
         """Return the new ones of the next messages; None while that cannot be told."""
         for index, message in enumerate(batch):
             if self._count == 0:
@@ -158,7 +158,7 @@ class _Newer:
                 return self.rest() + batch[index + 1 :]
         return None if self._count else []
 
-    def rest(self) -> list[LogMessage]:
+    def rest(self) -> list[LogFrame]:
         """Return, after the last message, those that could not be told."""
         held, self._held = self._held, []
         return [message for message in held if message[0] > self._stamp]

@@ -26,9 +26,9 @@ from aenv_ray.runtime.api.decorators import (
 )
 from aenv_ray.runtime.door.calls import current_call
 
-Message = dict[str, Any]
+ChatTurn = dict[str, Any]
 """``{"role": "user", "content": "…"}``, as in OpenAI's API."""
-Reward = Callable[[list[Message]], Any]
+Reward = Callable[[list[ChatTurn]], Any]
 """Returns the reward of a conversation; may be async."""
 CHAT_S: Final = 600.0
 ENDPOINT_S: Final = 300.0
@@ -39,7 +39,7 @@ _SHOWN_CHARACTERS: Final = 300
 class Conversation(Protocol):
     """One conversation with an agent."""
 
-    def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         """Yield the pieces of the answer to the last message of a history."""
 
 
@@ -65,7 +65,7 @@ class _Talk:
     """A conversation with its messages; these are answered one after another."""
 
     conversation: Conversation
-    history: list[Message] = field(default_factory=list)
+    history: list[ChatTurn] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -102,7 +102,7 @@ def serve_agent(agent: Any, reward: Reward | None = None) -> None:
             talks[conversation] = _Talk(start())
         talk = talks[conversation]
         async with talk.turn:
-            asked: list[Message] = [*talk.history, {"role": "user", "content": message}]
+            asked: list[ChatTurn] = [*talk.history, {"role": "user", "content": message}]
             pieces: list[str] = []
             async for piece in talk.conversation.answer(copy.deepcopy(asked)):
                 pieces.append(piece)
@@ -113,7 +113,7 @@ def serve_agent(agent: Any, reward: Reward | None = None) -> None:
         return answer
 
     @register_function
-    def history(conversation: str = "") -> list[Message]:
+    def history(conversation: str = "") -> list[ChatTurn]:
         """Return the messages of a conversation."""
         return talks[conversation].history if conversation in talks else []
 
@@ -164,10 +164,10 @@ def starter(agent: Any) -> Callable[[], Conversation]:
 
 
 class _Callable:
-    def __init__(self, function: Callable[[list[Message]], Any]) -> None:
+    def __init__(self, function: Callable[[list[ChatTurn]], Any]) -> None:
         self._function = function
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         call = getattr(self._function, "__call__", self._function)  # noqa: B004  # an object's
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(call):
             yield str(await self._function(history))
@@ -187,7 +187,7 @@ class _OpenAIAgent:
         self._agent = agent
         self._items: list[Any] = []
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         from agents import Runner  # type: ignore[import-not-found,unused-ignore]
 
         run = Runner.run_streamed(self._agent, [*self._items, history[-1]])
@@ -209,7 +209,7 @@ class _Runnable:
     def __init__(self, runnable: Any) -> None:
         self._runnable = runnable
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         async for chunk in self._runnable.astream(history):
             if text := _text(chunk):
                 yield text
@@ -222,7 +222,7 @@ class _Graph:
         self._graph = graph
         self._messages: list[Any] = []
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         given = {"messages": [*self._messages, history[-1]]}
         state = await self._graph.ainvoke(given)
         self._messages = list(state["messages"])
@@ -235,7 +235,7 @@ class _Camel:
     def __init__(self, agent: Any) -> None:
         self._agent = agent
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         response = await self._agent.astep(history[-1]["content"])
         if not response.msgs:
             raise RuntimeError(f"the agent gave no answer: {response.info}")
@@ -246,13 +246,13 @@ class _Endpoint:
     def __init__(self, endpoint: ChatEndpoint) -> None:
         self._endpoint = endpoint
 
-    async def answer(self, history: list[Message]) -> AsyncIterator[str]:
+    async def answer(self, history: list[ChatTurn]) -> AsyncIterator[str]:
         system = [{"role": "system", "content": self._endpoint.system}]
         pieces = self._pieces([*(system if self._endpoint.system else []), *history])
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
-    def _pieces(self, messages: list[Message]) -> Iterator[str]:
+    def _pieces(self, messages: list[ChatTurn]) -> Iterator[str]:
         body = {"model": self._endpoint.model, "messages": messages, "stream": True}
         request = urllib.request.Request(
             f"{self._endpoint.url.rstrip('/')}/chat/completions",

@@ -23,7 +23,7 @@ PROMPT: Final = "{instruction}"
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 MAX_TURNS: Final = 50
 RESULT_CHARACTERS: Final = 20_000
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 
 class Stop(StrEnum):
@@ -56,7 +56,7 @@ class ChatModel(Protocol):
     """A model that answers conversations."""
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
     ) -> Completion:
         """Return the answer to a conversation.
 
@@ -168,7 +168,7 @@ def chat_options(policy: str, options: Mapping[str, Any]) -> ChatOptions:
     return ChatOptions(**options)
 
 
-async def play(model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Task) -> Message:
+async def play(model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Task) -> ChatMessage:
     """Play an episode with a model.
 
     Returns:
@@ -188,14 +188,14 @@ class _Conversation:
         self._model = model
         self._options = options
         self._env = env
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
         self._tools = OpenAIToolNames()
         self._tokens = 0
         self._cost = 0.0
         self._text = ""
         self._opening = opening(options.system, options.prompt, task)
 
-    async def play(self) -> Message:
+    async def play(self) -> ChatMessage:
         self._tools = OpenAIToolNames(await self._env.list_tools())
         for message in self._opening:
             self._say(message)
@@ -206,7 +206,7 @@ class _Conversation:
             stop = await self._turn(turns)
         return {"stop": stop.value, "turns": turns, "text": self._text}
 
-    def _say(self, message: Message, **recorded: Any) -> None:
+    def _say(self, message: ChatMessage, **recorded: Any) -> None:
         """Add a message to the conversation, and to the record with other or further fields."""
         self._messages.append(message)
         self._env.record_message(message | recorded)
@@ -322,13 +322,13 @@ def images_of(result: ToolResult) -> list[Mapping[str, Any]]:
     ]
 
 
-def image_part(image: Mapping[str, Any]) -> Message:
+def image_part(image: Mapping[str, Any]) -> ChatMessage:
     """Return an image as a part of a user message."""
     url = f"data:{image.get('mimeType', 'image/png')};base64,{image['data']}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def image_note(image: Mapping[str, Any]) -> Message:
+def image_note(image: Mapping[str, Any]) -> ChatMessage:
     """Return the note that replaces an image in a record; it names the attachment."""
     names = [f"{one.media_type}, attachment {one.digest}" for one in attached([image], "")]
     return {"type": "text", "text": f"[{', '.join(names) or 'an empty image'}]"}

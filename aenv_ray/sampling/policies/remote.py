@@ -9,7 +9,7 @@ from typing import Any, Final
 from aenv_ray.actors.ray_shell.remote_call import remote_call
 from aenv_ray.errors import ConfigError, EndpointUnavailable
 from aenv_ray.sampling.episode_env import EpisodeEnv
-from aenv_ray.sampling.policies.chat import ChatOptions, Message, chat_options, play
+from aenv_ray.sampling.policies.chat import ChatMessage, ChatOptions, chat_options, play
 from aenv_ray.sampling.policies.completion import (
     Completion,
     InvalidAnswer,
@@ -50,7 +50,7 @@ class RemotePolicy:
     def __repr__(self) -> str:
         return f"RemotePolicy({self._target!r})"
 
-    async def __call__(self, env: EpisodeEnv, task: Task) -> Message:
+    async def __call__(self, env: EpisodeEnv, task: Task) -> ChatMessage:
         """Play an episode."""
         return await play(_RemoteModel(self._target, self._timeout_s), self._options, env, task)
 
@@ -61,7 +61,7 @@ class _RemoteModel:
         self._timeout_s = timeout_s
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
     ) -> Completion:
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -30,7 +30,7 @@ from aenv_ray.trajectories.schema import Episode
 MOST_AT_ONCE: Final = 512
 """Episodes that are reported together: an answer of this size takes the driver a moment."""
 
-Play = Callable[[Assignment, GroupStart], Awaitable[Episode]]
+PlaySample = Callable[[Assignment, GroupStart], Awaitable[Episode]]
 
 
 class RunnerQueue:
@@ -40,7 +40,7 @@ class RunnerQueue:
         play: Plays one task; it raises what ends the run.
     """
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: PlaySample) -> None:
         self._play = play
         self._groups: deque[Group] = deque()
         self._limit = 1

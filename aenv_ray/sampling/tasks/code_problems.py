@@ -41,10 +41,10 @@ _LIVE_CODE_BENCH_RECURSION: Final = 50_000
 _LIVE_CODE_BENCH_LIMITS: Final = {"memory_mib": 1536}
 """Most of what an instance of ``code`` has."""
 
-Row = Mapping[str, Any]
+ProblemRow = Mapping[str, Any]
 
 
-def as_task(row: Row, where: str) -> dict[str, Any] | None:
+def as_task(row: ProblemRow, where: str) -> dict[str, Any] | None:
     """Return a problem as the fields of a task; None if the row has none of the formats.
 
     Args:
@@ -75,7 +75,7 @@ def as_task(row: Row, where: str) -> dict[str, Any] | None:
     return None
 
 
-def _humaneval(row: Row) -> dict[str, Any]:
+def _humaneval(row: ProblemRow) -> dict[str, Any]:
     """Convert ``prompt``, ``test`` with a function ``check``, ``entry_point``, a solution."""
     name, prompt = _text(row, "entry_point"), _text(row, "prompt")
     test: dict[str, Any] = {
@@ -94,7 +94,7 @@ def _humaneval(row: Row) -> dict[str, Any]:
     )
 
 
-def _mbpp(row: Row) -> dict[str, Any]:
+def _mbpp(row: ProblemRow) -> dict[str, Any]:
     """Convert ``text`` or ``prompt``, ``code``, ``test_list``, and code that prepares the tests."""
     asserts = [str(one) for one in _list(row, "test_list")]
     code = row.get("code")
@@ -123,7 +123,7 @@ def _mbpp(row: Row) -> dict[str, Any]:
     return _task(f"MBPP/{row['task_id']}", instruction, tests, code, public=tests)
 
 
-def _livecodebench(row: Row) -> dict[str, Any]:
+def _livecodebench(row: ProblemRow) -> dict[str, Any]:
     """Convert ``question_content``, ``starter_code``, and public and private test cases."""
     metadata = _data(row.get("metadata") or "{}")
     function = metadata.get("func_name")
@@ -149,7 +149,7 @@ def _livecodebench(row: Row) -> dict[str, Any]:
     )
 
 
-_FORMATS: Final[Mapping[tuple[str, ...], Callable[[Row], dict[str, Any]]]] = {
+_FORMATS: Final[Mapping[tuple[str, ...], Callable[[ProblemRow], dict[str, Any]]]] = {
     ("task_id", "prompt", "test", "entry_point"): _humaneval,
     ("task_id", "test_list"): _mbpp,
     ("question_id", "question_content", "public_test_cases", "private_test_cases"): _livecodebench,
@@ -260,14 +260,14 @@ def _data(field: Any) -> dict[str, Any]:
     return found
 
 
-def _text(row: Row, field: str) -> str:
+def _text(row: ProblemRow, field: str) -> str:
     value = row[field]
     if not isinstance(value, str):
         raise TypeError(f"{field} is not text")
     return value
 
 
-def _list(row: Row, field: str) -> list[Any]:
+def _list(row: ProblemRow, field: str) -> list[Any]:
     value = row[field]
     if not isinstance(value, list) or not value:
         raise TypeError(f"{field} is not a list of tests")

@@ -166,7 +166,7 @@ def _patch_of(commit: Any) -> str:
     return "".join(str(one) for one in found.file_diffs if one.is_of_solution)
 
 
-class Row(BaseModel):
+class RepositoryRow(BaseModel):
     """A row of a data set. Columns that grading does not need are left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
@@ -284,7 +284,7 @@ def task_of(where: str, data: Mapping[str, Any]) -> Task:
     """
     given = {name: value for name, value in data.items() if value is not None}
     try:
-        row = Row.model_validate(given)
+        row = RepositoryRow.model_validate(given)
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ConfigError(
@@ -299,7 +299,7 @@ def task_of(where: str, data: Mapping[str, Any]) -> Task:
     return _task(row)
 
 
-def _expect_whole(where: str, row: Row) -> None:
+def _expect_whole(where: str, row: RepositoryRow) -> None:
     """Raise an error for a row that cannot be graded."""
     lack = ""
     if row.is_broken_by_patch:
@@ -324,7 +324,7 @@ def _expect_whole(where: str, row: Row) -> None:
         )
 
 
-def _task(row: Row) -> Task:
+def _task(row: RepositoryRow) -> Task:
     bug_patch = row.patch if row.is_broken_by_patch else ""
     instance = {
         "instance_id": row.instance_id,
@@ -370,7 +370,7 @@ def _task(row: Row) -> Task:
     )
 
 
-def _reference(row: Row) -> tuple[ToolCall, ...]:
+def _reference(row: RepositoryRow) -> tuple[ToolCall, ...]:
     """Return the calls that apply the reference solution."""
     if not row.patch:
         return ()

@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories.arrow import optional, pyarrow
 
-Row = tuple[str, Any]
+LocatedRow = tuple[str, Any]
 """Where a row stands, for messages, and its data."""
 
 NESTED: Final = ("setup", "reward", "reference", "wrong")
@@ -27,7 +27,7 @@ HUGGING_FACE: Final = "hf:"
 """Prefix of the name of a data set on the Hugging Face Hub."""
 
 
-def file_rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path) -> Iterator[LocatedRow]:
     """Yield the rows of a task file, whose format is told by its suffix; JSON Lines if by none.
 
     Raises:
@@ -99,7 +99,7 @@ def _text_of(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="\n")
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _json_lines(path: Path) -> Iterator[LocatedRow]:
     with _text_of(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -107,7 +107,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 yield where, parsed(line, where)
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[LocatedRow]:
     """Read a list of tasks; a file with one task in each line is accepted too."""
     if not path.read_text(encoding="utf-8-sig").lstrip().startswith("["):
         yield from _json_lines(path)
@@ -116,7 +116,7 @@ def _json(path: Path) -> Iterator[Row]:
         yield f"{path}, task {number}", data
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[LocatedRow]:
     csv.field_size_limit(sys.maxsize)  # setups and references are long
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
@@ -138,7 +138,7 @@ def _csv(path: Path) -> Iterator[Row]:
             ) from None
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[LocatedRow]:
     arrow, parquet = pyarrow(), pyarrow("pyarrow.parquet")
     number = 0
     try:
@@ -154,7 +154,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         ) from exc
 
 
-_READERS: Final[Mapping[str, Callable[[Path], Iterator[Row]]]] = {
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[LocatedRow]]]] = {
     ".json": _json,
     ".csv": _csv,
     ".parquet": _parquet,
