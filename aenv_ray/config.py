@@ -7,6 +7,7 @@ empty variable counts as not set. ``docs/operations.md`` describes all of them f
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -208,9 +209,17 @@ def read_settings() -> Settings:
     Raises:
         ConfigError: A variable has an invalid value.
     """
-    given = {name: value for name, value in os.environ.items() if value}
+    return parse_settings(os.environ)
+
+
+def parse_settings(variables: Mapping[str, str]) -> Settings:
+    """Return the settings that these environment variables give; empty ones count as not set.
+
+    Raises:
+        ConfigError: A variable has an invalid value.
+    """
     try:
-        return Settings.model_validate(given)
+        return Settings.model_validate({name: value for name, value in variables.items() if value})
     except ValidationError as exc:
         problem = exc.errors()[0]
         raise ConfigError(

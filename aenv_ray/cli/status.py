@@ -25,7 +25,7 @@ from aenv_ray.cli.terminal.options import (
     knows_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
-from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.errors import AenvError, BackupInvalid, ConfigError
 
 if TYPE_CHECKING:
     from aenv_ray.hub.backup import BackupSummary
@@ -233,7 +233,10 @@ def restore(
     with _read(file) as source:
         if replace:
             confirm("Delete everything in the hub and restore the backup?", yes)
-        summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
+        try:
+            summary = asyncio.run(backups.read_backup(settings(), source, replace=replace))
+        except BackupInvalid as exc:
+            raise BackupInvalid(f"{file}: {exc.message}", hint=exc.hint) from exc
     console.say(f"restored {_content(summary)}")
     show(summary.model_dump(), output, str(summary.versions))
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from aenv_ray.cluster import kustomize, yaml_files
+from aenv_ray.cluster import kustomize, settings_check, yaml_files
 from aenv_ray.cluster.objects import Document
 from aenv_ray.errors import ConfigError
 
@@ -20,7 +19,6 @@ _KINDS: Final[tuple[tuple[type, str], ...]] = (
     (bool, "true or false"), (int, "a whole number"), (list, "a list"), (dict, "a mapping"),
 )  # fmt: skip
 """Kinds of values that no other kind can replace; text may be a number."""
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def bundled() -> Path:
@@ -115,7 +113,9 @@ def load(
                 f"{source} is a rendered file, which values cannot change",
                 hint="pass an overlay or a directory instead",
             )
-        return [dict(document) for document in yaml_files.read(path)]
+        rendered = [dict(document) for document in yaml_files.read(path)]
+        settings_check.check_settings(rendered)
+        return rendered
     if not is_name and not path.is_dir():
         raise ConfigError(
             f"no overlay, directory or file is named {source!r}",
@@ -134,7 +134,7 @@ def load(
         for name, text in (settings or {}).items():
             _set(spec, name, text)
         _check_kinds(document["spec"], spec)
-        _check_values(spec)
+        settings_check.check_values(spec)
         return {**document, "spec": spec}
 
     objects = kustomize.render(directory, change)
@@ -143,6 +143,7 @@ def load(
             f"{source} includes no object of kind {VALUES}, so it has no values to change",
             hint="start from a copy of an overlay: aenv cluster render --copy-to DIRECTORY",
         )
+    settings_check.check_settings(objects)
     return objects
 
 
@@ -219,29 +220,6 @@ def _check_kinds(defaults: Mapping[str, Any], spec: Mapping[str, Any], above: st
 
 def _kind_of(value: Any) -> type | None:
     return next((kind for kind, _ in _KINDS if isinstance(value, kind)), None)
-
-
-def _check_values(spec: Mapping[str, Any]) -> None:
-    """Check values that the API or KubeRay would refuse late, or in many objects."""
-    namespace = str(spec.get("namespace", "aenv"))
-    if not _LABEL.fullmatch(namespace):
-        raise ConfigError(
-            f"value namespace is {namespace!r}, which Kubernetes does not accept as a name",
-            hint="use up to 63 lowercase letters, digits and hyphens",
-        )
-    if not spec.get("image", "aenv-ray"):
-        raise ConfigError(
-            "value image is empty", hint="name the image of the cluster: --image REGISTRY/NAME:TAG"
-        )
-    for group in ("workers", "processWorkers", "dockerWorkers"):
-        bounds = spec.get(group) or {}
-        least, most = bounds.get("minReplicas", 0), bounds.get("maxReplicas", 0)
-        if not 0 <= least <= most:
-            raise ConfigError(
-                f"values {group}.minReplicas and .maxReplicas are {least} and {most}: expected "
-                "0 <= minReplicas <= maxReplicas",
-                hint="correct one of them",
-            )
 
 
 def _unknown(name: str, known: Mapping[str, Any], above: str) -> ConfigError:

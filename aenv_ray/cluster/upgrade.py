@@ -93,7 +93,7 @@ class UpgradePlan:
             broken = sum(not is_ready(pod) for pod in staying)
             chosen = staying[: room + broken]
             # Also why a replacement does not become ready, for which the others wait.
-            waits = [f"{len(old)} workers are to be replaced", *map(_ending, old)]
+            waits = [f"workers to replace: {len(old)}", *map(_ending, old)]
             return UpgradeStep(chosen, waits + found.problems(), _way_out(old))
         if head is not None and self._is_old(head):
             chosen = [] if _is_ending(head) else [head]

@@ -435,6 +435,7 @@ class Admission:
             free=sum(load.free for load in loads.values()),
             capacity=sum(load.capacity for load in loads.values()),
             hosts=len(loads),
+            draining=sum(facts.is_draining for facts in nodes.values()),
             demanded_slots=sum(demand.slots for demand in self._demanded),
             demanded_for_s=asyncio.get_running_loop().time() - self._demanded_at,
             has_autoscaler=bool(self._demanded)

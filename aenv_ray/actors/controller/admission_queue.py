@@ -197,6 +197,7 @@ def explain_wait(
     free: int,
     capacity: int,
     hosts: int,
+    draining: int,
     demanded_slots: int,
     demanded_for_s: float,
     has_autoscaler: bool,
@@ -208,6 +209,7 @@ def explain_wait(
         free: Free slots of all hosts.
         capacity: Free and used slots of all hosts.
         hosts: Number of hosts.
+        draining: Number of nodes that take no new instances.
         demanded_slots: Slots that Ray's autoscaler was asked for.
         demanded_for_s: Seconds since that request; no node has joined since.
         has_autoscaler: Whether an autoscaler runs in this cluster.
@@ -216,6 +218,11 @@ def explain_wait(
         f"{free} of {capacity} slots on {hosts} hosts are free, and {len(queue)} creates wait for "
         f"{queue.instances} instances"
     )
+    if draining:
+        text += (
+            f"; {draining} of the cluster's nodes take none because they are draining: "
+            "aenv cluster nodes lists them, aenv cluster undrain ends it"
+        )
     if not demanded_slots:
         return text
     if not has_autoscaler:

@@ -316,8 +316,19 @@ def test_the_head_waits_for_the_redis_of_the_values(address):
         ({"wrokers.maxReplicas": "3"}, "unknown value wrokers"),
         ({"workers.maxReplicas": "many"}, "value workers.maxReplicas is 'many', and must be a who"),
         ({"head.resources": "3"}, "value head.resources is 3, and must be a mapping"),
-        ({"namespace": "Bad_Name"}, "'Bad_Name', which Kubernetes does not accept"),
-        ({"image": ""}, "value image is empty"),
+        ({"namespace": "Bad_Name"}, "value namespace is 'Bad_Name': expected up to 63 lowercase"),
+        ({"image": ""}, "value image is '': expected REGISTRY/NAME:TAG"),
+        ({"workers.envSlots": "1.5"}, "value workers.envSlots is 1.5: expected a whole number"),
+        ({"processWorkers.envSlots": "many"}, "value processWorkers.envSlots is 'many'"),
+        ({"gateway.replicas": "0"}, "value gateway.replicas is 0: expected a whole number"),
+        ({"rayVersion": "latest"}, "value rayVersion is 'latest': expected the version of Ray"),
+        ({"sandboxes.memory": "lots"}, "worker group kubernetes would not start: .*MEMORY 'lots'"),
+        (
+            {"sandboxes.requests": "3"},
+            "kubernetes would not start: .*REQUESTS.* less than",
+        ),
+        ({"sandboxes.nodeSelector": "gpu"}, "NODE_SELECTOR: invalid entry 'gpu'"),
+        ({"logFormat": "xml"}, "the head would not start: .*AENV_LOG_FORMAT"),
         ({"workers.minReplicas": "-1"}, "expected 0 <= minReplicas"),
         ({"workers.minReplicas": "9", "workers.maxReplicas": "2"}, "are 9 and 2"),
         ({"image": "{"}, "not valid YAML"),
@@ -326,6 +337,16 @@ def test_the_head_waits_for_the_redis_of_the_values(address):
 def test_a_value_that_is_not_there_or_does_not_fit_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         manifests.load("dev", None, settings)
+
+
+def test_a_variable_in_rendered_manifests_is_checked_as_the_head_checks_it(tmp_path):
+    rendered = yaml.safe_dump_all(manifests.load("dev"))
+    (tmp_path / "all.yaml").write_text(rendered.replace("kubernetes=$(", "kubernetes=few$("))
+    with pytest.raises(
+        ConfigError, match=r"the head would not start: .*AENV_ENGINE_SLOTS"
+    ) as caught:
+        manifests.load(str(tmp_path / "all.yaml"))
+    assert "container ray-head" in str(caught.value.hint)
 
 
 def test_an_overlay_that_is_not_there_names_those_that_are():

@@ -507,13 +507,19 @@ async def test_no_worker_is_asked_for_where_only_certain_nodes_will_do() -> None
 def explained(**facts: Any) -> str:
     queue = AdmissionQueue()
     queue.add(Ticket((InstanceId("a"), InstanceId("b")), "o", None, 0.0))
-    given = {"demanded_slots": 0, "demanded_for_s": 0.0, "has_autoscaler": False} | facts
+    given = {
+        "draining": 0,
+        "demanded_slots": 0,
+        "demanded_for_s": 0.0,
+        "has_autoscaler": False,
+    } | facts
     return explain_wait(queue, free=1, capacity=4, hosts=2, **given)
 
 
 def test_the_reason_says_what_is_missing_and_why_no_worker_comes() -> None:
     assert explained() == ("1 of 4 slots on 2 hosts are free, and 1 creates wait for 2 instances")
     assert "no autoscaler runs" in explained(demanded_slots=3)
+    assert "1 of the cluster's nodes take none because they are draining" in explained(draining=1)
     slow = explained(demanded_slots=3, demanded_for_s=40.0, has_autoscaler=True)
     assert "asked for 3 more env_slot resources 40 s ago and no worker has joined" in slow
 
