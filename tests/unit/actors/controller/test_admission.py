@@ -107,8 +107,10 @@ async def waiting() -> AsyncIterator[Callable[..., asyncio.Task[list[Reservation
 
 
 async def until(is_so: Callable[[], bool]) -> None:
+    turns = 0
     while not is_so():  # noqa: ASYNC110  # the code under test has no event for it
-        await asyncio.sleep(0)
+        turns += 1
+        await asyncio.sleep(0 if turns < 100 else 0.001)  # then it waits for time to pass
 
 
 def ids_of(reservations: list[Reservation]) -> list[str]:
