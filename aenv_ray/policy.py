@@ -21,6 +21,7 @@ from aenv_ray.config import Settings
 from aenv_ray.errors import ConfigError, PolicyRefused
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 from aenv_ray.project.destinations import is_public, parse_destination
+from aenv_ray.units import counted
 
 ANY: Final = "*"
 NOT_ROOT: Final = "nonroot"
@@ -243,7 +244,7 @@ class Policy(BaseModel):
             PolicyRefused: It is more than `max_replicas`.
         """
         if self.max_replicas is not None and number > self.max_replicas:
-            asked = f"{number} replicas of its services"
+            asked = f"{counted(number, 'replica')} of its services"
             raise _too_much(f"owner {owner!r}", asked, f"{self.max_replicas}", "REPLICAS")
 
     def _check_sizes(self, config: EnvironmentConfig) -> None:

@@ -84,3 +84,8 @@ def parse_memory_bytes(value: str | float, *, what: str = "memory") -> int:
             f"{what} {value!r} is not a size", hint='write it as "512M", "4G" or "4Gi"'
         )
     return size
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words, such as ``1 instance`` or ``3 instances``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

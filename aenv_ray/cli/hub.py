@@ -23,6 +23,7 @@ from aenv_ray.cli.terminal.options import (
 )
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
 from aenv_ray.errors import BackupInvalid, ConfigError
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.hub.backup import BackupSummary
@@ -143,9 +144,9 @@ def restore(
 
 def _content(summary: BackupSummary) -> str:
     return (
-        f"{summary.versions} versions, {summary.artifacts} archives "
-        f"({size(summary.artifact_bytes)}), {summary.tokens} tokens and "
-        f"{summary.audit_records} audit records"
+        f"{counted(summary.versions, 'version')}, {counted(summary.artifacts, 'archive')} "
+        f"({size(summary.artifact_bytes)}), {counted(summary.tokens, 'token')} and "
+        f"{counted(summary.audit_records, 'audit record')}"
     )
 
 

@@ -13,6 +13,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, show, show_rows
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.actors.controller.draining import NodeState
@@ -166,10 +167,10 @@ def _await_drained(fabric: Fabric, state: NodeState, ends: float, timeout_s: flo
 
 def _rest(state: NodeState) -> str:
     """Return what a node still has."""
-    silent = f", and {state.silent} hosts that do not answer" if state.silent else ""
+    silent = f", and {counted(state.silent, 'host')} without an answer" if state.silent else ""
     return (
-        f"{state.instances} instances, {state.runners} samplings and "
-        f"{state.replicas} replicas of services{silent}"
+        f"{counted(state.instances, 'instance')}, {counted(state.runners, 'sampling')} and "
+        f"{counted(state.replicas, 'replica')} of services{silent}"
     )
 
 

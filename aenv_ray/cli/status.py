@@ -14,6 +14,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import GatewayOptions, OutputOption, with_gateway
 from aenv_ray.cli.terminal.output import Format, moment, show, size
 from aenv_ray.errors import AenvError
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.client.gateway import Gateway
@@ -64,7 +65,7 @@ def _lines(facts: Mapping[str, Any]) -> dict[str, Any]:
     if "nodes" in facts:
         lines["nodes"] = [
             f"{one['machine']} ({one['node_id'][:12]}): {one['status']}, "
-            f"{one['instances']} instances"
+            f"{counted(one['instances'], 'instance')}"
             for one in facts["nodes"]
         ]
     for name, value in lines.pop("hub", {}).items():

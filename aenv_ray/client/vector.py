@@ -19,6 +19,7 @@ from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.loop_thread import LoopThread
 from aenv_ray.errors import AenvError, ConfigError, DeadlineExceeded
 from aenv_ray.models import ToolResult
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -237,7 +238,8 @@ class VectorEnvironment:
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise DeadlineExceeded(
-                    f"{ready} of {wanted} instances were ready within {timeout_s:g} s",
+                    f"only {ready} of {counted(wanted, 'instance')} became ready within "
+                    f"{timeout_s:g} s",
                     hint="call recv() again: their calls continue",
                 )
             waiting = [task for task in self._pending if not task.done()]
@@ -254,7 +256,7 @@ class VectorEnvironment:
         chosen = range(len(self.handles)) if indices is None else indices
         if len(arguments) != len(chosen):
             raise ConfigError(
-                f"{len(arguments)} arguments for {len(chosen)} instances",
+                f"{len(arguments)} arguments for {counted(len(chosen), 'instance')}",
                 hint="pass one mapping, or None, for each instance",
             )
         known = set(range(len(self.handles)))

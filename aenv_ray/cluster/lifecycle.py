@@ -14,6 +14,7 @@ from aenv_ray.cluster.objects import KINDS, NAME, PART_OF, RAY_PODS, Document, t
 from aenv_ray.cluster.readiness import Snapshot, label
 from aenv_ray.cluster.upgrade import UpgradePlan, UpgradeStep
 from aenv_ray.errors import ConfigError, DeadlineExceeded, FabricUnavailable, Forbidden
+from aenv_ray.units import counted
 
 POLL_S: Final = 2.0
 """Between two polls while waiting."""
@@ -327,7 +328,7 @@ class Lifecycle:
         most = max(least, groups[place]["max"] or 0) if most is None else most
         if most < least:
             raise ConfigError(
-                f"the maximum of {most} workers is below the minimum of {least}",
+                f"the maximum of {counted(most, 'worker')} is below the minimum of {least}",
                 hint="raise the maximum, or lower the minimum",
             )
         root = f"/spec/workerGroupSpecs/{place}"

@@ -13,6 +13,7 @@ from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded, QuotaT
 from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
 from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota, unknown_instance
 from aenv_ray.models import InstanceStatus
+from aenv_ray.units import counted
 
 OVERDUE_S: Final = 10.0
 """A lease ends this long after its deadline, when nothing of the instance is left (invariant 3)."""
@@ -284,7 +285,8 @@ class Leases(HubBase, ABC):
         if outcome == "never":
             subject, limit, need = facts
             raise QuotaTooSmall(
-                f"the quota of {subject} is {limit} instances, and {need} were requested at once"
+                f"the quota of {subject} is {counted(limit, 'instance')}, and {need} were "
+                "requested at once"
                 f"{_with_inner(leases)}",
                 retry_after_s=MAX_RETRY_S,
                 hint="request fewer at once, or have the quota raised",
@@ -293,7 +295,8 @@ class Leases(HubBase, ABC):
             subject, limit, need, live, ahead = facts
             queue = f" and {ahead} owners wait ahead" if ahead else ""
             raise QuotaExceeded(
-                f"{subject} has {live} of {limit} instances{queue}: no room for {need} more"
+                f"{subject} has {live} of {counted(limit, 'instance')}{queue}: "
+                f"no room for {need} more"
                 f"{_with_inner(leases)}",
                 retry_after_s=min(RETRY_S * (1 + ahead), MAX_RETRY_S),
                 hint="end unused instances, or try again",

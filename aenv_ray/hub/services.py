@@ -14,6 +14,7 @@ from aenv_ray.hub.api import Hub
 from aenv_ray.policy import Policy
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.storage import StorageMount
+from aenv_ray.units import counted
 
 KIND: Final = "service"
 MAX_SERVICES: Final = 100
@@ -152,8 +153,9 @@ def check_room(
     policy.check_replicas(most, record.owner)
     if quota is not None and most > quota:
         raise QuotaTooSmall(
-            f"the quota of owner:{record.owner} is {quota} instances, and its services would have "
-            f"{most} replicas with service {record.id}",
+            f"the quota of owner:{record.owner} is {counted(quota, 'instance')}, and its "
+            "services would have "
+            f"{counted(most, 'replica')} with service {record.id}",
             retry_after_s=_RETRY_S,
             hint="use fewer replicas, pause other services, or have the quota raised",
         )

@@ -42,6 +42,7 @@ from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
+from aenv_ray.units import counted
 
 logger = logging.getLogger(__name__)
 
@@ -315,7 +316,7 @@ class Admission:
             if granted.done() and not granted.cancelled():  # at the last moment
                 return granted.result()
             raise CapacityExceeded(
-                f"no room for {len(ids)} instances within {wait_s:g} s: {self._reason}",
+                f"no room for {counted(len(ids), 'instance')} within {wait_s:g} s: {self._reason}",
                 retry_after_s=TRY_AGAIN_S,
                 hint="release instances, lower the concurrency, add nodes, or wait longer",
             ) from exc

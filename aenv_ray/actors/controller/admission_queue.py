@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from aenv_ray.actors.controller.placement import ONE_SLOT, HostLoad, Need, spread
 from aenv_ray.actors.host.host_capacity import slots_of
 from aenv_ray.ids import InstanceId
+from aenv_ray.units import counted
 
 OVERTAKEN_S: Final = 10.0
 """How long smaller groups may overtake one that does not fit."""
@@ -215,8 +216,9 @@ def explain_wait(
         has_autoscaler: Whether an autoscaler runs in this cluster.
     """
     text = (
-        f"{free} of {capacity} slots on {hosts} hosts are free, and {len(queue)} creates wait for "
-        f"{queue.instances} instances"
+        f"{free} of {counted(capacity, 'slot')} on {counted(hosts, 'host')} are free; "
+        f"{counted(len(queue), 'create')} for {counted(queue.instances, 'instance')} "
+        f"{'waits' if len(queue) == 1 else 'wait'}"
     )
     if draining:
         text += (

@@ -23,6 +23,7 @@ from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.store import FileInstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import ActorDensity, InstanceRecord
+from aenv_ray.units import counted
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:
                 store.forget_host(host_id)
     if failed:
         raise FabricUnavailable(
-            f"{len(failed)} attempts to end orphans failed; the first: {failed[0]}"
+            f"{counted(len(failed), 'attempt')} to end orphans failed; the first: {failed[0]}"
         )
     outer = [record for record in orphans if record.inner]
     inner = [i for record in outer for i in record.inner.values()]

@@ -12,6 +12,7 @@ from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, slots_of
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable
 from aenv_ray.models import InstanceSpec
+from aenv_ray.units import counted
 
 DEDICATED_PER_NODE: Final = 1024
 """Maximum number of dedicated instances of one group per node. An actor needs 50 MB and 22 threads,
@@ -196,7 +197,7 @@ def check_capacity(count: int, capacity: int) -> None:
     """
     if count > capacity:
         raise CapacityExceeded(
-            f"{count} instances do not fit: the cluster holds {capacity} at most",
+            f"no room for {counted(count, 'instance')}: the cluster holds {capacity} at most",
             retry_after_s=60.0,
             hint=f"create at most {capacity} at a time, or add nodes",
         )
@@ -226,8 +227,8 @@ def spread(count: int, hosts: Sequence[HostLoad], places: int = 1) -> dict[str, 
         kept = f", and {held} of these are kept for creates that have waited longer" if held else ""
         each = f" of {places} slots each, inner instances included," if places > 1 else ""
         raise CapacityExceeded(
-            f"{count} instances{each} do not fit: {free} of {capacity} slots on {len(hosts)} hosts "
-            f"are free{kept}",
+            f"no room for {counted(count, 'instance')}{each}: {free} of "
+            f"{counted(capacity, 'slot')} on {counted(len(hosts), 'host')} are free{kept}",
             retry_after_s=1.0,
             hint="release instances, lower the concurrency, add nodes, or join the queue with "
             "queue_timeout",

@@ -16,6 +16,7 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
+from aenv_ray.units import counted
 
 _MAX_HANDLES: Final = 20_000
 QUEUE_S: Final = 240.0
@@ -125,7 +126,9 @@ class AsyncFabric:
         reference = self._controller.release.remote(list(instance_ids))
         for instance_id in instance_ids:
             self.forget(instance_id)
-        await wait_async(reference, f"releasing {len(instance_ids)} instances", _CONTROL_S)
+        await wait_async(
+            reference, f"releasing {counted(len(instance_ids), 'instance')}", _CONTROL_S
+        )
 
     async def list_instances(self) -> list[InstanceInfo]:
         """Return all live instances of the cluster.

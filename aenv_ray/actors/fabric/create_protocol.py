@@ -38,6 +38,7 @@ from aenv_ray.errors import (
 from aenv_ray.ids import InstanceId, new_instance_id
 from aenv_ray.models import ActorDensity, InstanceInfo, InstanceSpec
 from aenv_ray.project.project import Project
+from aenv_ray.units import counted
 
 CREATE_DEADLINE_S: Final = 300.0
 """Longest wait for a create; it is long because a virtual environment may be built first."""
@@ -255,7 +256,9 @@ class CreateProtocol:
 
     async def _release(self, ids: Sequence[InstanceId]) -> None:
         reference = self._controller.release.remote(list(ids))
-        await self._waits.result(reference, f"releasing {len(ids)} instances", CREATE_DEADLINE_S)
+        await self._waits.result(
+            reference, f"releasing {counted(len(ids), 'instance')}", CREATE_DEADLINE_S
+        )
 
     # --- quotas ---------------------------------------------------------------------------------
 
@@ -556,7 +559,7 @@ class CreateProtocol:
         if not each.queue_s:
             self.shared_hosts.forget()
             raise CapacityExceeded(
-                f"there is no room for {len(specs)} instances of {each.source.reference}",
+                f"no room for {counted(len(specs), 'instance')} of {each.source.reference}",
                 retry_after_s=1.0,
                 hint="release instances, lower the concurrency, or give a queue_timeout",
             )

@@ -14,6 +14,7 @@ from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate, gated
 from aenv_ray.errors import InstanceNotFound
 from aenv_ray.models import InstanceInfo, InstanceStatus
 from aenv_ray.project.project import Project
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -184,7 +185,7 @@ class Fabric:
     def release(self, instance_ids: Sequence[str]) -> None:
         """End instances, in any state; idempotent."""
         reference = self.controller.release.remote(list(instance_ids))
-        self.wait(reference, f"releasing {len(instance_ids)} instances")
+        self.wait(reference, f"releasing {counted(len(instance_ids), 'instance')}")
 
     # --- nodes ----------------------------------------------------------------------------------
 

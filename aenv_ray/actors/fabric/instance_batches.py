@@ -24,6 +24,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -158,7 +159,7 @@ class InstanceBatches:
     async def _release_on(self, instances: Sequence[Created]) -> None:
         """End instances of one shared host; the controller does it if that host is gone."""
         reference = instances[0].host.release.remote([one.info.id for one in instances])
-        what = f"releasing {len(instances)} instances"
+        what = f"releasing {counted(len(instances), 'instance')}"
         try:
             await self._waits.result(reference, what, RELEASE_S)
         except FabricUnavailable:
@@ -166,5 +167,5 @@ class InstanceBatches:
 
     async def _release_anywhere(self, instances: Sequence[Created]) -> None:
         reference = self._fabric.controller.release.remote([one.info.id for one in instances])
-        what = f"releasing {len(instances)} instances"
+        what = f"releasing {counted(len(instances), 'instance')}"
         await self._waits.result(reference, what, RELEASE_S)

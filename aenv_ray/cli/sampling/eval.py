@@ -13,6 +13,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
 from aenv_ray.errors import AenvError, ConfigError
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling, Task
@@ -151,7 +152,7 @@ class _Evaluation:
         from aenv_ray import sampling
         from aenv_ray.cli.sampling import rollouts as shown
 
-        console.say(f"{benchmark.label}: {len(tasks)} tasks")
+        console.say(f"{benchmark.label}: {counted(len(tasks), 'task')}")
         file = None if self._out is None else self._out / _file_name(benchmark)
         run, error = None, None
         try:

@@ -14,6 +14,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.sampling.replay import Replay
@@ -94,7 +95,10 @@ def rescore(
     lines = [f"{len(changed)} of {len(rows)} rewards changed"]
     lines += [f"  {r['index']}  {r['task_id']}  {r['before']} -> {r['after']}" for r in changed]
     if diverged:
-        lines.append(f"{diverged} episodes had other results of calls; compare: aenv replay {path}")
+        lines.append(
+            f"{counted(diverged, 'episode')} had other results of calls; "
+            f"compare: aenv replay {path}"
+        )
     show({"episodes": rows, "diverged": diverged}, output, "\n".join(lines))
     console.say(f"episodes written to {out}")
 

@@ -13,6 +13,7 @@ from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show, table
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Sampling
@@ -108,7 +109,7 @@ def synthesize(
     if report is not None:
         _write(report, found.model_dump_json(indent=2) + "\n")
     show(found.model_dump(mode="json"), output, _table(found))
-    console.say(f"{len(found.kept)} tasks written to {out}")
+    console.say(f"{counted(len(found.kept), 'task')} written to {out}")
     if not found.kept:
         raise typer.Exit(1)
 

@@ -18,6 +18,7 @@ from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
+from aenv_ray.units import counted
 
 if TYPE_CHECKING:
     from aenv_ray.trajectories import Episode, Trajectories
@@ -288,7 +289,7 @@ def filter_(  # each is an option
     kept = [episode for episode in everything if matches(episode)]
     _copy_attachments(everything, kept, out)
     _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
-    console.say(f"{len(kept)} of {len(everything)} episodes written to {out}")
+    console.say(f"{len(kept)} of {counted(len(everything), 'episode')} written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
 
 
@@ -343,7 +344,7 @@ def export(
         rows = [json.dumps(row, ensure_ascii=False) for row in chosen]
         _write(out, "".join(f"{row}\n" for row in rows))
         count = len(rows)
-    console.say(f"{count} rows of {len(episodes)} episodes written to {out}")
+    console.say(f"{counted(count, 'row')} of {counted(len(episodes), 'episode')} written to {out}")
     show_done({"path": str(out), "rows": count}, output)
 
 
@@ -379,7 +380,7 @@ def report(
 
     episodes = _read(path)
     _write(out, rendered(list(episodes), path.name))
-    console.say(f"report of {len(episodes)} episodes written to {out}")
+    console.say(f"report of {counted(len(episodes), 'episode')} written to {out}")
     show_done({"path": str(out), "episodes": len(episodes)}, output)
 
 

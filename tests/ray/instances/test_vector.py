@@ -67,7 +67,7 @@ def test_what_is_ready_first_is_received_first(shared_vector: VectorEnvironment)
     vector.send("count", [None] * 3, indices=[0, 2, 3])
     ready = vector.recv(min_ready=3)
     assert [(one.index, values([one.outcome])) for one in ready] == [(0, [1]), (2, [1]), (3, [1])]
-    with pytest.raises(DeadlineExceeded, match="0 of 1 instances were ready"):
+    with pytest.raises(DeadlineExceeded, match="only 0 of 1 instance became ready"):
         vector.recv(timeout_s=0.01)
     with pytest.raises(ConfigError, match=r"calls to the instances \[1\] are under way"):
         vector.step("count", [None] * COUNT)

@@ -262,7 +262,7 @@ def test_a_worker_drains_also_with_a_head_of_another_version(
         capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "waiting for 1 instances" in done.stderr
+    assert "waiting for 1 instance," in done.stderr
     assert "drained" in done.stdout
 
 

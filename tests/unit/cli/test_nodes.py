@@ -57,7 +57,7 @@ def test_a_drain_names_hosts_that_do_not_answer(
     monkeypatch.setattr(_Fabric, "drain", lambda *_, **__: dataclasses.replace(STATE, silent=1))
     assert main(["cluster", "drain", "worker-3", "--timeout", "0"]) == 1
     said = capsys.readouterr().err
-    assert "0 replicas of services, and 1 hosts that do not answer after 0 s" in said
+    assert "0 replicas of services, and 1 host without an answer after 0 s" in said
 
 
 def test_a_drain_waits_for_a_head_that_is_away(

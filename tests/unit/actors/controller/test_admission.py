@@ -108,7 +108,7 @@ async def waiting() -> AsyncIterator[Callable[..., asyncio.Task[list[Reservation
 
 async def until(is_so: Callable[[], bool]) -> None:
     turns = 0
-    while not is_so():  # noqa: ASYNC110  # the code under test has no event for it
+    while not is_so():  # the code under test has no event for it
         turns += 1
         await asyncio.sleep(0 if turns < 100 else 0.001)  # then it waits for time to pass
 
@@ -231,7 +231,7 @@ async def test_hosts_accept_all_instances_again_once_no_create_waits(
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     host.used = 2
     task = waiting(queue, "a")
-    await until(lambda: "1 creates wait" in queue.reason())
+    await until(lambda: "1 create for" in queue.reason())
     host.used = 0
     assert not accepts(host, "b")
     await task
@@ -248,7 +248,7 @@ async def test_hosts_accept_all_instances_again_once_the_last_create_gives_up(
     host.used = 2
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     task = waiting(queue, "a")
-    await until(lambda: "1 creates wait" in queue.reason())
+    await until(lambda: "1 create for" in queue.reason())
     host.used = 1
     assert not accepts(host, "b")
     task.cancel()
@@ -297,7 +297,7 @@ async def test_the_demand_changes_once_in_a_turn_of_the_longest_kind(
     await until(lambda: cluster.demands != [])
     monkeypatch.setattr(admission, "TURN_S", PATIENT_S)
     waiting(queue, "b")
-    await until(lambda: "2 creates wait" in queue.reason())
+    await until(lambda: "2 creates for" in queue.reason())
     assert cluster.demands == [[SlotDemand(1)]]
     monkeypatch.setattr(admission, "TURN_S", 0.001)
     await until(lambda: cluster.demands[-1] == [SlotDemand(2)])
@@ -314,7 +314,7 @@ async def test_hosts_that_suit_no_waiting_create_accept_all_instances(
         asyncio.create_task(queue.wait([InstanceId(e)], e, None, PATIENT_S, need=Need((e,))))
         for e in ("kubernetes", "process")
     ]
-    await until(lambda: "2 creates wait" in queue.reason())
+    await until(lambda: "2 creates for" in queue.reason())
     other.used = 1
     await waits[1]
     assert accepts(other, "process")
@@ -395,7 +395,7 @@ async def test_a_create_whose_instances_are_released_stops_waiting(
     host.used = 1
     queue = Admission(FakeHosts(host), dict, FakeCluster())
     gone, stays = waiting(queue, "gone"), waiting(queue, "stays")
-    await until(lambda: "2 creates wait" in queue.reason())
+    await until(lambda: "2 creates for" in queue.reason())
     assert queue.is_waiting([InstanceId("unknown"), InstanceId("gone")])
     queue.forget([InstanceId("gone"), InstanceId("unknown")])
     with pytest.raises(InstanceReleased, match="released while it waited"):
@@ -500,7 +500,7 @@ async def test_no_worker_is_asked_for_where_only_certain_nodes_will_do() -> None
     queue = Admission(FakeHosts(host), dict, cluster)
     need = Need(node_ids=("node",))
     task = asyncio.create_task(queue.wait([InstanceId("a")], "a", None, PATIENT_S, need=need))
-    await until(lambda: "wait for" in queue.reason())
+    await until(lambda: " for " in queue.reason())
     assert cluster.demands == []
     host.used = 1
     assert ids_of(await task) == ["a"]
@@ -519,7 +519,7 @@ def explained(**facts: Any) -> str:
 
 
 def test_the_reason_says_what_is_missing_and_why_no_worker_comes() -> None:
-    assert explained() == ("1 of 4 slots on 2 hosts are free, and 1 creates wait for 2 instances")
+    assert explained() == "1 of 4 slots on 2 hosts are free; 1 create for 2 instances waits"
     assert "no autoscaler runs" in explained(demanded_slots=3)
     assert "1 of the cluster's nodes take none because they are draining" in explained(draining=1)
     slow = explained(demanded_slots=3, demanded_for_s=40.0, has_autoscaler=True)
@@ -664,7 +664,7 @@ async def test_a_node_whose_host_does_not_start_holds_up_no_create(
         asyncio.create_task(queue.wait([InstanceId(i)], "o", None, PATIENT_S, need=need))
         for i in ("first", "second")
     ]
-    await until(lambda: hosts.asked > 0 and "2 creates wait" in queue.reason())
+    await until(lambda: hosts.asked > 0 and "2 creates for" in queue.reason())
     hosts.hosts["process"].used = 1
     assert ids_of(await waits[0]) == ["first"]
     if error is not None:
