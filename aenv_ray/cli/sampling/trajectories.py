@@ -30,6 +30,7 @@ trajectories = typer.Typer(
     Example:
       aenv trajectories show run1.jsonl 0
     """,
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
 )
