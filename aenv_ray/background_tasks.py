@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
@@ -26,6 +27,15 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=_AGAIN_S)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed before it was cancelled", task.get_name(), exc_info=error)
+
+
+def start_shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task that works for several callers, in the context of none of them.
+
+    Ray cancels what a cancelled task has started, and finds it by context variables. In the context
+    of its first caller, the work for the others would end with that caller.
+    """
+    return asyncio.get_running_loop().create_task(work, context=contextvars.Context())
 
 
 async def shielded(request: Coroutine[Any, Any, T]) -> T:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from typing import Any
 
 import pytest
 
 from aenv_ray import background_tasks as tasks
-from aenv_ray.background_tasks import Tasks, end_task, shielded
+from aenv_ray.background_tasks import Tasks, end_task, shielded, start_shared
 from aenv_ray.engines.kubernetes.client import KubernetesClient
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.pods import Pods
@@ -30,6 +31,16 @@ async def test_a_task_is_told_again_until_it_ends(monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0)
     await end_task(task)
     assert task.cancelled()
+
+
+async def test_a_shared_task_has_the_context_of_no_caller() -> None:
+    caller = contextvars.ContextVar("caller", default="none")
+    caller.set("first")
+
+    async def named() -> str:
+        return caller.get()
+
+    assert await start_shared(named()) == "none"
 
 
 async def test_a_failure_before_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,6 @@ no other. The host keeps the state of a call under a key that the caller chose.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hashlib
 import itertools
 import logging
@@ -23,6 +22,7 @@ import pydantic_core
 from aenv_ray.actors.calls.caller_notes import HeldReports, Report
 from aenv_ray.actors.calls.handle import EnvHandle, host_of
 from aenv_ray.actors.calls.wire import CallMessage, WireResult, decode_json
+from aenv_ray.background_tasks import start_shared
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.base import OnProgress
 from aenv_ray.errors import AenvError, CallCancelled, InternalError, from_wire, to_wire
@@ -339,11 +339,7 @@ class BatchClient:
             count = _batch_size(new)
             begin, new = new[:count], new[count:]
             follow, running = running[: _MAX_CALLS - count], running[_MAX_CALLS - count :]
-            # In no caller's context: Ray cancels the tasks that a cancelled task has started, and
-            # with them the exchange that carries the calls of others and notices cancellations.
-            task = self._loop.create_task(
-                self._send_batch(begin, follow, cancelled), context=contextvars.Context()
-            )
+            task = start_shared(self._send_batch(begin, follow, cancelled))
             cancelled = []
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -39,6 +39,7 @@ from aenv_ray.actors.host.node_engines import engine_refusal
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts, SlotDemand
+from aenv_ray.background_tasks import start_shared
 from aenv_ray.errors import AenvError, CapacityExceeded, FabricUnavailable, InstanceReleased
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec
@@ -309,7 +310,7 @@ class Admission:
                 self._queue.add(ticket)
                 self._came.set()
                 if self._serving is None or self._serving.done():
-                    self._serving = loop.create_task(self._serve())
+                    self._serving = start_shared(self._serve())
             async with asyncio.timeout(wait_s):
                 return await granted
         except TimeoutError as exc:

@@ -18,6 +18,7 @@ from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.actors.ray_shell.nodes import NodeFacts
 from aenv_ray.actors.ray_shell.versions import check_version
+from aenv_ray.background_tasks import start_shared
 from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable
 from aenv_ray.ids import HostId
 from aenv_ray.models import ActorDensity
@@ -195,7 +196,7 @@ class HostDirectory:
         if (refusal := self.refusal(node)) is not None:
             raise refusal
         if name not in self._making:
-            self._making[name] = asyncio.create_task(self._make_shared(name, node, slots))
+            self._making[name] = start_shared(self._make_shared(name, node, slots))
         outcome = await asyncio.shield(self._making[name])
         if isinstance(outcome, FabricUnavailable):
             raise outcome

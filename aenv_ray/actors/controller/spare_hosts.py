@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from aenv_ray.actors.controller.host_directory import HostDirectory
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.background_tasks import start_shared
 from aenv_ray.errors import AenvError
 from aenv_ray.ids import InstanceId, new_instance_id
 
@@ -196,7 +197,7 @@ class SpareHosts:
 
     def _refill_soon(self) -> None:
         if self._refilling is None or self._refilling.done():
-            self._refilling = asyncio.get_running_loop().create_task(self._refill())
+            self._refilling = start_shared(self._refill())
 
     async def _refill(self) -> None:
         """Start missing spares one after another, unless creates are under way."""

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from aenv_ray import ids, logs
 from aenv_ray.actors.calls.json_calls import JsonCall, JsonCalls
 from aenv_ray.actors.host.instance import InstanceLife
-from aenv_ray.background_tasks import Tasks
+from aenv_ray.background_tasks import Tasks, start_shared
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
@@ -297,7 +297,7 @@ class EnvironmentRelay:
             name, _ = ids.split_reference(request.environment)
             known = ids.new_instance_id(name)
             self._note(life, {**life.record.inner, request.name: known})
-            creating = asyncio.create_task(self._create(life, limit, request, known))
+            creating = start_shared(self._create(life, limit, request, known))
             self._creating[known] = _Start(creating)
             creating.add_done_callback(functools.partial(self._forget_start, known))
         return known

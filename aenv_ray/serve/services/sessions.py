@@ -8,12 +8,12 @@ the sandbox is gone, one call of the session fails with SessionLost; the next ca
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from aenv_ray.background_tasks import start_shared
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.errors import AenvError, CallOutcomeUnknown, ConfigError, SessionLost
 from aenv_ray.hub.api import Hub
@@ -147,15 +147,14 @@ class _Lookups:
             key, (value, asyncio.get_running_loop().create_future())
         )
         if self._sender is None:
-            # Ray cancels the request to the hub if it belongs to a call that is cancelled.
-            self._sender = asyncio.create_task(self._send(), context=contextvars.Context())
+            self._sender = start_shared(self._send())
         return await asyncio.shield(stored)
 
     def shorten(self, key: str) -> None:
         """Have a key forgotten after `CALL_KEPT_S`, if it is not forgotten sooner."""
         self._ended.add(key)
         if self._shortener is None:
-            self._shortener = asyncio.create_task(self._shorten(), context=contextvars.Context())
+            self._shortener = start_shared(self._shorten())
 
     async def _shorten(self) -> None:
         try:
