@@ -429,8 +429,8 @@ def reported_by_sandbox(
 
     A sandbox cannot say that the infrastructure failed, since code of an agent may speak for it:
     such an error becomes `SandboxDiedInside`. Two are accepted: that a result is no longer known,
-    which counts for the agent, and that too many ports are open, which no episode depends on. Nor
-    can a tool say that the program that calls it is wrong: see `as_tool_error`.
+    which is treated as the agent's doing, and that too many ports are open, which no episode
+    depends on. Nor can a tool say that the program that calls it is wrong: see `as_tool_error`.
     """
     texts = {key: _cut(str(data[key])) for key in _SAID if data.get(key) is not None}
     if texts.get("died_of") == InsideCause.ROOM:

@@ -113,8 +113,8 @@ class Policy(BaseModel):
     def applied(self, config: EnvironmentConfig, engine: str) -> EnvironmentConfig:
         """Check a configuration, and return it with what the policy decides for the project.
 
-        A project that names no network gets the node's, if it may have that; else the internet from
-        engines that separate it from private addresses; else none.
+        A project that names no network gets network `host` if it may have that; else `internet` if
+        its engine can block private addresses; else `none`.
 
         Raises:
             PolicyRefused: As `check`.
@@ -154,7 +154,7 @@ class Policy(BaseModel):
         """Check the name of an image.
 
         Raises:
-            PolicyRefused: It comes from elsewhere.
+            PolicyRefused: Its registry or repository is not allowed.
         """
         self._allow(self.images, repository_of(reference), what, "image")
 
@@ -163,7 +163,7 @@ class Policy(BaseModel):
         return _matches(self.images, repository_of(reference))
 
     def refuse_image_id(self, reference: str, what: str) -> None:
-        """Refuse an image without a name that is allowed, unless every image is.
+        """Refuse an image that has no allowed name, unless every image is allowed.
 
         Raises:
             PolicyRefused: The policy allows images by name.
@@ -187,9 +187,10 @@ class Policy(BaseModel):
             return
         if not any(asked.subnet_of(IPv4Network(range_)) for range_ in self.destinations):
             raise PolicyRefused(
-                f"{what} requests destination {block}, which is not public, and this cluster does "
-                f"not allow (allowed: {', '.join(self.destinations) or 'none'})",
-                hint="request public ones, or have the operator add it to AENV_ALLOW_DESTINATIONS",
+                f"{what} requests destination {block}, which is neither public nor allowed by this "
+                f"cluster (allowed: {', '.join(self.destinations) or 'none'})",
+                hint="request public addresses, or have the operator add this range to "
+                "AENV_ALLOW_DESTINATIONS",
             )
 
     def check_user(self, user: str, what: str = "the environment") -> None:

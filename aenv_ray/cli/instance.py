@@ -72,7 +72,10 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
         str, typer.Option("--datasource", "-d", help="Set in the instance as AENV_DATASOURCE.")
     ] = "",
     ttl: Annotated[
-        str | None, typer.Option("--ttl", "-t", help="30m, 2h. Default: the project's, else 30m.")
+        str | None,
+        typer.Option(
+            "--ttl", "-t", help="Time to live: 30m, 2h. Default: the project's, else 30m."
+        ),
     ] = None,
     idle_timeout: Annotated[
         str | None, typer.Option("--idle-timeout", help="End it after this long without a call.")
@@ -291,7 +294,7 @@ def exec(
         stream.buffer.write(_output(done, name))
         stream.flush()
     if done.get("truncated"):
-        console.say("aenv: the output exceeds the limit and was truncated")
+        console.say("aenv: output over 10 MiB was truncated; redirect it to a file in the instance")
     raise typer.Exit(int(done.get("exit_code", 1)))
 
 
@@ -305,7 +308,7 @@ def renew(
 ) -> None:
     """Move the deadline of an instance to TTL from now.
 
-    A deadline that is later already stays.
+    If the deadline is already later, it does not change.
 
     Example:
       aenv instance renew mini-terminal-abc12345 2h
@@ -323,7 +326,8 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
     ] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only the last lines. Default: all stored.")
+        int | None,
+        typer.Option("--tail", min=0, help="Only this many last lines. Default: all stored."),
     ] = None,
     output: DataFormatOption = None,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import EnvironmentStatus
@@ -24,10 +24,12 @@ class GatewayRecord(BaseModel):
         """
         try:
             return cls.model_validate(data)
-        except ValueError as exc:
+        except ValidationError as exc:
+            problem = exc.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"])) or "the response"
             raise FabricUnavailable(
-                f"invalid response: {str(exc).splitlines()[0]}",
-                hint="is this the address of a gateway of this version? see: aenv hub status",
+                f"this is not the response of a gateway: {where}: {problem['msg']}",
+                hint="check the address and the version of the gateway with: aenv hub status",
             ) from exc
 
     def shown(self) -> dict[str, Any]:
@@ -36,7 +38,7 @@ class GatewayRecord(BaseModel):
 
 
 class EnvironmentAnswer(GatewayRecord):
-    """A version of an environment: EnvHub's fields and ours."""
+    """A version of an environment: the fields of EnvHub, AEnvironment's hub, and ours."""
 
     name: str
     version: str

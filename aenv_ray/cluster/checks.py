@@ -106,7 +106,7 @@ class Doctor:
 
     def _of_missing(self, name: str, missing: list[Permission], count: int, mend: str) -> Finding:
         if not missing:
-            return Finding(name, Verdict.OK, f"all {count} required")
+            return Finding(name, Verdict.OK, f"you have all {count} that are required")
         words = [f"{p.verb} {p.resource}" + (f".{p.group}" if p.group else "") for p in missing]
         more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
         where = f" in namespace {self._namespace}"
@@ -170,7 +170,8 @@ class Doctor:
                         f"largest node has {quantities.shown(resource, largest)}",
                         "lower the request in values.yaml, or add larger nodes",
                     )  # fmt: skip
-        return Finding("nodes", Verdict.OK, f"{len(nodes)}; every pod fits on one")
+        found = f"{len(nodes)} found; each pod fits on at least one"
+        return Finding("nodes", Verdict.OK, found)
 
     def _cluster(self) -> Finding:
         found = Lifecycle(self._api, self._namespace, lambda _: None).snapshot()

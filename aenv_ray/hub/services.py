@@ -124,7 +124,7 @@ def check_room(
 
     Args:
         record: The service.
-        before: It before this change; None: it is new. What does not grow is not refused.
+        before: The record before this change; None: it is new. Only what grows is refused.
         others: The owner's other services.
         quota: The number of instances that the owner may have; None: any.
         policy: Limits their replicas.

@@ -23,7 +23,7 @@ from aenv_ray.runtime.door.agent import starter
 
 _MODULE: Final = "serve_the_agent"
 _WAY_OUT: Final = (
-    "define it as a variable or function at the top of a file; or write a project that calls "
+    "define it as a variable or function at the top level of a file; or write a project that calls "
     "aenv_ray.runtime.serve_agent(agent)"
 )
 
@@ -45,7 +45,7 @@ def agent_env(
     pieces of an answer are progress reports, which ``stream_tool`` yields.
 
     Args:
-        agent: A variable or function at the top of a Python file: a callable that takes the
+        agent: A variable or function at the top level of a Python file: a callable that takes the
             messages of a conversation and returns the answer (sync, async, or an async generator
             of its pieces), an `Agent` of the OpenAI Agents SDK, a runnable of LangChain or
             LangGraph, or a `ChatAgent` of CAMEL. Or an `aenv_ray.runtime.ChatEndpoint`. The file is
@@ -54,7 +54,7 @@ def agent_env(
         version: Version of the environment.
         reward: A function of the same kind of file, which takes the messages of a conversation.
             None: the environment has no reward.
-        requirements: Packages that the file needs, as in ``requirements.txt``. None: only the
+        requirements: Packages that the file needs, as in ``requirements.txt``. Empty: only the
             packages of the node's Python are available.
         network: As ``deployConfig.network``; ``none`` suits agents that call no model.
         environment_variables: Variables of all instances. Give keys to `create` instead, which
@@ -63,14 +63,14 @@ def agent_env(
             data directory, named by the content.
 
     Raises:
-        ConfigError: It is not an agent, or is not at the top of a file.
+        ConfigError: It is not an agent, or is not at the top level of a file.
     """
     ids.split_reference(f"{name}@{version}")
     try:
         starter(agent)
     except TypeError as exc:
         raise ConfigError(
-            str(exc), hint="pass a ChatEndpoint, or a function or class at the top of a file"
+            str(exc), hint="pass a ChatEndpoint, or a function or class at the top level of a file"
         ) from None
     files: dict[str, str] = {}
     if isinstance(agent, ChatEndpoint):
@@ -90,7 +90,8 @@ def _import(value: Any, what: str, files: dict[str, str]) -> str:
     """Return the line that imports a value as `what`; add its file unless it is in a package.
 
     Raises:
-        ConfigError: It is not at the top of a file.
+        ConfigError: It is not at the top level of a file, or the file's name is not a Python
+            identifier.
     """
     for home, attribute in _homes(value):
         module = home
@@ -103,10 +104,12 @@ def _import(value: Any, what: str, files: dict[str, str]) -> str:
             module = path.stem
         if not module.rpartition(".")[2].isidentifier():
             raise ConfigError(
-                f"the file {path.name} of the {what} cannot be imported", hint="rename it"
+                f"the file {path.name} of the {what} cannot be imported: its name is not a Python "
+                "identifier",
+                hint="rename it, for example to my_agent.py",
             )
         return f"from {module} import {attribute} as {what}"
-    raise ConfigError(f"the {what} {value!r:.200} is not at the top of a file", hint=_WAY_OUT)
+    raise ConfigError(f"the {what} {value!r:.200} is not at the top level of a file", hint=_WAY_OUT)
 
 
 def _homes(value: Any) -> list[tuple[str, str]]:

@@ -20,7 +20,8 @@ require("langchain-core", "langchain", "1.0", "2")
 from langchain_core.tools import StructuredTool, ToolException  # noqa: E402
 
 _OWN_ARGUMENTS: Final = frozenset({"self", "config", "run_manager"})
-"""Of the methods that LangChain calls with those of the tool."""
+"""Own parameters of the methods that LangChain passes a tool's arguments to: no tool argument may
+have these names."""
 
 
 async def tools(

@@ -39,8 +39,8 @@ def taskset_env(
     """Write an environment with the tools, tasks and rewards of a taskset, and return its path.
 
     Each instance plays one episode. Its tools are those of the taskset's toolsets, and ``answer``,
-    which says something: the answer of the task, or a message to a simulated user or a game, whose
-    reply it returns. The reward ends the episode; it is that of the trace in verifiers.
+    which submits the answer of the task, or sends a message to a simulated user or a game and
+    returns the reply. The reward ends the episode; it is that of the trace in verifiers.
 
     Args:
         taskset: Id of a taskset whose package is in `requirements` or comes with verifiers, or a
@@ -68,8 +68,9 @@ def taskset_env(
         path = Path(taskset)
         if not path.is_file() or not path.stem.isidentifier() or f"src/{path.name}" in files:
             raise ConfigError(
-                f"{path} is no file of a taskset",
-                hint="name a Python file that can be imported, or give the id of a taskset",
+                f"{path} cannot be used as a taskset: it does not exist, its name is not a Python "
+                "identifier, or the project has another file of that name",
+                hint="give the path of a Python file such as my_taskset.py, or the id of a taskset",
             )
         files[f"src/{path.name}"] = path.read_text(encoding="utf-8")
         taskset_id = path.stem
@@ -79,7 +80,8 @@ def taskset_env(
         given = json.dumps({"env": env, "agent": agent, "task_count": task_count}, indent=2)
     except TypeError as exc:
         raise ConfigError(
-            f"the config is no JSON: {exc}", hint="give numbers, texts, lists and dicts"
+            f"the config cannot be written as JSON: {exc}",
+            hint="give numbers, texts, lists and dicts",
         ) from None
     files["src/taskset.json"] = given + "\n"
     deploy = {"network": network, "environmentVariables": dict(environment_variables or {})}

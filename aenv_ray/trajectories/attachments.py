@@ -58,7 +58,7 @@ def _content(part: Mapping[str, Any]) -> bytes:
 
 
 def attachment_of(data: bytes, media_type: Any) -> Attachment:
-    """Return the name of a content in records; an invalid media type is replaced."""
+    """Return the record of an attachment; an invalid media type is replaced."""
     is_type = isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)
     return Attachment(
         digest=f"sha256:{hashlib.sha256(data).hexdigest()}",
@@ -93,7 +93,7 @@ class AttachmentFiles:
                 write_atomically(path, data, mode=0o644)
 
     def read(self, digest: str) -> bytes:
-        """Return a content.
+        """Return the content of an attachment.
 
         Raises:
             ConfigError: There is none with this digest, or it has changed.
@@ -128,7 +128,7 @@ class AttachmentFiles:
         found = _DIGEST.fullmatch(digest)
         if found is None:
             raise ConfigError(
-                f"{digest!r} is not the digest of an attachment: sha256:…",
+                f"{digest!r} is not the digest of an attachment: `sha256:` and 64 hex digits",
                 hint="pass the digest that the attachment has in its episode",
             )
         return self._directory / found[1]

@@ -209,10 +209,15 @@ class Generation(BaseModel):
 
     @model_validator(mode="after")
     def _is_aligned(self) -> Generation:
-        lengths = {len(self.response_ids), len(self.response_mask)}
-        lengths |= set() if self.logprobs is None else {len(self.logprobs)}
-        if len(lengths) > 1:
-            raise ValueError(f"ids, mask and logprobs of the response differ in length: {lengths}")
+        lengths = {
+            "response_ids": len(self.response_ids),
+            "response_mask": len(self.response_mask),
+        }
+        if self.logprobs is not None:
+            lengths["logprobs"] = len(self.logprobs)
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ValueError(f"the fields of a response need the same number of items: {found}")
         return self
 
 

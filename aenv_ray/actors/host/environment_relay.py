@@ -65,7 +65,7 @@ shorter for a call with less time: an agent may choose that, and the next call w
 _QUEUE_SHARE: Final = 0.9
 """Share of a call's time for which it waits for a new inner instance that waits for room in a full
 cluster. The rest is for the answer: the call must end with `CapacityExceeded`, not at its deadline,
-which counts for the agent."""
+which would be treated as the agent's doing."""
 _CANCEL_S: Final = 30.0
 """Longest wait for starts that are given up."""
 
@@ -130,9 +130,10 @@ class EnvironmentRequest(BaseModel):
     timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
     call_id: str = Field(min_length=1, max_length=100)
     is_for_tool: bool = True
-    """Whether a tool of the outer instance asks, or what a tool left running: an agent may have
-    caused the request. False: a function, a reward or a reset does. Code of an agent in the runtime
-    can claim that, so it only decides whether a lack of room ends the instance."""
+    """Whether a tool of the outer instance, or a process that a tool left running, makes the
+    request: an agent may have caused it. False: a function, a reward or a reset makes it. An agent
+    that runs code in the runtime can fake False, so this only decides whether lack of room ends the
+    instance."""
 
     @property
     def name(self) -> str:
@@ -187,8 +188,8 @@ class EnvironmentRelay:
             PolicyRefused: It would exceed the number of inner instances, or a limit of nesting.
             ToolTimeout: The inner instance did not start or answer within the time of the call.
                 A start goes on, unless it waits for room.
-            CapacityExceeded: No node had room for all but the end of the time of the call. If a
-                tool asked, that is a ToolTimeout.
+            CapacityExceeded: No node had room during the first 90% of the call's time. If a tool
+                asked, that is a ToolTimeout.
             CallCancelled: The outer instance released the inner one meanwhile.
             AenvError: The inner instance cannot be created, or its call failed.
         """
@@ -280,7 +281,7 @@ class EnvironmentRelay:
             return await calls.call(call, Disconnect(), name)
         except asyncio.CancelledError:
             # A call with an id continues when its caller is cancelled, so cancel it explicitly.
-            self._in_background(calls.cancel(inner_id, name), "cancelling a call")
+            self._in_background(calls.cancel(inner_id, name), f"cancelling a call of {inner_id}")
             raise
 
     async def _inner_instances(self) -> InnerInstances:
@@ -422,7 +423,8 @@ class EnvironmentRelay:
         """Extend the lives of the inner instances of an instance that was renewed."""
         if life.record.inner:
             self._in_background(
-                self._renew_those_of(life.record, ttl_s), f"renewing those of {life.record.id}"
+                self._renew_those_of(life.record, ttl_s),
+                f"renewing the inner instances of {life.record.id}",
             )
 
     async def _renew_those_of(self, record: InstanceRecord, ttl_s: float) -> None:
@@ -441,7 +443,9 @@ class EnvironmentRelay:
         successor or the controller ends them.
         """
         if record.inner:
-            self._in_background(self._end_those_of(record), f"ending those of {record.id}")
+            self._in_background(
+                self._end_those_of(record), f"ending the inner instances of {record.id}"
+            )
 
     async def _end_those_of(self, record: InstanceRecord) -> None:
         inner = list(record.inner.values())
@@ -470,7 +474,7 @@ class EnvironmentRelay:
                 if self._clock.now() > outer.deadline:
                     raise
                 pause_s = _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
-                logger.warning("%s: ending %s again in %g s", exc, instance_ids, pause_s)
+                logger.warning("cannot end %s, next try in %g s: %s", instance_ids, pause_s, exc)
                 await asyncio.sleep(pause_s)
             else:
                 return
@@ -488,7 +492,7 @@ class EnvironmentRelay:
             try:
                 await work
             except AenvError as exc:  # the instances end at their deadlines
-                logger.warning("inner instances: %s: %s", what, exc)
+                logger.warning("%s failed: %s", what, exc)
 
         self._tasks.spawn(run())
 

@@ -229,8 +229,8 @@ class HostShell:
     async def instances(self, is_counted: bool = False) -> list[InstanceInfo] | int:
         """Return `Host.instances`, or `Host.count_instances`.
 
-        Not two methods, as hosts of an earlier version of aenv-ray are asked too: an actor's
-        process refuses an argument that it does not know, and ends at an unknown method.
+        This is one method because hosts of an earlier version of aenv-ray are asked, too: an actor
+        rejects an argument that it does not know, but its process ends if it lacks the method.
         """
         host = self._host or await self._open()
         return await (host.count_instances() if is_counted else host.instances())

@@ -116,7 +116,7 @@ class ModelRelay:
         if not url or not model:
             raise ConfigError(
                 "this node has no chat model for environments",
-                hint="the operator sets AENV_CHAT_MODEL_URL and AENV_CHAT_MODEL",
+                hint="have the operator set AENV_CHAT_MODEL_URL and AENV_CHAT_MODEL",
             )
         if not params:
             return b"{}"
@@ -139,8 +139,8 @@ class ModelRelay:
                 words = f"the chat model of {instance_id} did not answer within {timeout_s:g} s"
                 if not await self._works(url, model):
                     raise EndpointUnavailable(
-                        f"{words}, nor does it answer its host",
-                        hint="the operator checks the server at AENV_CHAT_MODEL_URL",
+                        f"{words}, and did not answer a test request of the host either",
+                        hint="have the operator check the server at AENV_CHAT_MODEL_URL",
                     ) from None
                 raise ToolTimeout(
                     words, hint="raise the timeout of the request, or shorten the conversation"
@@ -201,7 +201,7 @@ class ModelRelay:
             if used >= most:
                 hint = "wait until one of them has ended"
                 if setting:
-                    hint = f"the operator can raise AENV_CHAT_MODEL_{setting}"
+                    hint = f"have the operator raise AENV_CHAT_MODEL_{setting}"
                 raise PolicyRefused(
                     f"{instance_id} has reached its limit of {most} {what} to the chat model",
                     hint=hint,
@@ -218,7 +218,7 @@ class ModelRelay:
                 if attempt == ATTEMPTS:
                     raise EndpointUnavailable(
                         f"the chat model for environments failed {attempt} times: {exc}",
-                        hint="the operator checks the server at AENV_CHAT_MODEL_URL",
+                        hint="have the operator check the server at AENV_CHAT_MODEL_URL",
                     ) from None
             await asyncio.sleep(pause_s)
         raise AssertionError("not reached: the last attempt raises")
@@ -240,8 +240,8 @@ class ModelRelay:
             said = refusal_of(response, content, key)
             raise ConfigError(
                 f"the chat model for environments answered {said}",
-                hint="shorten or correct the request; if every request fails, the operator checks "
-                f"AENV_CHAT_MODEL and the key in {self._given.chat_model_key_env}",
+                hint="shorten or correct the request; if every request fails, have the operator "
+                f"check AENV_CHAT_MODEL and the key in {self._given.chat_model_key_env}",
             )
         return _completion(content, account)
 

@@ -56,7 +56,7 @@ def current() -> Policy:
 
 
 class _Reader:
-    """Reads the policy in a thread. An unreachable Ray may hold that up, not the program's end."""
+    """Reads the policy in a daemon thread: an unreachable Ray must not delay the program's end."""
 
     def __init__(self) -> None:
         self._reading: Future[Policy] | None = None

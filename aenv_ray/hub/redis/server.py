@@ -115,7 +115,7 @@ class RedisServer:
             await asyncio.sleep(_POLL_S)
 
     def _is_used(self) -> bool:
-        """Whether somebody else uses Redis, rather than a keeper that is shutting it down."""
+        """Whether somebody else uses Redis; a keeper that is shutting it down does not count."""
         for is_shared in (False, True):
             held = FileLock.try_acquire(self._users_lock, shared=is_shared)
             if held is not None:
@@ -146,7 +146,7 @@ class RedisServer:
             ) from exc
 
     async def _enter(self) -> None:
-        """Register as a user; if Redis is just shutting down, wait until it has."""
+        """Register as a user; if Redis is shutting down, wait until it has."""
         if self._use is not None:
             return
         try:
@@ -160,7 +160,7 @@ class RedisServer:
         """Return whether Redis takes commands; False while it reads its data.
 
         Raises:
-            ConfigError: Something else listens on the socket.
+            ConfigError: The server on the socket refuses the password.
         """
         client = self.connect()
         try:

@@ -43,7 +43,7 @@ class Turn:
 
 @dataclass
 class Tokens:
-    """The tokens of an episode; all lists but the first have one item for each that follows it."""
+    """The tokens of an episode; all lists but `prompt_ids` have one item for each later token."""
 
     prompt_ids: list[int]
     response_ids: list[int] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Tokenizer(Protocol):
 
 
 Generate = Callable[[list[int], int], Awaitable[Turn]]
-"""Continues token ids by at most so many tokens."""
+"""Continues token ids by at most the given number of tokens."""
 Parse = Callable[[str], list[tuple[str, str]]]
 """Finds the tool calls in a model's text: name, and arguments as JSON text."""
 
@@ -108,7 +108,8 @@ Parse = Callable[[str], list[tuple[str, str]]]
 def hermes_calls(text: str) -> list[tuple[str, str]]:
     """Return the tool calls in the format of Hermes and Qwen: JSON within ``<tool_call>``.
 
-    A call that is not JSON, or has no name, gets the name that it has not: the model sees an error.
+    A call that is not JSON, or has no name, gets the name "". No tool has it, so the model sees an
+    error.
     """
     calls = []
     for body in TOOL_CALL.findall(text):

@@ -64,7 +64,8 @@ def _run(command: Sequence[str], directory: str) -> None:
     code = process.wait()
     if 0 <= code < _FIRST_SIGNAL_EXIT:
         os._exit(code)
-    # An exit with 128 + N would look like signal N to process 1, which only comes from outside.
+    # An exit with 128 + N would look as if signal N had ended process 1, which happens only from
+    # outside the sandbox.
     print(f"the image's server ended with {code}", flush=True)  # noqa: T201  # to the log
     os._exit(_KILLED_EXIT)
 

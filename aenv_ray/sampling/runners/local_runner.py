@@ -28,7 +28,7 @@ from aenv_ray.sampling.runners.task_images import TaskImages
 from aenv_ray.trajectories.schema import Episode
 
 MOST_AT_ONCE: Final = 512
-"""Episodes that are reported together: an answer of this size takes the driver a moment."""
+"""Maximum number of episodes in one report: more would block the driver for too long."""
 
 PlaySample = Callable[[Assignment, GroupStart], Awaitable[Episode]]
 
@@ -117,7 +117,7 @@ class RunnerQueue:
         self, one: Assignment, start: GroupStart, run: GroupRun, tasks: set[asyncio.Task[None]]
     ) -> None:
         """Play one sample of a group; the last one that is kept ends the others."""
-        episode = await self._play(one, start)  # before the list is read: it may be replaced
+        episode = await self._play(one, start)  # `self._episodes += …await…` would use an old list
         self._episodes += run.finish(episode)
         if run.is_complete:
             for task in tasks:

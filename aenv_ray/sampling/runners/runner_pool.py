@@ -1,4 +1,7 @@
-"""Hands the tasks of a run out to runners, and collects their episodes."""
+"""Hands the tasks of a run out to runners, and collects their episodes.
+
+A group is the samples of one task: they are played together, on one runner.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ LOOK_S: Final = 5.0
 NO_RUNNER_S: Final = 300.0
 """A run without a runner for this long fails."""
 _AHEAD_S: Final = 0.75
-"""A remote runner has tasks for this long ahead: it reports its episodes a few times a second."""
+"""Seconds of work that a remote runner is given ahead: it reports its episodes a few times a
+second."""
 _MOST_AHEAD: Final = 2048
-"""Bounds what is lost with a runner."""
+"""Most episodes that a runner is given ahead; bounds what is lost with it."""
 _RATE_OVER_S: Final = 0.5
 """Time constant of the mean rate of episodes."""
 
@@ -90,8 +94,8 @@ class _Member:
         self.link = link
         self.outbox: list[Group] = []
         self.limit = 0
-        """How many episodes at once it may play: it was told so, or is with the groups in its
-        outbox."""
+        """How many episodes it may play at the same time. It has been told, or is told with the
+        groups in its outbox."""
         self.is_leaving = False
         """Whether it gets no more tasks, and is closed once it has finished those that it plays."""
         self.is_sending = False
@@ -125,10 +129,10 @@ class RunnerPool:
 
     Args:
         runners: Starts the runners.
-        take: Returns up to so many groups of tasks; none if there are no more.
+        take: Returns at most the given number of groups of tasks; none if there are no more.
         report: Receives each finished episode, once.
         room: Waits until further episodes may be reported.
-        concurrency: Decides how many episodes are played at once, which are divided among the
+        concurrency: Decides how many episodes are played at the same time, divided among the
             runners; only a group that is larger exceeds it.
         most_attempts: Maximum number of attempts at a task whose runners are lost.
         group_size: Maximum number of episodes of a group.
@@ -364,7 +368,7 @@ class RunnerPool:
             self._taking = None
 
     async def _room(self) -> int:
-        """Return how many groups runners can take, once it is one; 0 if all tasks are done."""
+        """Wait until runners can take a group; return how many they can take, 0 if all is done."""
         while True:
             self._changed.clear()
             if self._has_more or self._assignments.returned:

@@ -14,15 +14,15 @@ from aenv_ray.errors import ConfigError, SandboxStartFailed
 from aenv_ray.trajectories.schema import Call, Task, ToolCall
 
 MAX_BYTES: Final = 64 << 20
-"""Largest archive of an argument: a call holds 128 MiB of JSON."""
+"""Largest archive in an argument: a call holds 128 MiB of JSON."""
 
 
 def check_files(
     tasks: Iterable[Task], whose: str, below: Sequence[Path] = (), *, hint: str
 ) -> None:
-    """Check which files of this machine tasks name that others have written.
+    """Check that tasks written by others name only files of this machine that they may use.
 
-    A task has them packed and sent into the sandbox, or into the build of an image.
+    The files that a task names are packed and sent into the sandbox, or into an image's build.
 
     Args:
         tasks: The tasks.
@@ -100,7 +100,7 @@ def archive(paths: Sequence[str]) -> str:
     except OSError as exc:
         raise SandboxStartFailed(
             f"a file of the task cannot be read on this node: {exc}",
-            hint="keep the task's directory, on every node that plays episodes",
+            hint="put the task's directory at this path on every node that plays episodes",
         ) from exc
     if target.tell() > MAX_BYTES:
         raise SandboxStartFailed(

@@ -91,7 +91,7 @@ def read_secret(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
             f"cannot read the administrator token: {exc}",
-            hint="let --admin-token-file name a readable file in UTF-8",
+            hint="pass the path of a readable UTF-8 file as --admin-token-file",
         ) from exc
     if len(secret) < _MIN_SECRET:
         raise ConfigError(

@@ -234,7 +234,7 @@ def test_the_same_agent_has_the_same_directory(
 
 @pytest.mark.parametrize(
     ("agent", "words"),
-    [(3, "int is not an agent"), (lambda messages: "", "not at the top of a file")],
+    [(3, "int is not an agent"), (lambda messages: "", "not at the top level of a file")],
 )
 def test_what_is_no_agent_is_refused(agent: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -46,7 +46,7 @@ from aenv_ray.serve.gateway.data.targets import Target
 MAX_OFFERS: Final = 1000
 """Instances whose functions a replica caches; they never change while an instance lives."""
 MAX_OFFER_BYTES: Final = 16 * 1024 * 1024
-"""Of their listings together: an environment decides how large its listing is."""
+"""Total size of the cached listings: an environment decides how large its listing is."""
 MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
 MAX_FUNCTIONS: Final = 1000
 _PARAMETER: Final = re.compile(r"\{[^{}]*?(:path)?\}")
@@ -180,7 +180,8 @@ class FunctionProxy:
             data = {"status": "unhealthy", "message": exc.message, "code": exc.code}
         if not isinstance(data, dict) or not isinstance(data.get("status"), str):
             raise ConfigError(
-                f"{target.instance_id} does not answer as a health check does",
+                f"the health check of {target.instance_id} did not return an object with a text "
+                "under `status`",
                 hint="its runtime may be of another version",
             )
         if data["status"] == "ok":
@@ -197,7 +198,7 @@ def _offer(instance_id: str, listed: bytes) -> _Offer:
     """
     if len(listed) > MAX_LISTING_BYTES:
         raise ConfigError(
-            f"{instance_id} lists its functions with {len(listed)} bytes, and the gateway reads "
+            f"the list of functions of {instance_id} has {len(listed)} bytes; the limit is "
             f"{MAX_LISTING_BYTES}",
             hint="shorten the schemas of its functions, or call it over Ray",
         )
@@ -205,7 +206,7 @@ def _offer(instance_id: str, listed: bytes) -> _Offer:
         listing = _Listing.model_validate(pydantic_core.from_json(listed))
     except (ValidationError, ValueError) as exc:
         raise ConfigError(
-            f"{instance_id} does not list its functions as an environment does",
+            f"{instance_id} returned a malformed list of functions",
             hint=f"an environment may have {MAX_FUNCTIONS} functions; its runtime may be of "
             "another version",
         ) from exc

@@ -23,7 +23,7 @@ from aenv_ray.serve.services.calls import ServiceCalls, service_target
 from aenv_ray.serve.services.service import Services
 
 SESSION_HEADER: Final = "x-session-id"
-"""Chosen by a client to keep its calls with one replica; without it, an MCP session does."""
+"""A client sends it to keep its calls on one replica; without it, its MCP session does that."""
 _RECORD_CACHE_S: Final = 1.0
 _RECORDED: Final = ("aenv.principal", "aenv.error")
 """Keys of a scope that the access log reads after the request."""

@@ -24,7 +24,7 @@ def trace(key: str, seconds: float) -> int:
 
 @register_tool
 def fill_disk(limit_bytes: int) -> int:
-    """Write until the disk is full; at most so much."""
+    """Write until the disk is full, but at most `limit_bytes`."""
     with Path("filling").open("wb") as file:
         while file.tell() < limit_bytes:
             file.write(os.urandom(_BLOCK))
@@ -33,7 +33,7 @@ def fill_disk(limit_bytes: int) -> int:
 
 @register_tool
 def eat_memory(limit_bytes: int) -> int:
-    """Use memory until there is no more; at most so much."""
+    """Use memory until there is no more, but at most `limit_bytes`."""
     eaten: list[bytes] = []
     while len(eaten) * _BLOCK < limit_bytes:
         eaten.append(b"x" * _BLOCK)

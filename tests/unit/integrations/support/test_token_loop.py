@@ -111,7 +111,7 @@ async def test_tokens_without_log_probabilities_leave_no_episode() -> None:
         del episode
         return Tokens([1], [2, 3], [1, 1], [-0.5])
 
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match="response_ids has 2, response_mask has 2, logprobs has 1"):
         await played(FakePool(episode := FakeEpisode()), {}, act)  # type: ignore[arg-type]
     assert episode.is_abandoned
 
