@@ -1,8 +1,8 @@
 """``python -m benchmarks control-plane``: how fast the fabric creates instances that cost nothing.
 
 Sandboxes are those of the fake engine, on several nodes of this machine. Instances are created in
-groups until so many are live, and all stay: each group is as fast as the first if no step of a
-create looks at all instances.
+groups until the given number is live, and all stay: each group is as fast as the first if no step
+of a create looks at all instances.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _SPARE_SLOTS: Final = 64
 
 @contextlib.contextmanager
 def fake_cluster(sandboxes: int) -> Iterator[int]:
-    """Connect to a new cluster with room for so many sandboxes; yield its number of nodes."""
+    """Connect to a new cluster with room for `sandboxes`; yield its number of nodes."""
     os.environ["AENV_ENGINE"] = "fake"
     nodes = math.ceil(sandboxes / PER_NODE)
     head: dict[str, Any] = {

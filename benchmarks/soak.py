@@ -42,7 +42,7 @@ WARM_UP = 5
 """Rounds that are not judged: pools, caches and Ray's workers reach their sizes."""
 CALLERS = 16
 SHARE = 10
-"""One cycle in so many goes through the gateway, and one call through the host."""
+"""One in this many cycles goes through the gateway, and one in this many calls through the host."""
 SETTLE_S = 60.0
 MIB = 2**20
 ALLOWED = {"memory": 16.0, "descriptors": 8.0, "processes": 4.0, "keys": 8.0}

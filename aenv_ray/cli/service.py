@@ -243,7 +243,7 @@ def logs(
     gateway: GatewayOptions,
     service_id: ServiceIdArgument,
     tail: Annotated[
-        int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")
+        int | None, typer.Option("--tail", min=0, help="Only this many last lines of each replica.")
     ] = None,
     output: DataFormatOption = None,
 ) -> None:

@@ -47,7 +47,7 @@ ATTEMPTS: Final = 3
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _SAID_AT: Final = 3
-"""After so many attempts, a request that is still retried is logged."""
+"""After this many attempts, a request that is still retried is logged."""
 _SHOWN_CHARACTERS: Final = 200
 """Limit for quoting a response body that is not a gateway's."""
 _REPEATABLE_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -195,7 +195,7 @@ class GatewayPolicy:
                 ) from exc
             raise CallOutcomeUnknown(
                 f"{what}: the response of {self.url} was lost: {reason}",
-                hint="the request may have taken effect; it was not sent again",
+                hint="the request may have taken effect: check that before you send it again",
             ) from exc
         except (httpx.InvalidURL, UnicodeError) as exc:
             raise ConfigError(

@@ -295,7 +295,7 @@ def _for_callbacks(message: Mapping[str, Any]) -> LogMessage | Question | None:
 def _unknown(what: str, reason: str) -> CallOutcomeUnknown:
     return CallOutcomeUnknown(
         f"{what} was sent, and its response was lost: {reason}",
-        hint="it may have run; it was not sent again",
+        hint="it may have run: check its effect before you send it again",
     )
 
 

@@ -369,7 +369,7 @@ class HttpInstance:
         except httpx.TransportError as exc:
             raise CallOutcomeUnknown(
                 f"{name!r} was sent, and its response was lost: {type(exc).__name__}: {exc}",
-                hint="it may have run; it was not sent again",
+                hint="it may have run: check its effect before you send it again",
             ) from exc
 
     # --- health ---------------------------------------------------------------------------------
@@ -497,7 +497,7 @@ def _error_of_call(name: str, response: httpx.Response, body: dict[str, Any]) ->
     if not body and status in {502, 504}:
         return CallOutcomeUnknown(
             f"{name!r}: a proxy answered HTTP {status}: {text}",
-            hint="the call may have run; it was not sent again",
+            hint="the call may have run: check its effect before you send it again",
         )
     return FunctionFailed(text or f"HTTP {status}", tool_name=name)
 

@@ -214,7 +214,7 @@ def _check_kinds(defaults: Mapping[str, Any], spec: Mapping[str, Any], above: st
         elif expected is not None and _kind_of(value) != _kind_of(default):
             raise ConfigError(
                 f"value {here} is {value!r}, and must be {expected}",
-                hint=f"the overlay has {default!r}",
+                hint=f"write it as the overlay does: {default!r}",
             )
 
 

@@ -338,7 +338,7 @@ class RolloutServer:
             self._serving.result()
             raise ConfigError(
                 f"the server of the environment's tools did not start at {self._url}",
-                hint="the log of uvicorn says why",
+                hint="see the log of uvicorn",
             )
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ LOOK_S: Final = 2.0
 """Interval at which the head is checked."""
 _CONNECT_S: Final = 2.0
 MISSES: Final = 3
-"""The head is lost after so many failed looks in a row."""
+"""The head is lost after this many failed checks in a row."""
 NODE_S: Final = 120.0
 """For how long after the head's return it is asked whether this process's node is alive. A new head
 learns of the death of the old one within this time."""

@@ -46,7 +46,7 @@ def deploy(
         arguments: Constructor arguments of each replica.
         app: Name of the application.
         version: Replicas of the same version are not restarted. None restarts all of them.
-        wait: Return once the application runs, instead of at once.
+        wait: Return once the application runs, instead of immediately.
         routes_by_session: Route calls as `session_router.SessionRouter` does.
         options: Options of ``serve.deployment``.
 
@@ -116,7 +116,7 @@ def translated_call(what: str) -> Iterator[None]:
             except (ray_exceptions.RayActorError, ray_exceptions.NodeDiedError) as exc:
                 raise CallOutcomeUnknown(
                     f"{what}: the replica died during the call",
-                    hint="it is unknown whether the call ran; it was not sent again",
+                    hint="the call may have run: check its effect before you send it again",
                 ) from exc
     except ray_exceptions.TaskCancelledError:
         raise CallCancelled(f"{what}: the call was cancelled") from None

@@ -62,7 +62,7 @@ CHECKS_S: Final = 2.0
 _COUNT_S: Final = 3.0
 """Time limit for counting the files of one container."""
 COUNTS: Final = 3
-"""A container ends if its files could not be counted so many times in a row."""
+"""A container ends if its files could not be counted this many times in a row."""
 _LAST_COUNT_S: Final = 20.0
 """Time limit for the last of them. The end counts as the agent's: a busy disk must not cause it."""
 _ANONYMOUS: Final = 64

@@ -24,7 +24,7 @@ CUT: Final = b"[log cut: output came faster than it was read]\n"
 RECENT: Final = 256
 """Messages that a poll requests first; a message has at most 16 KiB."""
 HELD: Final = 1024
-"""After so many messages the last one read is taken to have been rotated away."""
+"""After this many messages, the last one that was read is assumed to have been rotated away."""
 MOMENTS: Final = 64
 _BEFORE_NS: Final = 1_000_000
 _GONE: Final = (404, 409)

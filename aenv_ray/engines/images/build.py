@@ -170,7 +170,10 @@ class ImageBuilder:
                     dockerfile=dockerfile, context=bundle, platform=platform,
                 )  # fmt: skip
             except ConfigError as exc:  # not a mistake in the project
-                raise FabricUnavailable(f"the runtime cannot be added: {exc.message}") from exc
+                raise FabricUnavailable(
+                    f"the runtime cannot be added to the image: {exc.message}",
+                    hint="check the Docker daemon with `aenv doctor`, and build again",
+                ) from exc
 
     async def _tag(self, image_id: str, references: Sequence[str]) -> None:
         for reference in references:

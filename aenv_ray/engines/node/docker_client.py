@@ -46,7 +46,8 @@ def socket_path(address: str) -> str:
     if scheme != "unix" or not path.startswith("/"):
         raise ConfigError(
             f"DOCKER_HOST {address!r} is not a Unix socket on this node",
-            hint="the docker engine needs the node's own daemon: unix:///var/run/docker.sock",
+            hint="set DOCKER_HOST to the socket of the node's own daemon, for example "
+            "unix:///var/run/docker.sock",
         )
     return path
 

@@ -192,7 +192,7 @@ def _inside(
     if not is_there:
         raise ConfigError(
             f"{path} includes {name}, which does not exist",
-            hint=f"the path is relative to {of or path.parent}",
+            hint=f"give its path relative to {of or path.parent}",
         )
     return target
 

@@ -107,7 +107,7 @@ class Disconnect:
                 self._listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Set the listener; it is called at once if the client is already gone."""
+        """Set the listener; it is called immediately if the client is already gone."""
         self._listener = listener
         if self.happened:
             listener()

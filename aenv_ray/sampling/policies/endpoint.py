@@ -212,7 +212,7 @@ class Endpoint:
             return Unauthorized(what, hint="set its key in OPENAI_API_KEY, or in the variable of "
                                            "--api-key-env")  # fmt: skip
         if status == 403:
-            return Forbidden(what, hint="the key may not use this model: check both")
+            return Forbidden(what, hint="check the key and the model: the key may not use it")
         return ConfigError(what, hint=f"check --base-url and the model's name {options.model!r}")
 
 

@@ -86,7 +86,7 @@ class RunnerQueue:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it could begin another episode at once, if it were given one."""
+        """Whether it could begin another episode immediately, if it were given one."""
         return self._has_more and not self._groups and len(self._playing) < self._limit
 
     def _note_hunger(self) -> None:

@@ -61,7 +61,7 @@ T = TypeVar("T")
 logger = logging.getLogger("aenv_ray")
 
 UNCLEAN_IN_A_ROW: Final = 3
-"""After so many instances that were not clean after their episode, none is reused."""
+"""After this many instances that were not clean after their episode, none is reused."""
 INFRA_RETRIES: Final = 2
 """Restarts of an episode, on a new instance, after infrastructure failures."""
 _NOT_FOR_RESETS: Final = {"reward", "reference", "wrong", "instance", "timeout_s", "unsupported"}

@@ -18,7 +18,7 @@ GRACE_S: Final = 3600.0
 """An artifact is kept this long after its upload, so that it can be published."""
 EVERY_S: Final = 600.0
 GIVE_UP_AFTER: Final = 3
-"""A round ends when the hub or the store did not answer for so many artifacts in succession. Each
+"""A round ends when the hub or the store did not answer for this many artifacts in a row. Each
 can be uploaded again only after `LEAVING_S`."""
 UPLOADS: Final = "upload"
 """Kind of the hub's documents of archives that were uploaded by a signed URL, to be published."""

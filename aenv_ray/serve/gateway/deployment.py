@@ -75,7 +75,7 @@ def deploy(settings: GatewaySettings | None = None) -> None:
         )
     except RuntimeError as exc:
         raise FabricUnavailable(
-            f"the gateway did not start: {exc}", hint="the log of its replica says why"
+            f"the gateway did not start: {exc}", hint="see the log of its replica"
         ) from exc
     _await_answer(settings)
 
@@ -137,7 +137,7 @@ def _await_answer(settings: GatewaySettings) -> None:
             if time.monotonic() > until:
                 raise FabricUnavailable(
                     f"the gateway did not answer at {url} within {_START_S:g} s: {exc}",
-                    hint="the log of its replica says why",
+                    hint="see the log of its replica",
                 ) from exc
         time.sleep(_POLL_S)
 

@@ -81,7 +81,7 @@ def error_response(request: HTTPConnection, error: Exception) -> Response:
     return failure(
         InternalError(
             f"the gateway failed in request {request_id}",
-            hint="the gateway's log has the traceback under this id",
+            hint="look for this id in the gateway's log: it has the traceback",
         )
     )
 

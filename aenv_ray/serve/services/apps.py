@@ -82,7 +82,7 @@ class Apps(ABC):
 
         Args:
             record: The service.
-            wait: Return once all replicas are healthy, instead of at once.
+            wait: Return once all replicas are healthy, instead of immediately.
 
         Raises:
             RuntimeError: `wait`, and they do not become healthy.
@@ -94,7 +94,7 @@ class Apps(ABC):
 
         Args:
             service_id: The service.
-            wait: Return once its replicas have ended, instead of at once.
+            wait: Return once its replicas have ended, instead of immediately.
 
         Raises:
             DeadlineExceeded: `wait`, and they do not end.

@@ -107,14 +107,14 @@ class Services:
             reference: The service's environment.
             owner: The service's owner.
             name: None makes one up from the environment's name.
-            wait: Return once all replicas are healthy, instead of at once.
+            wait: Return once all replicas are healthy, instead of immediately.
             storage: The requested storage; one with this service name and owner is reused.
             options: Other fields of `ServiceRecord`; ``changes`` as a mapping, "" for none.
 
         Raises:
             CatalogConflict: A service has this name, the storage is being deleted, or the owner has
                 as many services as it may.
-            PolicyRefused, QuotaTooSmall: Its owner's services may not have so many replicas.
+            PolicyRefused, QuotaTooSmall: Its owner's services may not have that many replicas.
             ConfigError: The name or an option is invalid.
             EnvironmentNotFound: The environment does not exist.
             FabricUnavailable: No node can run its sandboxes. Or, with `wait`, the service did not
@@ -275,7 +275,7 @@ class Services:
 
         Args:
             record: The service.
-            wait: Return once all of it is gone, instead of at once.
+            wait: Return once all of it is gone, instead of immediately.
             delete_storage: Delete its storage. Otherwise it remains for a service with this name
                 and owner.
 

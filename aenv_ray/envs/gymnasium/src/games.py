@@ -36,7 +36,7 @@ class GameSpec(BaseModel):
     max_episode_steps: int | None = Field(default=None, ge=1)
     """None: as registered."""
     num_envs: int | None = Field(default=None, ge=1, le=4096)
-    """Makes a vector of so many environments; None: a single environment."""
+    """Makes a vector of this many environments; None: a single environment."""
     vectorization: Literal["sync", "vector_entry_point"] = "sync"
     render_mode: Literal["rgb_array", "ansi"] | None = None
     """None: an image if the environment can draw one, else text; a vector is not drawn."""

@@ -182,7 +182,7 @@ class FunctionProxy:
             raise ConfigError(
                 f"the health check of {target.instance_id} did not return an object with a text "
                 "under `status`",
-                hint="its runtime may be of another version",
+                hint="update aenv-ray in its image: its runtime may be of another version",
             )
         if data["status"] == "ok":
             data["status"] = "healthy"  # AEnvironment's client waits for this or "success"
@@ -207,8 +207,8 @@ def _offer(instance_id: str, listed: bytes) -> _Offer:
     except (ValidationError, ValueError) as exc:
         raise ConfigError(
             f"{instance_id} returned a malformed list of functions",
-            hint=f"an environment may have {MAX_FUNCTIONS} functions; its runtime may be of "
-            "another version",
+            hint=f"give it at most {MAX_FUNCTIONS} functions; if it has fewer, update aenv-ray in "
+            "its image: its runtime may be of another version",
         ) from exc
     functions = tuple(
         _Function(one.name, one.method, one.input_schema or {}, _route(one))
