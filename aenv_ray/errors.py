@@ -452,9 +452,10 @@ def reported_by_sandbox(
 
 
 _SAID = ("code", "message", "hint", "tool_name", "died_of")
-"""What is read of an error of a sandbox. Another instance's id, or a time to wait, is not."""
+"""The fields that are read from a sandbox's error: not an instance id, nor a time to wait."""
 _MOST_CHARACTERS = 100_000
-"""Of each text of such an error: errors are in records, which drivers and runners collect."""
+"""Maximum length of each text of a sandbox's error: records, which drivers and runners collect,
+contain errors."""
 
 
 def _cut(text: str) -> str:

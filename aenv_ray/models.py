@@ -85,7 +85,7 @@ class InstanceSpec(_Frozen):
     near_node: str = ""
     """Ray node that a shared host is chosen on, if it has room there; empty: none."""
     outer: tuple[str, ...] = ()
-    """Of an inner instance: the environments of those around it, from the outermost one."""
+    """For an inner instance: the environments of the instances around it, the outermost first."""
     places: int = 1
     """How many instances it counts for, in quotas and in slots: itself and the inner instances that
     it may have. 0 for an inner instance, which the outermost one counts."""

@@ -38,7 +38,7 @@ _FORMATS: Final[Mapping[str, tuple[str, str]]] = {
     "dockerWorkers.envSlots": _SLOTS,
     "redis.replicas": ("[01]", "1, or 0 for your own Redis"),
 }
-"""Of values that are no settings of ours: a pattern, and what it means."""
+"""Values that are not settings of ours: a pattern for each, and what it means."""
 _REFERENCE: Final = re.compile(r"\$\((\w+)\)")
 
 

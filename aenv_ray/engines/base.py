@@ -44,10 +44,10 @@ from aenv_ray.project.storage import StorageMount
 from aenv_ray.runtime.door.roles import DoorRole
 
 MAX_VALUES: Final = 16_000_000
-"""Of one result. An empty list takes 3 bytes of JSON and 64 of memory, so a result
-of the largest size could take 5 GiB of the process that reads it."""
+"""Maximum number of JSON values in one result. An empty list takes 3 bytes of JSON and 64 of
+memory, so a result of the largest size could take 5 GiB of the process that reads it."""
 MAX_REQUEST_VALUES: Final = 2_000_000
-"""Of anything else that a sandbox sends."""
+"""Maximum number of JSON values in anything else that a sandbox sends."""
 
 logger = logging.getLogger(__name__)
 

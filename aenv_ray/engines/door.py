@@ -214,7 +214,7 @@ class _HeldMessages:
 
 
 HELD: Final = _HeldMessages()
-"""Those of this process, whatever its event loops."""
+"""The held messages of this process, for all its event loops."""
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class AenvVerifyResponse(BaseVerifyResponse):
     void: bool = False
     """Nothing can be learned from it, and its reward means nothing: leave it out."""
     status: str = ""
-    """Of the episode, as in its record."""
+    """Status of the episode, as in its record."""
 
 
 class AenvResourcesServer(SimpleResourcesServer):

@@ -35,7 +35,7 @@ from nemo_gym.sandbox.providers.base import (  # noqa: E402
 EXEC_S: Final = 180.0
 """NeMo Gym's own timeout of a command."""
 _NO_EXIT_CODE: Final = 125
-"""Of a command without one, as NeMo Gym's providers use it."""
+"""Exit code of a command that has none, as NeMo Gym's providers use it."""
 _STATUS: Final = {
     InstanceStatus.PENDING: SandboxStatus.STARTING,
     InstanceStatus.RUNNING: SandboxStatus.RUNNING,

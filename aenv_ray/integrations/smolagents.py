@@ -31,7 +31,8 @@ from smolagents import Tool  # noqa: E402
 
 _TYPES: Final = frozenset({"string", "boolean", "integer", "number", "array", "object", "null"})
 _OWN_ARGUMENTS: Final = frozenset({"self", "sanitize_inputs_outputs"})
-"""Of the method that agents call with those of the tool."""
+"""Own parameters of the method that agents pass a tool's arguments to: no tool argument may have
+these names."""
 
 
 class ToolFailed(Exception):

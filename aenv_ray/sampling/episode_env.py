@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 60.0
 ATTACHMENTS_BYTES: Final = 128 << 20
-"""Of one episode, together. They are in the runner's memory until the episode ends, and an agent
-that used it up would end the episodes of others."""
+"""Total size of one episode's attachments. They are in the runner's memory until the episode ends,
+and an agent that used it up would end the episodes of others."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class EpisodeLog:
     began: float = field(default_factory=time.perf_counter)
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
-    """Of the attachments of steps, by digest."""
+    """Contents of the attachments of steps, by digest."""
     contents_bytes: int = 0
     """Their size."""
 

@@ -31,9 +31,9 @@ MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
 logger = logging.getLogger("aenv_ray")
 EPISODES_PER_PROCESS: Final = 1_000_000_000
-"""So far the indices of processes that write into one directory are apart."""
+"""Distance between the first indices of processes that write into one directory."""
 _BEGINNING: Final = b'{"index":'
-"""Of an episode's line."""
+"""How the line of an episode begins."""
 _SHARD = re.compile(r"[\w.-]+-\d{5}\.(jsonl|parquet)")
 
 

@@ -23,7 +23,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "aenv_creates": ("Creates that ended", ("engine", "outcome")),
     "aenv_lost_sandboxes": ("Sandboxes that ended before their instance", ("engine", "cause")),
 }
-"""The same for counters."""
+"""Counters, by name: description and labels."""
 PHASES: Final = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 NODE: Final = "node"
 """Cause of the loss of the instances of a lost node."""

@@ -108,8 +108,8 @@ class EndedOrphans(NamedTuple):
     inner: list[InstanceId]
     """Instances of other environments that their code called, on any host; they still run."""
     outer: list[InstanceId]
-    """Those that have inner ones. Their records remain until `forget_orphans`, since they are all
-    that names these."""
+    """Instances that have inner ones. Their records remain until `forget_orphans`, since nothing
+    else names the inner ones."""
 
 
 def end_orphans(instance_ids: Collection[str]) -> EndedOrphans:

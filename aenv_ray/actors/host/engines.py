@@ -31,7 +31,7 @@ class HostEngines:
         self._owed: dict[InstanceId, str] = {}
         """Engines by sandboxes that are to end and are not gone."""
         self._stopping: set[InstanceId] = set()
-        """Those of them that an engine is ending now."""
+        """The sandboxes that an engine is ending now."""
 
     def get(self, name: str) -> Engine:
         """Return an engine.

@@ -21,7 +21,7 @@ PUBLIC_SERVER: Final = ("python3", "-m", "aenv.main", "/app/src", "--port", "808
 SHARED: Final = "/shared"
 """Where an instance's container and its sidecar share files, as in AEnvironment."""
 _INSTANCE_ID: Final = re.compile(r"[\w.-]+__[\w.-]+-[0-9]+", re.ASCII)
-"""Of SWE-bench: owner, repository and number of a pull request."""
+"""An instance id of SWE-bench: owner, repository and number of a pull request."""
 
 
 class Serving(StrEnum):

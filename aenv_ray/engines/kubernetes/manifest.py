@@ -37,7 +37,7 @@ _UNPACKED: Final = "/unpacked"
 """Where the unpacker writes the files of each container, in a directory of its name."""
 _HOME_BYTES: Final = 512 * 1024**2
 _VOLUMES_BYTES: Final = 2 * _HOME_BYTES
-"""Of volumes on the node's disk that count as a container's: its home, and the project."""
+"""Size of the volumes on the node's disk that count as a container's: its home, and the project."""
 _SHARED_MEMORY_BYTES: Final = 64 * 1024**2
 _AWAY_S: Final = 30
 """How long a pod stays on a node that does not answer. Kubernetes' default is five minutes."""

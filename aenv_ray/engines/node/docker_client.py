@@ -60,7 +60,7 @@ def daemon_hint(address: str) -> str:
     with contextlib.suppress(DockerException, OSError, ValueError, KeyError):
         context = ContextAPI.get_current_context()  # type: ignore[no-untyped-call]
         if context is not None and context.Host and context.Host != address:
-            return f"Docker's context {context.Name!r} is elsewhere: set DOCKER_HOST={context.Host}"
+            return f"to use Docker's context {context.Name!r}, set DOCKER_HOST={context.Host}"
     return "start Docker (sudo systemctl start docker), or set DOCKER_HOST=unix:///path"
 
 

@@ -23,7 +23,8 @@ from urllib.request import getproxies, proxy_bypass
 _MAX_OUTPUT: Final = 4000
 """Characters of an installer's output in an error, counted from its end."""
 _KEPT_BYTES: Final = 1 << 20
-"""Of the output; a password can be longer than what is shown."""
+"""Bytes at the end of the output that are searched for passwords, which can be longer than what is
+shown."""
 _PIECE_BYTES: Final = 65_536
 _TRUE = ("1", "true", "yes", "on")  # as pip reads it
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/'\"]+@")

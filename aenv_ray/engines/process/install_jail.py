@@ -41,7 +41,8 @@ MEMORY_BYTES: Final = 8 * 1024**3
 MIN_FREE_BYTES: Final = 1024**3
 """An installation ends before the disk has less than this."""
 MIN_FREE_FILES_SHARE: Final = 0.05
-"""The same for the number of files, as a share of what the file system can have."""
+"""An installation ends before fewer files than this can be created, as a share of what the file
+system can have."""
 _LOOK_MS: Final = 500
 _PROXY_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -115,7 +116,7 @@ def _say(text: str) -> None:
 
 
 def _give(directory: str, user: int) -> None:
-    """As root, make a user the owner of a directory; nothing in it may run any more."""
+    """As root, make a user the owner of a directory; nothing in it may still be running."""
     if os.geteuid() != 0:
         return
     for path, _, files, fd in os.fwalk(directory):

@@ -57,10 +57,10 @@ class Registered:
     mime_type: str = ""
     """For a resource: its MIME type; "" derives it from what the function returns."""
     uri_arguments: Mapping[str, str] | None = None
-    """Of a resource that is read: the arguments that its URI contains; of others: arguments that
-    the call does not have under ``arguments``."""
+    """For a resource that is read: the arguments that its URI contains. For other functions:
+    arguments that the call does not have under ``arguments``."""
     completions: Completions = field(default_factory=dict)
-    """Of a resource or prompt."""
+    """For a resource or prompt: values offered for its parameters."""
 
     @cached_property
     def signature(self) -> Signature:
@@ -637,7 +637,7 @@ def _completions(completions: Completions, parameters: Sequence[str], what: str)
     """Return checked completions."""
     for name, source in completions.items():
         if name not in parameters:
-            raise ValueError(f"{what}: completions of {name!r}, which is no parameter of it")
+            raise ValueError(f"{what}: completions of {name!r}, which is not one of its parameters")
         if not callable(source):
             _texts(source, f"{what}: completions of {name!r}:")
             continue

@@ -214,7 +214,7 @@ def completion_result(values: Any) -> dict[str, Any]:
     """
     found = [] if values is None else list(values)
     if isinstance(values, str) or not all(isinstance(value, str) for value in found):
-        raise TypeError(f"it returned {values!r:.100}, which is no list of texts")
+        raise TypeError(f"it returned {values!r:.100}, which is not a list of texts")
     shown = found[:MAX_COMPLETIONS]
     about = {"values": shown, "total": len(found), "hasMore": len(found) > len(shown)}
     return {"completion": about}

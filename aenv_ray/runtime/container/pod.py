@@ -197,7 +197,7 @@ class Supervisor:
         try:
             return dict(json.loads(data))
         except (ValueError, TypeError, RecursionError):  # the project's code wrote to the link
-            return self._failed_boot("its process sent something that is no report of its start")
+            return self._failed_boot("its process sent a malformed report of its start")
 
     def _failed_boot(self, cause: str = "") -> dict[str, Any]:
         """Return the report of a failed start, when all processes have ended.

@@ -18,7 +18,7 @@ UPDATED: Final = "notifications/resources/updated"
 SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
 MAX_SUBSCRIPTIONS: Final = 1000
-"""Of an instance."""
+"""Maximum number of subscriptions of an instance."""
 OnUpdate = Callable[[str], None]
 """Called with the URI, in the thread that reports the update; must not block."""
 

@@ -63,7 +63,7 @@ class Spare:
     kept: tuple[int, ...]
     """Descriptors of the files and devices that the project opened when it was loaded."""
     files: tuple[OpenedFile, ...]
-    """Those that each instance opens for itself."""
+    """The files that each instance opens for itself."""
 
     def run(self, channel_fd: int, *, prefaults: bool) -> NoReturn:
         """Wait for an assignment on a channel to the launcher, and be that instance until its end.

@@ -21,8 +21,8 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 UNREAD_S = 60.0
 """A client that reads nothing of an answer for this long is disconnected."""
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
-"""Of all answers of this process that clients read slowly. Beyond it, the connection with the most
-is closed."""
+"""Limit of unread data in all answers of this process. Beyond it, the connection with the most
+unread data is closed."""
 _PIECE_BYTES: Final = 4 * 1024
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"

@@ -32,7 +32,7 @@ from aenv_ray.serve.gateway.membership import Membership
 KEY_TTL_S: Final = 24 * 3600.0
 """How long an idempotency key is remembered."""
 FAILED_TTL_S: Final = 300.0
-"""The same for the key of a create that failed."""
+"""How long the key of a create that failed is remembered."""
 _POLL_S: Final = 0.2
 _MAX_WAIT_S: Final = 60.0
 """How long a repeated create waits for the instances of the first one."""

@@ -226,7 +226,7 @@ async def test_an_invalid_report_of_a_project_fails_its_start(bench: Bench) -> N
         "    try: socket.socket(fileno=os.dup(fd)).send(b'[' * 5000 + b'\\n')\n"
         "    except OSError: pass\n"
     )
-    with pytest.raises(SandboxStartFailed, match="no report of its start"):
+    with pytest.raises(SandboxStartFailed, match="a malformed report of its start"):
         await bench.start(bench.project({"tools.py": source}))
     assert await value_of(await bench.start(), "echo", text="next") == "next"
 

@@ -10,6 +10,7 @@ import pytest
 
 from aenv_ray.client.gateway import Gateway
 from aenv_ray.client.gateway_http import GatewayHttp, GatewayPolicy, parse_url
+from aenv_ray.client.gateway_records import InstanceAnswer
 from aenv_ray.errors import (
     ERRORS,
     CallOutcomeUnknown,
@@ -23,6 +24,12 @@ from aenv_ray.errors import (
     Unauthorized,
     to_wire,
 )
+
+
+@pytest.mark.parametrize(("data", "where"), [({"id": 3}, "id: "), ("hi", "the response: ")])
+def test_a_malformed_response_is_refused_with_the_field(data, where):
+    with pytest.raises(FabricUnavailable, match=f"not the response of a gateway: {where}"):
+        InstanceAnswer.read(data)
 
 
 @pytest.mark.parametrize(

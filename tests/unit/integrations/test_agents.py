@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -230,6 +232,20 @@ def test_the_same_agent_has_the_same_directory(
         assert one.is_relative_to(tmp_path)
     finally:
         settings.cache_clear()
+
+
+def test_an_agent_in_a_file_that_cannot_be_imported_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "my-agent.py"
+    file.write_text("def agent(messages):\n    return 'hi'\n")
+    spec = importlib.util.spec_from_file_location("my-agent", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "my-agent", module)
+    spec.loader.exec_module(module)
+    with pytest.raises(ConfigError, match=r"my-agent\.py of the agent .* Python identifier"):
+        agent_env(module.agent, name="helper")
 
 
 @pytest.mark.parametrize(

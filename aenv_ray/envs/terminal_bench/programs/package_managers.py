@@ -23,7 +23,7 @@ SCRIPTS = (
 )
 """Files that are restored; those of packages that the agent installed stay."""
 MAX_BYTES = 4 << 20
-"""Of their content in base64. In images with more they are not restored."""
+"""Maximum size of their content in base64. In images with more, the files are not restored."""
 _SETTLED = ("install ok installed", "hold ok installed", "deinstall ok config-files")
 
 Saved = dict[str, list[Any]]

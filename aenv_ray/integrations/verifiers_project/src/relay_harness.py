@@ -188,7 +188,7 @@ def why(episode: "asyncio.Task[vf.Episode]") -> str:
 
 
 SEAT = Seat()
-"""That of this instance."""
+"""The seat of this instance."""
 
 
 class RelayHarness(vf.Harness[vf.HarnessConfig]):

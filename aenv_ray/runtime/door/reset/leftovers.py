@@ -58,7 +58,7 @@ class Leftovers:
         self._roots = _distinct([self._work, *(_TEMPORARY if self._owns_sandbox else ())])
         self._files: dict[str, FileFacts] | None = None
         self._times: dict[str, tuple[int, int]] = {}
-        """Of the directories at the start: an agent can choose them."""
+        """Times of the directories at the start: an agent can choose them."""
         self._elsewhere: list[str] | None = None
         self._ipc = _ipc_objects()
         self._descriptors = frozenset(_own_descriptors())

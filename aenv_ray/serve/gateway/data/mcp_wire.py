@@ -108,9 +108,9 @@ class Rpc:
     session: str
     """"" for none."""
     answered: str = ""
-    """Of an answer of the client: the question in the instance; "" for other messages."""
+    """If the client answers a question: the id of the question in the instance; else ""."""
     reply: Mapping[str, Any] = field(default_factory=dict)
-    """Of an answer of the client: its ``result`` or ``error``."""
+    """If the client answers a question: its ``result`` or ``error``."""
 
     @property
     def offers(self) -> list[str]:

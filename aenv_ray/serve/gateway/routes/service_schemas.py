@@ -126,7 +126,7 @@ class ServiceObject(BaseModel):
     engine: str
     """Empty: the environment's, or one that the cluster chooses."""
     chosen_engine: str
-    """Those of the running sandboxes, if `engine` is empty; shown for a single service."""
+    """Engines of the running sandboxes, if `engine` is empty; shown for a single service."""
     reason: str
     """Why it does not run as it should."""
     mcp_url: str

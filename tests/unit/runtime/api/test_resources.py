@@ -159,7 +159,7 @@ def test_a_completion_of_nothing_is_refused(params: dict[str, Any], code: str) -
 
 
 def test_completions_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="no parameter of it"):
+    with pytest.raises(ValueError, match="not one of its parameters"):
         Registry().add_prompt(page, completions={"week": []})
     with pytest.raises(TypeError, match="takes who"):
         Registry().add_prompt(page, completions={"day": lambda who: who})
@@ -172,5 +172,5 @@ def test_no_more_completions_than_mcp_allows_are_sent() -> None:
     assert (len(found["values"]), found["total"], found["hasMore"]) == (100, 150, True)
     assert completion_result(None)["completion"]["values"] == []
     for wrong in ("text", [1]):
-        with pytest.raises(TypeError, match="no list of texts"):
+        with pytest.raises(TypeError, match="not a list of texts"):
             completion_result(wrong)
