@@ -240,7 +240,8 @@ def test_an_agent_in_a_file_that_cannot_be_imported_is_refused_with_the_reason(
     file = tmp_path / "my-agent.py"
     file.write_text("def agent(messages):\n    return 'hi'\n")
     spec = importlib.util.spec_from_file_location("my-agent", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "my-agent", module)
     spec.loader.exec_module(module)
