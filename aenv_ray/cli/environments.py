@@ -61,7 +61,7 @@ def list_(
     tag: TagOption = None,
     status: Annotated[
         str | None,
-        typer.Option("--status", metavar="STATUS", help="For example Ready."),
+        typer.Option("--status", metavar="STATUS", help="Only this status, for example Ready."),
     ] = None,
     latest: Annotated[
         bool, typer.Option("--latest", help="Only the highest version of each environment.")
@@ -252,7 +252,8 @@ def grant(
         str | None, typer.Argument(help="Who gets the right; * for everybody. Omit to list.")
     ] = None,
     right: Annotated[
-        str | None, typer.Argument(metavar="use|publish|none", help="none revokes.")
+        str | None,
+        typer.Argument(metavar="use|publish|none", help="The right; none revokes the grant."),
     ] = None,
     output: OutputOption = None,
 ) -> None:

@@ -33,7 +33,9 @@ def init(
         str, typer.Argument(metavar="NAME", help="Environment name, for example my-env.")
     ],
     version: Annotated[str, typer.Option("--version", "-v", help="Initial version.")] = "1.0.0",
-    template: Annotated[str, typer.Option("--template", "-t", help="Template.")] = "default",
+    template: Annotated[
+        str, typer.Option("--template", "-t", help="Template to copy.")
+    ] = "default",
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="Directory to create the project directory in.")
     ] = Path(),

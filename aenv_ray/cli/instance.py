@@ -303,7 +303,9 @@ def exec(
 def renew(
     gateway: GatewayOptions,
     instance_id: InstanceIdArgument,
-    ttl: Annotated[str, typer.Argument(metavar="TTL", help="From now, for example 30m or 2h.")],
+    ttl: Annotated[
+        str, typer.Argument(metavar="TTL", help="New time to live, from now: 30m or 2h.")
+    ],
     output: OutputOption = None,
 ) -> None:
     """Move the deadline of an instance to TTL from now.

@@ -49,7 +49,7 @@ def create(
         str | None, typer.Option("--owner", help="Default: config file, else your user name.")
     ] = None,
     instance: Annotated[
-        str | None, typer.Option("--instance", help="For an agent: the instance it may use.")
+        str | None, typer.Option("--instance", help="For an agent: the instance that it may use.")
     ] = None,
     ttl: Annotated[
         str | None,

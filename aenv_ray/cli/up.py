@@ -34,10 +34,11 @@ _RAY_ATTEMPTS: Final = 3
 
 def up(
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="REST; 0 chooses a free port.")
+        int,
+        typer.Option("--port", "-p", min=0, max=65535, help="Port of REST; 0 chooses a free one."),
     ] = 8080,
     mcp_port: Annotated[
-        int, typer.Option("--mcp-port", min=0, max=65535, help="MCP; 0 chooses a free port.")
+        int, typer.Option("--mcp-port", min=0, max=65535, help="Port of MCP; 0 chooses a free one.")
     ] = 8081,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")

@@ -601,7 +601,9 @@ class Controller:
             await self._guarded("ending the instances of ended jobs", self._end_jobs())
             await self._guarded("retrying to end orphans", self._orphans.retry())
             await self._guarded("ending the instances of dead hosts", self._end_hosts())
-            await self._guarded("ending those of lost nodes", self._end_inner_of_lost_nodes())
+            await self._guarded(
+                "ending the inner instances of lost nodes", self._end_inner_of_lost_nodes()
+            )
             await self._guarded("draining nodes", self._drains.keep())
             await asyncio.sleep(LOOK_S)
 
@@ -639,7 +641,7 @@ class Controller:
         try:
             await look
         except Exception as exc:  # noqa: BLE001  # the watch continues
-            logger.warning("%s: %r", what, exc)
+            logger.warning("%s failed: %r", what, exc)
 
     async def _take_over(self) -> None:
         await self._find_claimed()
@@ -720,7 +722,7 @@ class Controller:
         try:
             await self._ask(name, "release_jobs", sorted(jobs))
         except AenvError as exc:
-            logger.warning("ending the instances of ended jobs on %s: %s", name, exc)
+            logger.warning("ending the instances of ended jobs on %s failed: %s", name, exc)
             self._forget(name)
 
 

@@ -527,7 +527,7 @@ class Host:
             config = self._projects.config(record.spec.digest)
         except AenvError as exc:  # its project is gone: the rest of the adopted instance works
             logger.warning(
-                "%s gets no services: %s", record.id, exc,
+                "code of %s cannot ask this host, as its project is missing: %s", record.id, exc,
                 extra=logs.of_instance(record.id, record.spec.owner),
             )  # fmt: skip
             return
@@ -684,7 +684,7 @@ class Host:
             try:
                 await self.sweep()
             except Exception as exc:  # noqa: BLE001  # the next sweep may succeed
-                logger.warning("sweep of host %s: %r", self._id, exc)
+                logger.warning("a sweep of host %s failed: %r", self._id, exc)
 
     async def sweep(self) -> None:
         """End the instances that are due, and report when the host has nothing left to do."""

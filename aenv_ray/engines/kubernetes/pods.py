@@ -287,7 +287,7 @@ class PodJanitor:
             except ApiRefused as exc:
                 logger.warning("the pod janitor is refused by the API: %s", exc.message)
             except FabricUnavailable as exc:
-                logger.warning("the pod janitor: %s", exc.message)
+                logger.warning("a sweep of the pod janitor failed: %s", exc.message)
 
     async def sweep(self) -> None:
         """Delete orphan pods."""

@@ -400,7 +400,7 @@ class Outage:
     def _pause_s(self, since: float, now: float, why: str) -> float:
         if not self._is_told:
             self._is_told = True
-            logger.warning("no instance can be created, which episodes wait out: %s", why)
+            logger.warning("no instance can be created at the moment; episodes wait: %s", why)
         return min(OUTAGE_PAUSE_S, RETRY_PAUSE_S + now - since)
 
 
