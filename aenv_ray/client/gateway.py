@@ -153,7 +153,7 @@ class Gateway:
                 if len(content) > MAX_ARCHIVE_BYTES:
                     raise ConfigError(
                         f"archive {digest[:12]} is over {MAX_ARCHIVE_BYTES >> 20} MiB",
-                        hint="is this the address of a gateway? no project is that large",
+                        hint="check that this is a gateway's address: no project is that large",
                     )
         seen = hashlib.sha256(content).hexdigest()
         if seen != digest:

@@ -445,7 +445,7 @@ def _error_of_route(response: httpx.Response, body: dict[str, Any]) -> AenvError
     if status >= 500:
         return InternalError(f"{url} answered HTTP {status}: {text}")
     return ConfigError(f"{url} answered HTTP {status}: {text or 'nothing'}",
-                       hint="is this the address of a gateway?")  # fmt: skip
+                       hint="check that this is the address of a gateway")  # fmt: skip
 
 
 def error_of_refusal(

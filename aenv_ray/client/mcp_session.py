@@ -235,7 +235,7 @@ class McpSession:
         if status < 500:
             raise ConfigError(
                 f"{self._url} answered HTTP {status}: {text[:200]}",
-                hint="is this the address of an environment server?",
+                hint="check that this is the address of an environment server",
             )
         raise _unknown("the request", f"HTTP {status}: {text[:200]}")
 

@@ -401,7 +401,7 @@ class HttpInstance:
             raise InternalError(
                 f"{self.url}/health answered HTTP {response.status_code} without a health status: "
                 f"{response.text[:200]}",
-                hint="is this the address of an environment's server?",
+                hint="check that this is the address of an environment server",
             )
         self._answered = True
         return body

@@ -286,5 +286,5 @@ def unknown_instance(instance_id: str) -> InstanceNotFound:
     return InstanceNotFound(
         f"there is no instance {instance_id}",
         instance_id=instance_id,
-        hint="it ended some time ago, or never existed",
+        hint="create another instance: it ended some time ago, or never existed",
     )

@@ -102,7 +102,7 @@ class FileInstanceStore(InstanceStore):
         except OSError as exc:
             raise FabricUnavailable(
                 f"the records of instances in {self._directory} cannot be written: {exc.strerror}",
-                hint="AENV_RUNTIME_DIR must be writable, with free space",
+                hint="make AENV_RUNTIME_DIR writable, with free space",
             ) from exc
 
     def get(self, instance_id: InstanceId) -> InstanceRecord | None:  # noqa: D102

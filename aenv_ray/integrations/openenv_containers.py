@@ -101,7 +101,7 @@ class InstanceProvider(ContainerProvider):
         if done.exit_code:
             raise ConfigError(
                 f"the server was not started: {done.stderr.decode(errors='replace')}",
-                hint="InstanceProvider(command=…) is what the image's shell runs",
+                hint="correct InstanceProvider(command=…), which the image's shell runs",
             )
         self._forward = PortForward(env.handle, port)
         return await self._forward.open()

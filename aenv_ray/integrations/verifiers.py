@@ -290,7 +290,9 @@ class RolloutEpisode:
             ConfigError: No episode was begun.
         """
         if self._episode is None:
-            raise ConfigError("no episode was begun", hint="verifiers calls Task.setup first")
+            raise ConfigError(
+                "no episode was begun", hint="call Task.setup first, as verifiers does"
+            )
         return await self._episode.finish()
 
     async def leave(self) -> None:

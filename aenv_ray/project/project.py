@@ -167,7 +167,7 @@ def _parse_json(path: Path, text: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise ConfigError(
-            f"{path} is nested too deeply", hint="a config.json needs a few levels only"
+            f"{path} is nested too deeply", hint="flatten it: a config.json needs only a few levels"
         ) from None
     except ValueError as exc:  # a number with thousands of digits
         raise ConfigError(f"{path}: {exc}", hint="write a smaller number") from None

@@ -90,7 +90,10 @@ def replay(
     """
     originals = tuple(one for one in episodes if one.status in REPLAYABLE)
     if not originals:
-        raise ConfigError("there are no episodes to replay", hint="void episodes are not replayed")
+        raise ConfigError(
+            "there are no episodes to replay",
+            hint="record episodes that are not void: void ones are not replayed",
+        )
     tasks = [_task(one) for one in originals]
     hint = "look at the tasks; if you trust them, allow the directory: --files DIR, or files=[DIR]"
     check_files(tasks, "the recorded tasks", [Path(one) for one in files], hint=hint)

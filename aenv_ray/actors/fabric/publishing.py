@@ -132,7 +132,7 @@ async def _schemas(sandbox: Sandbox) -> tuple[FunctionSchema, ...]:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         raise SandboxStartFailed(
-            "its runtime does not list its functions as that of an environment does",
+            "its runtime returned a malformed list of functions",
             hint="project code must not replace parts of aenv; read the log of the sandbox",
         ) from exc
 

@@ -189,7 +189,7 @@ async def _look_up(name: str) -> tuple[str, ...] | SandboxStartFailed:
         why = f"it resolves to {', '.join(addresses)}, which sandboxes may not reach"
     return SandboxStartFailed(
         f"deployConfig.allow: {name} has no address for sandboxes: {why}",
-        hint="names are resolved on the node when a sandbox starts",
+        hint="check that the node can resolve it: names are resolved there when a sandbox starts",
     )
 
 

@@ -35,7 +35,7 @@ def compose(registry: str, namespace: str, name: str, tag: str) -> str:
     if registry and not _is_registry(registry):
         raise ConfigError(
             f"invalid registry {registry!r}",
-            hint="a registry is HOST.DOMAIN or HOST:PORT, without https:// and path",
+            hint="write it as HOST.DOMAIN or HOST:PORT, without https:// and path",
         )
     for what, part in (("namespace", namespace), ("name", name)):
         if (part or what == "name") and not _PATH.fullmatch(part):

@@ -200,7 +200,7 @@ async def _create_once(target: Path, fill: Callable[[Path], Awaitable[None]]) ->
     except TimeoutError as exc:
         raise SandboxStartFailed(
             f"the runtime for containers is not ready: {exc}",
-            hint="another process of this node is building it, or hangs",
+            hint="try again: another process of this node is building it, or hangs",
         ) from exc
     with lock:
         if not await asyncio.to_thread(target.is_dir):

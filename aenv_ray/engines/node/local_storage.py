@@ -53,7 +53,7 @@ class LocalStorage:
         if storage.is_made and not _is_directory(data):
             raise FabricUnavailable(
                 f"storage {storage.name} is not in {self._root} of this machine",
-                hint="it was created on another machine, or its directory was deleted",
+                hint="use it on the machine that created it, or restore its directory",
             )
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class LocalStorage:
         except OSError as exc:
             raise FabricUnavailable(
                 f"storage {storage.name} cannot be created in {self._root}: {exc.strerror}",
-                hint="AENV_STORAGE_DIR sets the directory of all storage volumes",
+                hint="set AENV_STORAGE_DIR to a directory that can be written to",
             ) from exc
         return LocalDirectory(data, lock)
 

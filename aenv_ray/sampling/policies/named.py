@@ -96,7 +96,8 @@ def imported(text: str, what: str, forms: str) -> Any:
     found = getattr(module, name, None)
     if not callable(found):
         raise ConfigError(
-            f"{where} has no function or class {name!r}", hint=f"define it at the top of {where}"
+            f"{where} has no function or class {name!r}",
+            hint=f"define it at the top level of {where}",
         )
     return found
 
