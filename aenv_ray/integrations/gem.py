@@ -114,7 +114,7 @@ class GemEnv(Env):
             self._playing = None
 
     def close(self) -> None:
-        """End the episode and give the place back, any number of times."""
+        """End the episode and give up its reserved instance, any number of times."""
         if not self._pool.is_closed:
             self._end()
             if self._has_place:
