@@ -68,7 +68,7 @@ class InstanceSpec(_Frozen):
     arguments: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     owner: str | None = None
-    """The owner that the instance counts for; free text."""
+    """The owner of the instance, whose quota it counts towards; free text."""
     datasource: str = ""
     engine: str = "process"
     engines: tuple[str, ...] = ()
@@ -87,8 +87,8 @@ class InstanceSpec(_Frozen):
     outer: tuple[str, ...] = ()
     """For an inner instance: the environments of the instances around it, the outermost first."""
     places: int = 1
-    """How many instances it counts for, in quotas and in slots: itself and the inner instances that
-    it may have. 0 for an inner instance, which the outermost one counts."""
+    """How many instances it counts as, in quotas and in slots: itself and the inner instances that
+    it may have. 0 for an inner instance: the outermost one includes it."""
 
     @property
     def possible_engines(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class InstanceRecord(_Frozen):
     inner: dict[str, ids.InstanceId] = Field(default_factory=dict)
     """The instances of other environments that its code calls, which end with it."""
     inner_places: dict[str, int] = Field(default_factory=dict)
-    """How many of its inner instances each of these counts for: more than one if it may have inner
+    """How many inner instances each of these counts as: more than one if it may have inner
     instances, too."""
     has_ended: bool = False
     """Its sandbox has ended or is about to; the record remains until its inner instances have

@@ -81,7 +81,7 @@ class Environment:
         max_retries: Create attempts beyond the first, if the fabric is full or unreachable.
         api_key: Token for a gateway. None: ``AENV_API_KEY``.
         skip_for_healthy: Do not wait for the health check.
-        owner: The owner that the instance counts for.
+        owner: The owner of the instance, whose quota it counts towards.
         labels: Shown in listings and usable as filters.
         actor: ``dedicated`` or ``shared``. None: dedicated over Ray, else the gateway chooses.
         engine: None: chosen by project and cluster.

@@ -160,7 +160,7 @@ return 1
 """
 )
 """Arguments: "1" to replace what is there, an id of this restore, the lines of hub.jsonl. Returns 0
-if the hub is not empty. Tokens, the audit log and what accounts for artifacts are merged with those
+if the hub is not empty. Tokens, the audit log and the accounts of artifacts are merged with those
 of the hub."""
 
 
@@ -345,11 +345,11 @@ async def restore(
 
     Args:
         hub: Must be empty but for tokens, leases, the audit log, documents of `RUNNING_KINDS` and
-            what accounts for artifacts, unless `replace`.
+            the accounts of artifacts, unless `replace`.
         store: Where the archives go; a gateway deletes those that it has and no version refers to.
         file: Seekable.
-        replace: Delete what the hub has and the backup lacks, except for tokens, leases and what
-            accounts for artifacts.
+        replace: Delete what the hub has and the backup lacks, except for tokens, leases and the
+            accounts of artifacts.
 
     Raises:
         BackupInvalid: The file is not a backup, is damaged or truncated, or was written by a newer

@@ -41,7 +41,7 @@ MAX_OWNER_CHARACTERS: Final = 200
 MAX_GRANTS: Final = 2000
 """Number of grants for all names of one owner."""
 DELETED_BYTES: Final = 512
-"""What a deleted version counts for: Redis keeps its reference and the digest of its content."""
+"""Size that a deleted version counts with: Redis keeps its reference and its content's digest."""
 MAX_ENTRY_BYTES: Final = 1024 * 1024
 """Largest entry of a version, which every listing reads."""
 
@@ -168,9 +168,9 @@ return {'kept', text, state}
 )
 """Arguments: the entry's indexes as JSON, the entry, its state, the owner of its name, the recorded
 owner or "", what everybody is granted with a new record, or "", how many bytes of entries an owner
-may have, and what a deleted version counts for. Returns an outcome, and then the stored entry and
-state; ``moved``: the name has got another owner; ``full``: the owner's entries would exceed the
-limit; then the bytes they have."""
+may have, and the bytes that a deleted version counts with. Returns an outcome, and then the stored
+entry and state; ``moved``: the name has got another owner; ``full``: the owner's entries would
+exceed the limit; then the bytes they have."""
 
 SET_STATE: Final = (
     _LATEST
@@ -225,8 +225,8 @@ refresh_latest(entry.name)
 return {0}
 """
 )
-"""Arguments: the entry's indexes as JSON, what a deleted version counts for. Returns the number of
-users, and the names of some."""
+"""Arguments: the entry's indexes as JSON, the bytes that a deleted version counts with. Returns the
+number of users, and the names of some."""
 
 ARCHIVES: Final = """
 local entries, archives = KEYS[1]..'env:entries', KEYS[1]..'env:archives'

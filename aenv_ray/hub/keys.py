@@ -62,8 +62,8 @@ time after its end, unless noted.
     sorted set: leases by ``owner:…`` and ``label:…=…``.
 ``P:lease:live:<subject>``
     set: ids of leases that are Pending or Running. Quotas count its members, so no counter can
-    drift. A lease that counts for n > 1 instances also has the members ``<id>/2`` to ``<id>/n``;
-    one that counts for none has no member.
+    drift. A lease that counts as n > 1 instances also has the members ``<id>/2`` to ``<id>/n``;
+    one that counts as none has no member.
 ``P:lease:live-ref:<name@version>``
     set: the same ids by version; a version in use cannot be deleted.
 ``P:lease:capabilities``

@@ -394,7 +394,7 @@ class Leases(HubBase, ABC):
 
 
 def _with_inner(leases: Sequence[Lease]) -> str:
-    """Return a remark for a refusal if the leases count for more instances than they are."""
+    """Return a remark for a refusal if leases count as more than one instance each."""
     if all(lease.places <= 1 for lease in leases):
         return ""
     return ", inner instances (deployConfig.innerInstances) included"

@@ -139,7 +139,7 @@ class HostLoad:
         return max(0, self.capacity - self.instances)
 
     def room(self, places: int) -> int:
-        """Return how many more instances fit that have `places` each; inner ones always do."""
+        """Return how many more instances with `places` each fit; inner ones always fit."""
         if not places:
             return sys.maxsize
         return 0 if self.is_held else self.free // slots_of(places, self.capacity)

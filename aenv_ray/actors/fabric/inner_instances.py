@@ -67,7 +67,7 @@ class FabricInstances:
             update={
                 "instance_id": instance_id,
                 "outer": (*outer.outer, outer.reference),
-                "places": 0,  # the outermost instance counts for it
+                "places": 0,  # the outermost instance includes it
                 "near_node": ray_api.node_id(),  # where the outer one has kept slots for it
                 "idle_timeout_s": None,  # it ends with the outer instance
             }

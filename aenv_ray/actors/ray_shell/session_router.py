@@ -14,7 +14,7 @@ _CHOICES = 2
 def ranked(session: str, replicas: Iterable[str]) -> list[str]:
     """Return replicas in the order of a session's preference (rendezvous hashing).
 
-    Adding or removing a replica changes the first choice only of sessions whose first choice it is.
+    Adding or removing a replica affects only the sessions whose first choice is that replica.
     """
     return sorted(replicas, key=lambda one: hashlib.sha256(f"{session}\0{one}".encode()).digest())
 

@@ -116,7 +116,7 @@ def check_storage_path(mount_path: str, python: str) -> None:
     """Check that a storage volume's mount path does not overlap this machine's Python.
 
     Raises:
-        ConfigError: It does.
+        ConfigError: They overlap.
     """
     package = Path(__file__).resolve().parents[2]
     pythons = {str(Path(p).parent.parent) for p in (python, os.path.realpath(python))}

@@ -79,7 +79,7 @@ MAX_WATCH_SHARE: Final = 0.25
 _WATCH_BYTES: Final = 128
 """Kernel memory of a watch; most take more."""
 _EPOLL_WATCHES: Final = 16
-"""What an instance of epoll counts for itself, which also bounds how many are looked at."""
+"""Number of watches that an epoll instance itself counts as; it bounds how many are looked at."""
 _MAX_WATCHES: Final = Path("/proc/sys/fs/epoll/max_user_watches")
 _MEMORY_FILES: Final = ("/memfd:", "/dev/zero (deleted)")
 """How /proc names memory files: shared memory that is not a file in the sandbox's tmpfs."""

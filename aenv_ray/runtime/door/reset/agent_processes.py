@@ -18,7 +18,7 @@ from typing import Final
 from aenv_ray.runtime.system.reaper import children_of_main_thread
 
 RESERVED_MEMORY_BYTES: Final = 8 * 1024 * 1024
-"""Address space of this process: it counts for its limit, but takes no memory."""
+"""Address space of this process: it counts towards its limit, but takes no memory."""
 RESERVED_DISK_BYTES: Final = 128 * 1024
 _END_S: Final = 5.0
 """How long the processes may take to end; one that waits for a disk takes longer."""
