@@ -133,7 +133,7 @@ def test_an_answer_without_a_result_is_refused_and_the_tool_still_waits(bench: B
     number = bench.call("sample", offers=["sampling"], prompt="Say.")
     question = bench.note()["question"]
     bench.answer(question)
-    assert "has a result or an error" in str(results(bench, 1)[bench.answers])
+    assert "needs an object as its `result` or `error`" in str(results(bench, 1)[bench.answers])
     content = {"type": "text", "text": "said"}
     bench.answer(question, result={"content": content, "model": "m"})
     assert results(bench, 2)[number]["content"][0]["text"] == "said"
