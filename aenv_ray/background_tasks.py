@@ -70,7 +70,9 @@ class Tasks:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a task; cancelling whoever awaits it through a shield leaves it."""
-        task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", None))
+        task = asyncio.get_running_loop().create_task(
+            work, name=getattr(work, "__qualname__", None)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._end)
         return task
