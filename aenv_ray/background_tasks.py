@@ -8,6 +8,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from aenv_ray.errors import AenvError
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -68,14 +70,20 @@ class Tasks:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a task; cancelling whoever awaits it through a shield leaves it."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(
+            work, name=getattr(work, "__qualname__", None)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._end)
         return task
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, AenvError):  # says by itself what happened
+            logger.warning("%s failed: %s", task.get_name(), error)
+        else:
             logger.error("%s failed", task.get_name(), exc_info=error)
 
     async def settle(self, timeout_s: float) -> None:

@@ -38,7 +38,7 @@ def new_client(url: str) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=_CONNECT_S),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         trust_env=is_proxied(url),
-        verify=url.startswith("https:"),
+        verify=not url.lower().startswith("http:"),  # loading the authorities takes 10 ms
         follow_redirects=False,  # the key is sent to the configured address only
     )
 

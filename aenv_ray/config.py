@@ -229,8 +229,19 @@ def parse_settings(variables: Mapping[str, str]) -> Settings:
 
 
 def secret(variable: str) -> str | None:
-    """Return a secret from an environment variable that the user names; None if it is not set."""
-    return os.environ.get(variable) or None
+    """Return a secret from an environment variable that the user names; None if it is not set.
+
+    Raises:
+        ConfigError: It has characters that no HTTP header may have; they are not shown.
+    """
+    value = os.environ.get(variable, "").strip()  # files often end with a line break
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(
+            f"environment variable {variable} is no key: it has line breaks or other characters "
+            "that no HTTP header may have",
+            hint="set it to the key alone",
+        )
+    return value or None
 
 
 @cache

@@ -31,8 +31,10 @@ from aenv_ray.cli.terminal.output import Columns, Format, chosen, moment, show, 
 from aenv_ray.errors import (
     GONE,
     AenvError,
+    CapacityExceeded,
     DeadlineExceeded,
     FabricUnavailable,
+    RateLimited,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ InstanceIdArgument = Annotated[str, typer.Argument(metavar="ID", help="Instance 
 
 _PAUSE_S: Final = 2.0
 """Pause before a gateway that did not answer is asked again."""
-_UNDO_ATTEMPTS: Final = 6
-"""How often the instances of an interrupted create are asked for: it may not be admitted yet."""
+_UNDO_S: Final = 60.0
+"""How long the instances of an interrupted create are asked for: it may not be admitted yet."""
 _COLUMNS: Final[Columns] = {
     "ID": lambda i: i["id"],
     "ENVIRONMENT": lambda i: i["environment"],
@@ -446,12 +448,11 @@ class _CreateRequest:
             AenvError: The gateway's error.
         """
         try:
-            made = self._attempt(self.retries + 1)
+            made = self._attempt(self.retries + 1, self.deadline_s)
         except (KeyboardInterrupt, DeadlineExceeded):
-            # They may exist. A request with the same key returns the same instances.
             console.say("undoing the create …")
             with uninterrupted():
-                _end(self.client, self._attempt(_UNDO_ATTEMPTS, wait=False))
+                self._undo()
             raise
         try:
             for one in made:
@@ -463,10 +464,30 @@ class _CreateRequest:
             raise
         return made
 
-    def _attempt(self, attempts: int, *, wait: bool = True) -> list[InstanceAnswer]:
+    def _undo(self) -> None:
+        """End the instances that may exist: a request with the same key returns the same ones.
+
+        Raises:
+            FabricUnavailable: The gateway could not say which they are, or does not answer.
+        """
+        try:
+            made = self._attempt(sys.maxsize, _UNDO_S, wait=False)
+        except CapacityExceeded:
+            return  # refused now, so nothing was created before
+        except FabricUnavailable as exc:
+            raise FabricUnavailable(
+                f"the create could not be undone: {exc.message}",
+                hint="if it has created instances, they run until their TTL ends; "
+                "aenv instance list shows them",
+            ) from exc
+        _end(self.client, made)
+
+    def _attempt(
+        self, attempts: int, within_s: float, *, wait: bool = True
+    ) -> list[InstanceAnswer]:
         """Return the instances once they run; without `wait`, also those that wait for room."""
         options = self.options if wait else {**self.options, "wait": False}
-        ends = time.monotonic() + self.deadline_s
+        ends = time.monotonic() + within_s
         pause_s = 0.2
         while True:
             attempts -= 1
@@ -477,7 +498,9 @@ class _CreateRequest:
                 )
             except AenvError as exc:
                 retry_s = max(pause_s, getattr(exc, "retry_after_s", 0.0))
-                if not exc.retryable or not attempts or time.monotonic() + retry_s > ends:
+                is_full = isinstance(exc, CapacityExceeded) and not isinstance(exc, RateLimited)
+                is_last = not attempts or time.monotonic() + retry_s > ends
+                if not exc.retryable or is_last or (is_full and not wait):
                     raise
             time.sleep(retry_s)
             pause_s = min(2 * pause_s, 5.0)

@@ -279,6 +279,8 @@ class Launcher:
         instance = self._instances.get(fork.instance)
         if instance is None or instance.fork is not fork:
             return
+        if fork.status == -signal.SIGKILL and template.process.poll() is not None:
+            return  # the kernel killed it with its template, whose end comes next, with the cause
         if self._died_as_a_spare(template, instance):
             instance.dead_spares += 1
             instance.fork = None

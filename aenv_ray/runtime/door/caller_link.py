@@ -58,7 +58,9 @@ class Questions:
             Fault: ``tool_input_invalid``: it has neither a result nor an error.
         """
         if not isinstance(answer.get("result"), dict) and not isinstance(answer.get("error"), dict):
-            raise Fault("tool_input_invalid", "an answer needs an object as its `result` or `error`")
+            raise Fault(
+                "tool_input_invalid", "an answer needs an object as its `result` or `error`"
+            )
         with self._lock:
             on_answer = self._waiting.pop(question, None)
         if on_answer is not None:

@@ -346,6 +346,13 @@ def test_a_create_that_still_waits_for_room_is_undone_without_waiting_for_it(aen
     assert (process.returncode, out) == (130, ""), err
     assert aenv("instance", "list", "--status", "Running") == []
 
+    async def settled() -> None:
+        while served.bench.gateway.creator.in_progress:  # noqa: ASYNC110  # has no event
+            await asyncio.sleep(0.01)
+        assert await fabric.list_instances() == [], "what the create started goes, too"
+
+    asyncio.run_coroutine_threadsafe(settled(), served.loop).result(60)
+
 
 # --- publishing --------------------------------------------------------------------------------
 

@@ -363,7 +363,7 @@ def test_scale_sets_the_bounds_of_a_group_and_refuses_invalid_ones(emulated, lif
     }  # fmt: skip
     assert life.snapshot().groups[0]["ready"] == 2
     assert life.scale("kubernetes", 30, None)["max"] == 30
-    with pytest.raises(ConfigError, match="maximum of 1 workers is below the minimum of 2"):
+    with pytest.raises(ConfigError, match="maximum of 1 worker is below the minimum of 2"):
         life.scale("kubernetes", 2, 1)
     with pytest.raises(ConfigError, match="no worker group 'gpu'") as caught:
         life.scale("gpu", 1, 1)

@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aenv_ray.cli import instance
 from aenv_ray.cli.main import main
 from aenv_ray.cli.terminal import config_file
 from aenv_ray.config import settings
+from aenv_ray.errors import FabricUnavailable, QuotaExceeded, RateLimited
 
 
 @pytest.fixture
@@ -80,3 +83,63 @@ def test_a_double_dash_without_a_command_is_wrong_usage(
     run: Callable[..., tuple[int, Any]],
 ) -> None:
     assert run("a-1", "--") == (2, None)
+
+
+class _Gateway:
+    """Answers creates in turn, and remembers what is deleted."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, bool]] = []
+        self.deleted: list[str] = []
+
+    def create(self, environment: str, options: dict[str, Any], **request: Any) -> Any:
+        del environment
+        self.requests.append((request["key"], options.get("wait", True)))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def delete(self, instance_id: str) -> None:
+        self.deleted.append(instance_id)
+
+
+def _interrupted(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[_Gateway, BaseException]:
+    """Interrupt a create; the gateway gives these answers to the request that undoes it."""
+    monkeypatch.setattr(instance.time, "sleep", lambda _: None)
+    gateway = _Gateway(KeyboardInterrupt(), *answers)
+    request = instance._CreateRequest(gateway, "e", {}, 10.0, 3)  # type: ignore[arg-type]
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  # KeyboardInterrupt, too
+        request.send(None)
+    assert len({key for key, _ in gateway.requests}) == 1
+    assert [wait for _, wait in gateway.requests] == [True] + [False] * len(gateway.requests[1:])
+    return gateway, caught.value
+
+
+def test_an_interrupted_create_is_asked_for_until_it_is_admitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = [FabricUnavailable("still in progress") for _ in range(20)]
+    gateway, error = _interrupted(monkeypatch, *busy, [SimpleNamespace(id="e-1")])
+    assert isinstance(error, KeyboardInterrupt)
+    assert gateway.deleted == ["e-1"]
+
+
+def test_an_interrupted_create_that_is_refused_left_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway, error = _interrupted(
+        monkeypatch, RateLimited("slowly", retry_after_s=0.1), QuotaExceeded("the quota is full")
+    )
+    assert isinstance(error, KeyboardInterrupt)
+    assert (len(gateway.requests), gateway.deleted) == (3, [])
+
+
+def test_an_interrupted_create_that_cannot_be_undone_says_what_may_be_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instance, "_UNDO_S", 0.0)
+    _, error = _interrupted(monkeypatch, FabricUnavailable("no answer"))
+    assert isinstance(error, FabricUnavailable)
+    assert "until their TTL ends" in str(error.hint)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 import yaml
 
 import aenv_ray
-from aenv_ray.cluster import kustomize, manifests, objects, yaml_files
+from aenv_ray.cluster import kustomize, manifests, objects, settings_check, yaml_files
 from aenv_ray.engines.kubernetes.plan import selects
 from aenv_ray.errors import ConfigError
 from aenv_ray.policy import STRICT
@@ -329,7 +330,7 @@ def test_the_head_waits_for_the_redis_of_the_values(address):
         ),
         ({"sandboxes.nodeSelector": "gpu"}, "NODE_SELECTOR: invalid entry 'gpu'"),
         ({"logFormat": "xml"}, "the head would not start: .*AENV_LOG_FORMAT"),
-        ({"workers.minReplicas": "-1"}, "expected 0 <= minReplicas"),
+        ({"workers.minReplicas": "-1"}, "value workers.minReplicas is -1: expected a whole number"),
         ({"workers.minReplicas": "9", "workers.maxReplicas": "2"}, "are 9 and 2"),
         ({"image": "{"}, "not valid YAML"),
     ],
@@ -347,6 +348,35 @@ def test_a_variable_in_rendered_manifests_is_checked_as_the_head_checks_it(tmp_p
     ) as caught:
         manifests.load(str(tmp_path / "all.yaml"))
     assert "container ray-head" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_valid"),
+    [
+        ([("N", "3"), ("AENV_ENGINE_SLOTS", "process=$(N)")], True),
+        ([("AENV_ENGINE_SLOTS", "process=$(N)"), ("N", "3")], False),  # not defined before
+        ([("N", "3"), ("AENV_ENGINE_SLOTS", "process=$$(N)")], False),  # not a reference
+        ([("N", None), ("AENV_ENGINE_SLOTS", "process=$(N)")], True),  # known only in the cluster
+        ([("AENV_ENGINE_SLOTS", "")], True),
+    ],
+)
+def test_references_of_variables_are_read_as_kubernetes_reads_them(variables, is_valid):
+    entries = [
+        {"name": name, "valueFrom": {"secretKeyRef": {}}} if text is None
+        else {"name": name, "value": text}
+        for name, text in variables
+    ]  # fmt: skip
+    pods = {"spec": {"containers": [{"name": "ray-head", "env": entries}]}}
+    documents = [{}, {"kind": "RayCluster", "spec": {"headGroupSpec": {"template": pods}}}]
+    with nullcontext() if is_valid else pytest.raises(ConfigError, match="AENV_ENGINE_SLOTS"):
+        settings_check.check_settings(documents)
+
+
+def test_values_of_other_manifests_are_refused_only_if_they_are_wrong():
+    settings_check.check_values({"imagePullPolicy": "", "gateway": {"serviceType": ""}})
+    settings_check.check_values({"workers": {"minReplicas": 1}})
+    settings_check.check_values({"workers": {"minReplicas": "1", "maxReplicas": "10"}})
+    settings_check.check_settings([{"kind": "RayCluster", "spec": {"headGroupSpec": None}}])
 
 
 def test_an_overlay_that_is_not_there_names_those_that_are():

@@ -15,7 +15,7 @@ from aenv_ray.sampling.runners import runner_pool
 from aenv_ray.sampling.runners.assignments import Assignment, Group
 from aenv_ray.sampling.runners.concurrency import ConcurrencyBounds, ConcurrencyLimit
 from aenv_ray.sampling.runners.instance_source import GroupStart
-from aenv_ray.sampling.runners.local_runner import Play, RunnerQueue
+from aenv_ray.sampling.runners.local_runner import PlaySample, RunnerQueue
 from aenv_ray.sampling.runners.runner_pool import RunnerLink, RunnerLost, RunnerPool, _Member
 
 
@@ -41,7 +41,7 @@ class _FakeRunner:
     is_remote = False
     queued = 0
 
-    def __init__(self, name: str, play: Play) -> None:
+    def __init__(self, name: str, play: PlaySample) -> None:
         self.name = name
         self.queue = RunnerQueue(play)
         self.limits: list[int] = []
@@ -159,7 +159,7 @@ class _Counting:
         self.playing: Counter[str] = Counter()
         self.played: Counter[str] = Counter()
 
-    def on(self, name: str) -> Play:
+    def on(self, name: str) -> PlaySample:
         async def play(one: Assignment, start: GroupStart) -> Episode:
             self.playing[name] += 1
             self.most = max(self.most, self.playing.total())
@@ -692,7 +692,7 @@ async def test_a_runner_whose_node_drains_finishes_what_it_plays_and_gets_no_mor
         async def lost(self, runner: RunnerLink) -> None:
             has_left.set()
 
-    def playing(name: str) -> Play:
+    def playing(name: str) -> PlaySample:
         async def play(one: Assignment, start: GroupStart) -> Episode:
             begun.append((name, one.index))
             if name == "leaving":
