@@ -109,6 +109,13 @@ async def live(host: Host) -> int:
     return len(await host.instances())
 
 
+async def gone(host: Host) -> None:
+    """Return once the host has noticed that no caller is connected."""
+    async with asyncio.timeout(30):
+        while host._introductions and host._introductions._callers:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_an_instance_is_not_idle_while_its_caller_is_busy(
     host: Host, caller: Caller, clock: FakeClock
 ) -> None:
@@ -134,8 +141,7 @@ async def test_a_caller_that_dies_is_not_busy_any_more(
     await caller.report(is_busy=True)
     clock.advance(100.0)
     caller.close()
-    while host._introductions and host._introductions._callers:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await gone(host)
     assert await live(host) == 1
     clock.advance(11.0)
     assert await live(host) == 0
@@ -272,3 +278,20 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     assert link.begin()  # another is running
     link.close()
     theirs.close()
+
+
+async def test_calls_of_a_closed_connection_are_counted(host: Host, started: Start) -> None:
+    """They are reported once a second, and the rest when the connection closes."""
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    caller = await Caller.introduced(introduction, spec)
+    link = _CallReporter(caller.host, None, lambda: None)
+    for _ in range(10):
+        assert link.begin()
+        link.end()
+    link.close()
+    await gone(host)
+    (info,) = await host.instances()
+    assert info.calls == 10
+    caller.close()
