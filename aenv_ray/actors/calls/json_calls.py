@@ -41,8 +41,9 @@ HOST_GRACE_S: Final = 90.0
 _CANCEL_S: Final = 10.0
 """How long a host may take to receive a cancellation."""
 MAX_DOORS: Final = 256
-"""Direct connections of one process. Beyond it, the least recently used one is closed."""
-_MAX_REMOTE: Final = 20_000
+"""Direct connections of one process. Beyond it, the least recently used one is closed, once the
+calls over it have ended."""
+_MAX_KNOWN: Final = 20_000
 _PASSED_ON: Final = (OFFERS, SESSION)
 """What an instance is told of a client's ``_meta``, besides call id and timeout."""
 
@@ -140,16 +141,23 @@ class InstanceCalls:
         self._find = find
         self._forget = forget
         self._clients = BatchClients()
-        self._doors: BoundedCache[str, LocalDoor] = BoundedCache(
-            MAX_DOORS, on_evict=LocalDoor.close
+        self._open_doors: BoundedCache[str, LocalDoor] = BoundedCache(
+            MAX_DOORS, on_evict=LocalDoor.close_when_idle
         )
-        self._remote: BoundedCache[str, bool] = BoundedCache(_MAX_REMOTE)
+        self._closed_doors: BoundedCache[str, LocalDoor] = BoundedCache(
+            _MAX_KNOWN, on_evict=LocalDoor.close
+        )
+        """They count the calls through the hosts, and may be opening."""
+        self._remote: BoundedCache[str, bool] = BoundedCache(_MAX_KNOWN)
         """Instances that cannot be called directly."""
         self._direct: set[_DirectCall] = set()
 
     def close(self) -> None:
         """Close the direct connections; calls that are running continue through the hosts."""
-        self._doors.clear()
+        for sent in self._direct:
+            sent.door.close()
+        self._closed_doors.clear()
+        self._open_doors.clear()
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
         """See `JsonCalls.call`."""
@@ -209,15 +217,28 @@ class InstanceCalls:
         """Return the door of an instance, open or not; None if it is known to have none here."""
         if self._remote.get(instance_id):
             return None
-        door = self._doors.get(instance_id)
+        door = self._open_doors.get(instance_id) or self._closed_doors.get(instance_id)
         if door is None:
-            door = LocalDoor(handle, on_cancel=self._cancel_direct)
-            self._doors.put(instance_id, door)
+            door = LocalDoor(
+                handle,
+                on_cancel=self._cancel_direct,
+                on_change=lambda door: self._move(instance_id, door),
+            )
+            self._closed_doors.put(instance_id, door)
         elif door.is_remote:
-            self._doors.pop(instance_id)
+            self._closed_doors.pop(instance_id)
             self._remote.put(instance_id, True)
             return None
         return door
+
+    def _move(self, instance_id: str, door: LocalDoor) -> None:
+        """Take a door that has opened or closed to the others; only open ones are few."""
+        if door.is_open and self._closed_doors.get(instance_id) is door:
+            self._closed_doors.pop(instance_id)
+            self._open_doors.put(instance_id, door)
+        elif not door.is_open and self._open_doors.get(instance_id) is door:
+            self._open_doors.pop(instance_id)
+            self._closed_doors.put(instance_id, door)
 
     def _cancel_direct(self, name: str) -> None:
         for sent in [sent for sent in self._direct if sent.name == name]:
@@ -241,9 +262,10 @@ class InstanceCalls:
                 cancel()
             raise
         except GONE as exc:
-            door = self._doors.pop(call.target)
-            if door is not None:
-                door.close()
+            for doors in (self._open_doors, self._closed_doors):
+                door = doors.pop(call.target)
+                if door is not None:
+                    door.close()
             if isinstance(exc, InstanceNotFound) or ray_api.is_from_ray(exc):
                 self._forget(call.target)  # an answer from a live host keeps the handle
             raise
@@ -263,10 +285,11 @@ class _DirectCall:
         name: str,
         on_progress: Callable[[Reports], None] | None,
     ) -> None:
+        self.door = door
         self.name = name
         loop = asyncio.get_running_loop()
         self.result: asyncio.Future[bytes] = loop.create_future()
-        self.task = loop.create_task(self._run(door, client, message, on_progress))
+        self.task = loop.create_task(self._run(client, message, on_progress))
 
     def cancel(self) -> None:
         """See `BatchedCall.cancel`."""
@@ -279,19 +302,18 @@ class _DirectCall:
 
     async def _run(
         self,
-        door: LocalDoor,
         client: BatchClient,
         message: bytes,
         on_progress: Callable[[Reports], None] | None,
     ) -> None:
         try:
             try:
-                result = await door.request(
+                result = await self.door.request(
                     CallMessage.decode(message),
                     None if on_progress is None else lambda *report: on_progress([report]),
                 )
             except NotDirect:
-                door.note_call_by_host()
+                self.door.note_call_by_host()
                 sent = client.send(message, self.name, on_progress)
                 try:
                     result = await sent.result

@@ -8,6 +8,7 @@ the runtime runs it once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -58,6 +59,7 @@ class LocalDoor:
         role: What the connection may be used for.
         introduction: An introduction for this role, if the host has given one already.
         on_cancel: Called with the name of a call that another process cancels, see `call_name`.
+        on_change: Called with this door after it has opened or closed.
 
     Attributes:
         is_remote: Whether all calls must be made through the host, as the instance is on another
@@ -70,11 +72,13 @@ class LocalDoor:
         role: DoorRole = DoorRole.OWNER,
         introduction: Introduction | None = None,
         on_cancel: Callable[[str], None] = lambda _: None,
+        on_change: Callable[[LocalDoor], None] = lambda _: None,
     ) -> None:
         self._handle = handle
         self._role = role
         self._given = introduction
         self._on_cancel = on_cancel
+        self._on_change = on_change
         self.loop = asyncio.get_running_loop()
         self._connection: DoorSandbox | None = None
         self._host: _CallReporter | None = None
@@ -82,6 +86,7 @@ class LocalDoor:
         self._opening: asyncio.Task[None] | None = None
         self._retry_at = 0.0
         self._calls_by_host = 0
+        self._closes_when_idle = False
 
     @property
     def is_open(self) -> bool:
@@ -133,6 +138,8 @@ class LocalDoor:
             raise NotDirect from None
         finally:
             host.end()
+            if self._closes_when_idle:
+                self.close_when_idle()
 
     async def report(self) -> None:
         """Report the calls to the host, which counts them; does nothing if that is not possible."""
@@ -146,6 +153,16 @@ class LocalDoor:
             self._opening.cancel()
         self._disconnect()
 
+    def close_when_idle(self) -> None:
+        """Disconnect as soon as no call is running. Idempotent.
+
+        A call that is running keeps the connection over which it reports progress and asks its
+        caller: when the call is repeated through the host, only its outcome comes that way.
+        """
+        self._closes_when_idle = True
+        if self._host is None or not self._host.pending:
+            self.close()
+
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         host, self._host = self._host, None
@@ -153,6 +170,7 @@ class LocalDoor:
             host.close()
         if connection is not None:
             connection.end(_BROKEN)
+            self._on_change(self)
 
     async def _open(self) -> None:
         try:
@@ -190,6 +208,7 @@ class LocalDoor:
         self._host = _CallReporter(
             host, introduction.idle_timeout_s, self._disconnect, self._on_cancel
         )
+        self._on_change(self)
 
 
 async def present(
@@ -244,6 +263,9 @@ class _CallReporter:
         idle_timeout_s: The instance's, if it has one.
         on_end: Called when the host disconnects, as it does when it dies.
         on_cancel: Called with the name of a call that another process cancels.
+
+    Attributes:
+        pending: How many calls are running.
     """
 
     def __init__(
@@ -258,7 +280,7 @@ class _CallReporter:
         self._longest_pause_s = float("inf") if idle_timeout_s is None else idle_timeout_s / 2
         self._on_end = on_end
         self._on_cancel = on_cancel
-        self._pending = 0
+        self.pending = 0
         self._calls = 0
         """Calls that have ended and were not reported."""
         self._is_busy = False
@@ -279,7 +301,7 @@ class _CallReporter:
         pause_s, self._last_call = now - self._last_call, now
         if self._sock is None or (not self._is_busy and pause_s > self._longest_pause_s):
             return False
-        self._pending += 1
+        self.pending += 1
         if not self._is_busy:
             self._is_busy = True
             self._send()
@@ -288,7 +310,7 @@ class _CallReporter:
 
     def end(self) -> None:
         """Note the end of a call."""
-        self._pending -= 1
+        self.pending -= 1
         self._calls += 1
         self._last_call = self._loop.time()
 
@@ -302,9 +324,13 @@ class _CallReporter:
         await counted
 
     def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Send a last report and disconnect. Idempotent."""
         sock, self._sock = self._sock, None
         if sock is not None:
+            if self._calls:
+                self._is_busy = bool(self.pending)
+                with contextlib.suppress(OSError):  # the host is gone
+                    sock.send(self._next_report())
             self._loop.remove_reader(sock.fileno())
             sock.close()
         for counted in self._counted.values():
@@ -315,7 +341,7 @@ class _CallReporter:
         if self._sock is None:
             return
         pause_s = self._loop.time() - self._last_call
-        if not self._pending and pause_s >= PAUSE_S:
+        if not self.pending and pause_s >= PAUSE_S:
             self._is_busy = False
             self._send(pause_s)
             return
@@ -326,15 +352,18 @@ class _CallReporter:
 
     def _send(self, quiet_s: float = 0.0) -> None:
         assert self._sock is not None
-        self._number += 1
-        calls, self._calls = self._calls, 0
-        line = line_of(ActivityReport(self._number, calls, self._is_busy, quiet_s))
+        line = self._next_report(quiet_s)
         try:
             sent = self._sock.send(line)
         except OSError:
             sent = 0
         if sent < len(line):
             self._on_end()  # a host that does not read reports cannot count calls
+
+    def _next_report(self, quiet_s: float = 0.0) -> bytes:
+        self._number += 1
+        calls, self._calls = self._calls, 0
+        return line_of(ActivityReport(self._number, calls, self._is_busy, quiet_s))
 
     def _on_readable(self) -> None:
         assert self._sock is not None

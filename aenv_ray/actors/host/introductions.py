@@ -11,6 +11,8 @@ instance that it was introduced to.
 
 The caller's connection to the host stays open: over it, the caller reports its calls, which count
 for the idle timeout. If the connection breaks, the caller makes its calls through the host again.
+The caller may have died, and its clients may ask another process for the outcomes of their calls:
+the instance is not idle before its runtime has no call under way.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from aenv_ray.actors.host.instance import InstanceLife
 from aenv_ray.background_tasks import Tasks, end_task
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import AenvError, CapacityExceeded, ConfigError
+from aenv_ray.errors import AenvError, CallOutcomeUnknown, CapacityExceeded, ConfigError
 from aenv_ray.ids import InstanceId
+from aenv_ray.runtime.door.dispatch import PENDING_METHOD
 from aenv_ray.runtime.door.roles import DoorRole
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,9 @@ MAX_KEYS: Final = 20_000
 MAX_CALLERS: Final = 16
 """Maximum number of introduced callers of one instance: each needs threads in the sandbox."""
 _CLAIM_S: Final = 10.0
+_ASK_S: Final = 2.0
+"""Pause before a runtime is asked which calls a caller left behind; it may still read some."""
+_ANSWER_S: Final = 10.0
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.05
 
@@ -174,6 +180,27 @@ class Introductions:
                 self._counts[life.record.id] -= 1
                 if not self._counts[life.record.id]:
                     del self._counts[life.record.id]
+        if caller.is_busy and life.record.spec.idle_timeout_s is not None:
+            await self._outlast_calls(life)
+        caller.end()
+
+    async def _outlast_calls(self, life: InstanceLife) -> None:
+        """Return once an instance has ended, or its runtime has no call under way.
+
+        A runtime that never answers keeps its instance until the TTL, as one that always answers
+        with a call could.
+        """
+        while True:
+            await asyncio.sleep(_ASK_S)
+            try:
+                _, sandbox = await self._calls.enter(life.record.id)
+                answer = await sandbox.request(PENDING_METHOD, {}, deadline_s=_ANSWER_S)
+            except CallOutcomeUnknown:
+                continue  # a tool may keep its interpreter from answering
+            except (AenvError, ValueError):  # it has ended, or has an older runtime
+                return
+            if not (isinstance(answer, dict) and answer.get("calls")):
+                return
 
     async def _admit(self, sock: socket.socket) -> InstanceLife:
         """Pass a connection to the door to a caller with a key.
@@ -202,13 +229,16 @@ class _Caller:
         sock: Its connection to this host.
         life: The instance that it calls.
         clock: Clock for idle times.
+
+    Attributes:
+        is_busy: Whether calls are running, or ran a moment ago, as far as it has reported.
     """
 
     def __init__(self, sock: socket.socket, life: InstanceLife, clock: Clock) -> None:
         self._sock = sock
         self._life = life
         self._clock = clock
-        self._is_busy = False
+        self.is_busy = False
 
     @property
     def instance_ids(self) -> set[InstanceId | None]:
@@ -226,7 +256,7 @@ class _Caller:
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     async def follow(self) -> None:
-        """Count its calls until it disconnects."""
+        """Count its calls until it disconnects; what it called then counts as busy until `end`."""
         loop = asyncio.get_running_loop()
         buffer = b""
         try:
@@ -240,8 +270,10 @@ class _Caller:
             record = self._life.record
             extra = logs.of_instance(record.id, record.spec.owner)
             logger.info("a caller of %s was disconnected: %s", record.id, exc, extra=extra)
-        finally:
-            self._count(0, is_busy=False, quiet_s=0.0)
+
+    def end(self) -> None:
+        """Note that it makes no calls any more."""
+        self._count(0, is_busy=False, quiet_s=0.0)
 
     def _on_report(self, line: bytes) -> None:
         report = activity_of(line)
@@ -249,7 +281,7 @@ class _Caller:
         self.send(line_of({"counted": report.number}))
 
     def _count(self, calls: int, *, is_busy: bool, quiet_s: float) -> None:
-        if calls or is_busy != self._is_busy:
-            change = int(is_busy) - int(self._is_busy)
-            self._is_busy = is_busy
+        if calls or is_busy != self.is_busy:
+            change = int(is_busy) - int(self.is_busy)
+            self.is_busy = is_busy
             self._life.direct_calls(calls, change, self._clock.now() - quiet_s)

@@ -79,7 +79,9 @@ _MCP_LISTINGS: Final = {
     "prompts/list": "prompts",
 }
 """Listings of MCP, and the key of the list in the result."""
-_LISTINGS: Final = frozenset({*_MCP_LISTINGS, "aenv/functions", "ping"})
+PENDING_METHOD: Final = "aenv/pending"
+"""Returns how many calls are under way: ``{"calls": …}``."""
+_LISTINGS: Final = frozenset({*_MCP_LISTINGS, "aenv/functions", PENDING_METHOD, "ping"})
 _SUBSCRIPTIONS: Final = {
     SUBSCRIBE: SUBSCRIPTIONS.subscribe,
     UNSUBSCRIBE: SUBSCRIPTIONS.unsubscribe,
@@ -357,6 +359,8 @@ class Dispatcher:
             return result_outcome(to_json({_MCP_LISTINGS[method]: self._listed(method)}))
         if method == "aenv/functions":
             return result_outcome(to_json(self.registry.listing()))
+        if method == PENDING_METHOD:
+            return result_outcome(to_json({"calls": self.pending}))
         return result_outcome(b"{}")
 
     def _listed(self, method: str) -> list[dict[str, Any]]:

@@ -8,11 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
 from aenv_ray.actors.calls.call_batching import Reports
-from aenv_ray.actors.calls.json_calls import HOST_GRACE_S, JsonCall
+from aenv_ray.actors.calls.json_calls import HOST_GRACE_S, InstanceCalls, JsonCall
+from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.actors.ray_shell import ray_api, ray_serve
-from aenv_ray.errors import DeadlineExceeded, FabricUnavailable, ServiceUnavailable
+from aenv_ray.errors import AenvError, DeadlineExceeded, FabricUnavailable, ServiceUnavailable
 from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.serve.services.apps import app_name
+from aenv_ray.serve.services.service_replica import SERVICE_LABEL
 
 _CANCEL_S: Final = 10.0
 _TRIES: Final = 5
@@ -32,9 +34,16 @@ def service_target(service_id: str, revision: str) -> str:
 
 
 class ServiceCalls:
-    """Calls to services; a `JsonCalls`."""
+    """Calls to services; a `JsonCalls`.
 
-    def __init__(self) -> None:
+    Args:
+        fabric: Lists the sandboxes of services.
+        instances: Reaches them past their replicas.
+    """
+
+    def __init__(self, fabric: AsyncFabric, instances: InstanceCalls) -> None:
+        self._fabric = fabric
+        self._instances = instances
         self._handles: dict[str, Any] = {}
 
     async def call(self, call: JsonCall, disconnect: Disconnect, name: str = "") -> bytes:
@@ -97,11 +106,28 @@ class ServiceCalls:
                 return str(await handle.remote())
 
     async def cancel(self, target: str, name: str) -> None:
-        """See `JsonCalls.cancel`; all replicas are asked."""
-        handle = await self._handle_of(service_of(target))
-        response = handle.broadcast("cancel_named", name)
-        with ray_serve.translated_call(f"cancelling a call of service {service_of(target)}"):
-            await asyncio.to_thread(response.results, timeout_s=_CANCEL_S)
+        """See `JsonCalls.cancel`; all replicas are asked.
+
+        Serve asks no replica that it is stopping, whose calls run on: their sandboxes are found in
+        the list of instances.
+        """
+        service_id = service_of(target)
+        asked: list[str] = []
+        try:
+            handle = await self._handle_of(service_id)
+            response = handle.broadcast("cancel_named", name)
+            with ray_serve.translated_call(f"cancelling a call of service {service_id}"):
+                asked = await asyncio.to_thread(response.results, timeout_s=_CANCEL_S)
+        finally:
+            live = await self._fabric.list_instances()
+            ours = [one for one in live if one.labels.get(SERVICE_LABEL) == service_id]
+            async with asyncio.TaskGroup() as group:
+                for sandbox in {one.requested_id or one.id for one in ours} - set(asked):
+                    group.create_task(self._cancel_in(sandbox, name))
+
+    async def _cancel_in(self, sandbox: str, name: str) -> None:
+        with contextlib.suppress(AenvError):  # one that ends meanwhile, or hangs
+            await self._instances.cancel(sandbox, name)
 
     @contextlib.asynccontextmanager
     async def _dispatched(

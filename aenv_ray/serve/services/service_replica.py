@@ -253,10 +253,14 @@ class ServiceReplica:
         session = ray_serve.current_session()
         return await self._sessions.holder(session, own) if session else own
 
-    async def cancel_named(self, name: str) -> None:
-        """Cancel a call in this replica's sandbox by its name; unknown names do nothing."""
-        instance = await self._sandbox.instance()
-        await self._calls.cancel(instance.instance_id, name)
+    async def cancel_named(self, name: str) -> str:
+        """Cancel a call in this replica's sandbox by its name, and return the sandbox's id.
+
+        Unknown names do nothing.
+        """
+        own = (await self._sandbox.instance()).instance_id
+        await self._calls.cancel(own, name)
+        return own
 
     async def _placed(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]

@@ -40,8 +40,7 @@ def calls_of(gateway: GatewayBench, replica: int = 0) -> InstanceCalls:
 
 
 def open_door(gateway: GatewayBench, door: Door) -> LocalDoor | None:
-    found = calls_of(gateway)._doors.get(door.id)
-    return found if found is not None and found.is_open else None
+    return calls_of(gateway)._open_doors.get(door.id)
 
 
 async def tool(door: Door, name: str, session: str = "", **arguments: Any) -> Any:
@@ -177,18 +176,18 @@ async def test_an_ended_instance_has_no_door(
     kill(pid)
     for awaited in (running, tool(door, "count")):
         assert (await awaited)["error"]["data"]["code"] == SandboxLost.code
-    assert calls_of(gateway)._doors.get(door.id) is None
+    assert open_door(gateway, door) is None
     other = await connected(gateway, told())
     await other.handle.release.remote()
     assert (await tool(other, "count"))["error"]["data"]["code"] == InstanceReleased.code
-    assert calls_of(gateway)._doors.get(other.id) is None
+    assert open_door(gateway, other) is None
 
 
 async def test_a_replica_has_a_limited_number_of_doors(
     gateway: GatewayBench, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least recently used one is closed; its instance is called through the host again."""
-    monkeypatch.setattr(calls_of(gateway)._doors, "_max_entries", 1)
+    monkeypatch.setattr(calls_of(gateway)._open_doors, "_max_entries", 1)
     first = await connected(gateway, told())
     assert open_door(gateway, first) is not None
     opened = open_door(gateway, first)
@@ -197,3 +196,26 @@ async def test_a_replica_has_a_limited_number_of_doors(
     assert not opened.is_open
     assert open_door(gateway, second) is not None
     assert (await tool(first, "count"))["result"]["structuredContent"] == {"result": 1}
+
+
+async def test_a_call_keeps_the_connection_of_an_evicted_door(
+    gateway: GatewayBench,
+    told: Told,
+    witness: Witness,
+    by_host: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant 12: through the host it would lose what its tool reports, logs and asks."""
+    monkeypatch.setattr(calls_of(gateway)._open_doors, "_max_entries", 1)
+    first = await connected(gateway, told())
+    opened = open_door(gateway, first)
+    held = asyncio.create_task(tool(first, "hold", key="k"))
+    await asyncio.to_thread(witness.wait_for, "began k")
+    await connected(gateway, told())
+    assert open_door(gateway, first) is None
+    async with first.http() as http:
+        await http.put(f"{first.path}/files", params={"path": "k"}, content=b"")
+    assert (await held)["result"]["structuredContent"] == {"result": "held k"}
+    assert not [message for message in by_host if b'"hold"' in message]
+    assert opened is not None
+    await asyncio.to_thread(eventually, lambda: not opened.is_open)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+import aenv_ray
 from aenv_ray.actors.calls import local_door
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.introduction import DoorClaim
@@ -24,9 +25,20 @@ from aenv_ray.errors import (
     ToolTimeout,
 )
 from aenv_ray.ids import CallId
+from aenv_ray.models import InstanceStatus
 from aenv_ray.runtime.door.roles import DoorRole
 from tests.ray.cluster import Cluster
-from tests.ray.faults import GONE_S, Witness, actor_pid, eventually, host_of, kill, stop
+from tests.ray.faults import (
+    GONE_S,
+    PROBE,
+    Driver,
+    Witness,
+    actor_pid,
+    eventually,
+    host_of,
+    kill,
+    stop,
+)
 
 Told = Callable[..., EnvHandle]
 
@@ -220,6 +232,38 @@ async def test_an_agents_connection_calls_tools_only(told: Told) -> None:
         with pytest.raises(Forbidden, match=method):
             await door.request(call(handle, method, "double", f"a-{method}", role="owner"))
     door.close()
+
+
+def test_a_call_outlives_its_caller(
+    told: Told, witness: Witness, driver: Callable[[str], Driver]
+) -> None:
+    """The instance is not idle while it runs, and another process gets its outcome."""
+    caller = driver(
+        f"""
+import asyncio
+from aenv_ray.client.async_handle import AsyncEnvHandle
+
+async def main():
+    instance = AsyncEnvHandle(aenv_ray.create({str(PROBE)!r}, actor="shared", lifetime="detached",
+                              idle_timeout=2.0, environment_variables={witness.variables!r}))
+    assert await instance.connect_directly()
+    say(instance.instance_id)
+    await instance.call_tool("hold", {{"key": "k"}}, 600.0, "mine")
+
+asyncio.run(main())
+"""
+    )
+    held = aenv_ray.get(caller.said())
+    witness.wait_for("began k")
+    caller.kill()
+    other = told(idle_timeout=2.0)
+    eventually(lambda: ray.get(other.info.remote()).status is InstanceStatus.TERMINATED)
+    assert ray.get(held.info.remote()).status is InstanceStatus.RUNNING
+    ray.get(held.write_file.remote("k", b""))
+    again = ray.get(held.call_tool.remote("hold", {"key": "k"}, 60.0, call_id="mine"))
+    assert again.data == "held k"
+    assert witness.heard() == ["began k", "ended k"]
+    eventually(lambda: ray.get(held.info.remote()).status is InstanceStatus.TERMINATED)
 
 
 async def test_another_node_is_reached_through_its_host(told: Told) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import ray
 
 import aenv_ray
 from aenv_ray import serve as services
@@ -315,6 +317,37 @@ def test_no_call_fails_during_scaling_and_rolling_updates(
         with pytest.raises(SessionLost):
             call(one, "name")
         call(one, "name")  # told once
+
+
+def test_a_call_is_cancelled_in_a_replica_that_is_being_stopped(
+    gateway: httpx.Client, root: Path
+) -> None:
+    """Invariant 11: Serve waits for the call, and does not pass the cancellation to its replica."""
+    services.deploy(root, name="leaver", replicas=1, owner="ann")
+    headers = {**ACCEPT, "mcp-session-id": "s"}
+    message = {
+        "jsonrpc": "2.0", "id": 7, "method": "tools/call",
+        "params": {"name": "hold", "arguments": {"key": "k"}},
+    }  # fmt: skip
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
+    try:
+        old = aenv_ray.get(*sandboxes("leaver"))
+        with ThreadPoolExecutor(1) as threads:
+            url = "/services/leaver/mcp"
+            held = threads.submit(gateway.post, url, json=message, headers=headers)
+            eventually(lambda: ray.get(old.exec.remote("test -e began-k")).exit_code == 0, WIDE_S)
+            try:
+                services.deploy(
+                    root, name="leaver", replicas=1, environment_variables={"GREETING": "new"}
+                )
+                assert gateway.post(url, json=note, headers=headers).status_code == 202
+                eventually(held.done)
+            finally:
+                ray.get(old.write_file.remote("k", b""))
+            assert held.result().json()["error"]["data"]["code"] == "call_cancelled"
+    finally:
+        services.remove("leaver")
+    eventually_empty(lambda: sandboxes("leaver"), WIDE_S)
 
 
 def test_an_unhealthy_version_stops_the_rolling_update(

@@ -31,7 +31,7 @@ _RECORDED: Final = ("aenv.principal", "aenv.error")
 
 def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     """Return the routes of services' tools, functions and ports."""
-    calls = ServiceCalls()
+    calls = ServiceCalls(deps.fabric, deps.calls)
     targets = ServiceTargets(services, deps, calls)
     limit = deps.settings.max_body_bytes
     functions = proxy_app(FunctionProxy(targets.of_request, calls).serve, limit)

@@ -21,7 +21,13 @@ from aenv_ray.actors.host.host import Host
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.door import DoorSandbox
-from aenv_ray.errors import CapacityExceeded, ConfigError, InstanceExpired, InstanceReleased
+from aenv_ray.errors import (
+    CallOutcomeUnknown,
+    CapacityExceeded,
+    ConfigError,
+    InstanceExpired,
+    InstanceReleased,
+)
 from aenv_ray.models import ActorDensity, InstanceSpec
 from aenv_ray.project.project import Project
 from aenv_ray.runtime.door.roles import DoorRole
@@ -109,6 +115,13 @@ async def live(host: Host) -> int:
     return len(await host.instances())
 
 
+async def gone(host: Host) -> None:
+    """Return once the host has noticed that no caller is connected."""
+    async with asyncio.timeout(30):
+        while host._introductions and host._introductions._callers:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_an_instance_is_not_idle_while_its_caller_is_busy(
     host: Host, caller: Caller, clock: FakeClock
 ) -> None:
@@ -127,17 +140,67 @@ async def test_an_instance_is_not_idle_while_its_caller_is_busy(
         await host.renew(info.id, 60.0)
 
 
+async def unobserved(host: Host) -> None:
+    """Return once the host expects no call of the callers that are gone."""
+    await gone(host)
+    async with asyncio.timeout(30):
+        while any(life.calls_under_way for life in host._table.lives.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def test_a_caller_that_dies_is_not_busy_any_more(
-    host: Host, caller: Caller, clock: FakeClock
+    host: Host, caller: Caller, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 3: a dead caller keeps no instance alive."""
+    monkeypatch.setattr(introductions, "_ASK_S", 0.0)
     await caller.report(is_busy=True)
     clock.advance(100.0)
     caller.close()
-    while host._introductions and host._introductions._callers:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await unobserved(host)
     assert await live(host) == 1
     clock.advance(11.0)
+    assert await live(host) == 0
+
+
+@pytest.mark.parametrize("answers", ["at once", "late"])
+async def test_a_call_outlives_its_caller(
+    host: Host,
+    caller: Caller,
+    clock: FakeClock,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: str,
+) -> None:
+    """Its client may ask another gateway replica for the outcome, and how long it runs is open."""
+    monkeypatch.setattr(introductions, "_ASK_S", 0.0)
+    asked: list[str] = []
+    request = DoorSandbox.request
+
+    async def noted(self: DoorSandbox, method: str, *args: object, **options: float) -> object:
+        asked.append(method)
+        if answers == "late" and len(asked) == 1:
+            raise CallOutcomeUnknown("a tool keeps the interpreter busy")
+        return await request(self, method, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DoorSandbox, "request", noted)
+    pipe = directory / "pipe"
+    os.mkfifo(pipe)
+    params = {"arguments": {"command": f"cat {pipe}"}, "_meta": {"aenv/call_id": "mine"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "aenv/exec", "params": params}
+    await caller.report(is_busy=True)
+    await asyncio.get_running_loop().sock_sendall(caller.door, json.dumps(message).encode() + b"\n")
+    with await asyncio.to_thread(pipe.open, "w"):
+        caller.close()
+        await gone(host)
+        async with asyncio.timeout(30):
+            while len(asked) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        clock.advance(100.0)
+        assert await live(host) == 1
+    await unobserved(host)
+    clock.advance(9.0)
+    assert await live(host) == 1
+    clock.advance(2.0)
     assert await live(host) == 0
 
 
@@ -272,3 +335,20 @@ async def test_the_first_call_after_a_long_pause_is_the_hosts() -> None:
     assert link.begin()  # another is running
     link.close()
     theirs.close()
+
+
+async def test_calls_of_a_closed_connection_are_counted(host: Host, started: Start) -> None:
+    """They are reported once a second, and the rest when the connection closes."""
+    spec = await started()
+    introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+    assert introduction is not None
+    caller = await Caller.introduced(introduction, spec)
+    link = _CallReporter(caller.host, None, lambda: None)
+    for _ in range(10):
+        assert link.begin()
+        link.end()
+    link.close()
+    await gone(host)
+    (info,) = await host.instances()
+    assert info.calls == 10
+    caller.close()

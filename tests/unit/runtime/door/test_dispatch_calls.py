@@ -63,11 +63,12 @@ def test_a_repetition_while_the_tool_runs_waits_for_it() -> None:
     first = bench.in_thread("tools/call", params)
     assert began.wait(WAIT_S)
     second = bench.submit("tools/call", params)
-    assert bench.dispatcher.pending == 1
+    assert bench.submit("aenv/pending", {}).result == {"calls": 1}
     go.set()
     assert first.text == second.text == "done"
     assert ran == [1]
     assert (first.times, second.times) == (1, 1)
+    assert bench.submit("aenv/pending", {}).result == {"calls": 0}
 
 
 async def sleep_long() -> None:
