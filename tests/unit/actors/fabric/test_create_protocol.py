@@ -15,6 +15,7 @@ import pytest
 
 from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.fabric import create_protocol
+from aenv_ray.actors.fabric import waits as waits_module
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol
 from aenv_ray.actors.fabric.quota_client import QuotaClient
@@ -706,6 +707,24 @@ def test_a_blocking_create_that_is_interrupted_while_it_asks_the_hub_counts_in_n
     assert (hub.interrupted, hub.pending, hub.running) == ("", [], [])
     started = {i for host in bench.hosts.values() for i in host.started}
     assert {f"{one}-warm" for one in started} == set(bench.controller.released)
+
+
+@pytest.mark.parametrize("is_cleanup", [True, False])
+async def test_of_the_functions_of_a_cancelled_caller_that_wait_for_a_thread_cleanups_run(
+    monkeypatch: pytest.MonkeyPatch, is_cleanup: bool
+) -> None:
+    monkeypatch.setattr(waits_module, "_THREADS", 1)
+    waits, is_free, ran = AsyncWaits(), threading.Event(), list[str]()
+    busy = asyncio.create_task(waits.run(is_free.wait))
+    late = asyncio.create_task(waits.run(lambda: ran.append("it"), is_cleanup=is_cleanup))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        late.cancel()
+    is_free.set()
+    assert await busy
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert ran == ["it"] * is_cleanup
 
 
 def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptureFixture) -> None:
