@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections.abc import Coroutine
@@ -50,9 +51,17 @@ async def shielded(request: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
-        task.exception()  # retrieved, so that asyncio does not log it: the caller is gone
+        await wait_for_end(task)
         raise
+
+
+async def wait_for_end(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of what a cancelled caller has started, however often it is cancelled."""
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):  # the caller raises the first one
+            await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()  # retrieved, so that asyncio does not log it: the caller is gone
 
 
 class Tasks:

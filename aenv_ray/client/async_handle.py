@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aenv_ray.actors.calls.call_batching import Send
@@ -19,6 +19,7 @@ from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
 from aenv_ray.actors.calls.wire import CallMessage, decode_json
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
+from aenv_ray.actors.fabric.fabric import Fabric, stopped_by
 from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
@@ -35,6 +36,7 @@ from aenv_ray.models import (
     TaskPage,
     ToolResult,
 )
+from aenv_ray.project.project import Project
 
 T = TypeVar("T")
 
@@ -72,12 +74,28 @@ class AsyncEnvHandle:
 
     @classmethod
     async def create(cls, environment: str, options: CreateOptions) -> AsyncEnvHandle:
-        """Create an instance. If cancelled, the instance is released as soon as it exists.
+        """Create an instance. If cancelled, the create is undone.
 
         Raises:
             AenvError: As `aenv_ray.create`.
         """
-        creation = _Creation(environment, options)
+        return await cls._created(
+            _Creation(
+                connector(),
+                lambda fabric: resolve_environment(environment, lambda: fabric),
+                options,
+            )
+        )
+
+    @classmethod
+    async def create_of(
+        cls, fabric: Fabric, source: Project, options: CreateOptions
+    ) -> AsyncEnvHandle:
+        """Create an instance of a project; otherwise like `create`."""
+        return await cls._created(_Creation(lambda: fabric, lambda _: source, options))
+
+    @classmethod
+    async def _created(cls, creation: _Creation) -> AsyncEnvHandle:
         try:
             created = cls(await asyncio.to_thread(creation.run))
             created.digest = creation.digest
@@ -319,19 +337,29 @@ class AsyncEnvHandle:
 
 
 class _Creation:
-    """A create in a thread; if it is abandoned, the thread releases the instance.
+    """A create in a thread; if it is abandoned, it gives up, and releases what it has created.
 
     A thread cannot be stopped, and the event loop may be closed when it finishes.
+
+    Args:
+        connect: Returns the connection.
+        resolve: Returns the project.
+        options: The options of the instance.
     """
 
-    def __init__(self, environment: str, options: CreateOptions) -> None:
-        self._environment = environment
+    def __init__(
+        self,
+        connect: Callable[[], Fabric],
+        resolve: Callable[[Fabric], Project],
+        options: CreateOptions,
+    ) -> None:
+        self._connect = connect
+        self._resolve = resolve
         self._options = options
-        self._connect = connector()
         self._lock = threading.Lock()
         self._made: EnvHandle | None = None
         self.digest = ""
-        self._is_abandoned = False
+        self._abandoned = threading.Event()
 
     def run(self) -> EnvHandle:
         """Create the instance.
@@ -339,23 +367,25 @@ class _Creation:
         Raises:
             AenvError: As `aenv_ray.create`.
             FabricUnavailable: The fabric was shut down before the create started.
+            CancelledError: It was abandoned.
         """
         fabric = self._connect()
         with fabric.gate:
-            source = resolve_environment(self._environment, lambda: fabric)
+            source = self._resolve(fabric)
             self.digest = source.digest
-            (made,) = fabric.create(source, 1, self._options)
+            with stopped_by(self._abandoned):
+                (made,) = fabric.create(source, 1, self._options)
             with self._lock:
                 self._made = made
-                is_abandoned = self._is_abandoned
+                is_abandoned = self._abandoned.is_set()
             if is_abandoned:
                 fabric.wait(made.release.remote(), f"releasing {made.instance_id}")
         return made
 
     def abandon(self) -> None:
-        """Release the instance, now or as soon as it exists."""
+        """Stop waiting, and release the instance, now or as soon as it exists."""
         with self._lock:
-            self._is_abandoned = True
+            self._abandoned.set()
             made = self._made
         if made is not None:
             made.release.remote()

@@ -8,10 +8,12 @@ Redis does not answer, for up to `PATIENCE_S`, and while the actor itself does n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from aenv_ray.actors.ray_shell import ray_api
@@ -199,23 +201,36 @@ class HubClient(Hub):
 
 
 def blocking(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine and return its result; blocks, also in a thread with a running event loop."""
+    """Run a coroutine and return its result; blocks, also in a thread with a running event loop.
+
+    Ctrl-C cancels it, and is raised once it has ended.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    outcome: list[Result] = []
-    errors: list[BaseException] = []
+    started: Future[Callable[[], object]] = Future()
+    ended: Future[Result] = Future()
+
+    async def cancellable() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        started.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await work
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(work))
+            ended.set_result(asyncio.run(cancellable()))
         except BaseException as exc:  # noqa: BLE001  # raised again in the caller's thread
-            errors.append(exc)
+            ended.set_exception(exc)
 
-    thread = threading.Thread(target=run, name="aenv-hub")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return outcome[0]
+    try:
+        threading.Thread(target=run, name="aenv-hub").start()
+        # Not `Thread.join`: interrupted, it takes the thread for ended (python/cpython#90882).
+        wait([ended])
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: it has just ended
+            started.result()()
+        wait([ended])
+        raise
+    return ended.result()

@@ -271,15 +271,17 @@ class CreateProtocol:
 
     @asynccontextmanager
     async def _counted(self, claim: QuotaClaim | None) -> AsyncIterator[list[Created]]:
-        """Replace a claim by leases of the instances that the block adds to the yielded list.
+        """Claim quotas for the block, and replace the claim by leases of what it has created.
 
-        If that or the block fails, these instances are released and the claim is given up.
+        It adds those instances to the yielded list. If it fails or is cancelled, or if the claim
+        or the replacement is, they are released and the claim is given up.
         """
         created: list[Created] = []
         if claim is None:
             yield created
             return
         try:
+            await self._waits.run(claim.take)
             yield created
             pairs = [(one.spec, one.info.id) for one in created]
             await self._waits.run(lambda: claim.settle(pairs))
@@ -287,7 +289,7 @@ class CreateProtocol:
             if ray_api.is_connected():
                 if created:
                     self._controller.release.remote([one.info.id for one in created])
-                await self._waits.run(claim.give_up)
+                await self._waits.run(claim.give_up, is_cleanup=True)
             raise
 
     # --- dedicated ------------------------------------------------------------------------------
@@ -475,18 +477,13 @@ class CreateProtocol:
         try:
             claim = await self._claim(specs, subjects, queue_s)
         except AenvError as exc:
-            if isinstance(exc, QuotaExceeded) and len(specs) > 1:
-                half = len(specs) // 2
-                for part in (specs[:half], specs[half:]):
-                    await self.create_each(source, part, density, queue_s, listener, subjects)
-            else:
-                for _ in specs:
-                    listener.on_outcome(exc)
+            for _ in specs:
+                listener.on_outcome(exc)
             return
+        tried = {spec.instance_id for spec in specs}
         created: list[Created] = []
         try:
             async with self._counted(claim) as created:
-                tried = {spec.instance_id for spec in specs}
                 withheld = None if claim is None else created
                 each = _Each(source, queue_s, listener, tried, withheld)
                 try:
@@ -501,7 +498,12 @@ class CreateProtocol:
         except AenvError as exc:
             if claim is None:
                 raise
-            for _ in created:
+            if isinstance(exc, QuotaExceeded) and len(tried) > 1:
+                half = len(specs) // 2
+                for part in (specs[:half], specs[half:]):
+                    await self.create_each(source, part, density, queue_s, listener, subjects)
+                return
+            for _ in [*tried, *created]:
                 listener.on_outcome(exc)
         else:
             for one in created:

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
@@ -32,6 +36,21 @@ return."""
 
 
 T = TypeVar("T")
+
+_stop: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """Have the waits of the block raise `CancelledError` soon after the event is set.
+
+    For work in a thread, which cannot be cancelled.
+    """
+    token = _stop.set(event)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
 
 
 class Fabric:
@@ -100,12 +119,17 @@ class Fabric:
 
         Raises:
             FabricUnavailable: The actor is gone, `deadline_s` passed, or `shutdown` was called.
+            CancelledError: See `stopped_by`.
             AenvError: What the actor raised.
         """
         from aenv_ray.actors.ray_shell import ray_api
 
+        stop = _stop.get()
+
         def look(waited_s: float) -> None:
             self.gate.check()
+            if stop is not None and stop.is_set():
+                raise CancelledError
             if on_wait is not None and waited_s % self._notice_after_s == 0:
                 on_wait(waited_s)
 

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
+from aenv_ray.background_tasks import shielded
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import AenvError, QuotaExceeded
 from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.leases import label_subject
 from aenv_ray.hub.ray_leases import lease_of
+from aenv_ray.hub.records import Lease
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import InstanceSpec, InstanceStatus
 
@@ -48,23 +50,20 @@ class QuotaClient:
     def claim(
         self, specs: Sequence[InstanceSpec], subjects: frozenset[str], queue_s: float
     ) -> QuotaClaim | None:
-        """Count instances that are about to start in quotas; None if no quota applies. Blocks.
+        """Return the claim of instances that are about to start; None if no quota applies. Blocks.
 
         Args:
-            specs: The instances.
+            specs: The instances; they count once `QuotaClaim.take` is called.
             subjects: Whose quotas they count in, see `quota_subjects`.
             queue_s: Longest wait for room.
 
         Raises:
-            QuotaExceeded: A quota is used up.
             FabricUnavailable: The hub does not answer.
         """
         if not subjects & self._limited():
             return None
         assert self._hub is not None
-        claim = QuotaClaim(self._hub, self._clock, specs, STARTING_S + queue_s)
-        claim.take()
-        return claim
+        return QuotaClaim(self._hub, self._clock, specs, STARTING_S + queue_s)
 
     def _limited(self) -> frozenset[str]:
         """Return the subjects that have quotas; the answer is cached for `FRESH_S`."""
@@ -80,7 +79,10 @@ class QuotaClient:
 
 
 class QuotaClaim:
-    """The claim of one create on its quotas."""
+    """The claim of one create on its quotas; its methods block.
+
+    If one of them fails or is interrupted, `give_up` undoes what it has done.
+    """
 
     def __init__(
         self, hub: HubClient, clock: Clock, specs: Sequence[InstanceSpec], starting_s: float
@@ -89,32 +91,55 @@ class QuotaClaim:
         self._starting_s = starting_s
         self._now = clock.now()
         self._specs = specs
+        self._counted: list[InstanceId] = []
+        """Ids under which instances may count."""
 
     def take(self) -> None:
-        """Count the instances, all or none."""
+        """Count the instances, all or none.
+
+        Raises:
+            QuotaExceeded: A quota is used up.
+            FabricUnavailable: The hub does not answer.
+        """
         pending = [
             lease_of(spec, spec.instance_id, self._now, self._starting_s, InstanceStatus.PENDING)
             for spec in self._specs
         ]
         try:
-            blocking(self._hub.admit(pending))
+            self._admit(pending)
         except QuotaExceeded:
             # The hub may still count released instances, until it checks which ones run.
             blocking(self._hub.compare())
-            blocking(self._hub.admit(pending))
+            self._admit(pending)
+
+    def _admit(self, leases: Sequence[Lease]) -> None:
+        self._counted = [InstanceId(lease.id) for lease in leases]
+        try:
+            blocking(shielded(self._hub.admit(leases)))
+        except QuotaExceeded:
+            self._counted = []
+            raise
 
     def settle(self, made: Iterable[tuple[InstanceSpec, InstanceId]]) -> None:
-        """Replace the claim by leases of the instances that run, under their actual ids."""
+        """Replace the claim by leases of the instances that run, under their actual ids.
+
+        Raises:
+            FabricUnavailable: The hub does not answer.
+        """
         running = [
             lease_of(spec, i, self._now, self._starting_s, InstanceStatus.RUNNING)
             for spec, i in made
         ]
-        blocking(self._hub.exchange([spec.instance_id for spec in self._specs], running))
+        claimed = list(self._counted)
+        self._counted += [InstanceId(lease.id) for lease in running]
+        blocking(shielded(self._hub.exchange(claimed, running)))
 
     def give_up(self) -> None:
-        """Give the claim up: no instance was created."""
+        """Give the claim up: no instance was created, or those that were are released."""
+        if not self._counted:
+            return
         try:
-            blocking(self._hub.end_leases([spec.instance_id for spec in self._specs]))
+            blocking(self._hub.end_leases(self._counted))
         except AenvError as exc:  # the error of the create matters more
             logger.warning(
                 "a failed create counts towards its quotas for %g s: %s", self._starting_s, exc

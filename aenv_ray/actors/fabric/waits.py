@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.background_tasks import wait_for_end
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -55,8 +56,16 @@ class Waits(ABC):
         """
 
     @abstractmethod
-    async def run(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that blocks."""
+    async def run(self, function: Callable[[], T], *, is_cleanup: bool = False) -> T:
+        """Return the result of a function that blocks.
+
+        If the caller is cancelled, `CancelledError` is raised once the function has ended: what it
+        acquires can then be given up. One that has not begun does not run.
+
+        Args:
+            function: Called once.
+            is_cleanup: It runs even if the caller is cancelled before it has begun.
+        """
 
     @abstractmethod
     def lock(self) -> AbstractAsyncContextManager[Any]:
@@ -74,8 +83,16 @@ class AsyncWaits(Waits):
     ) -> T:
         return await ray_api.wait_async(reference, what, deadline_s)
 
-    async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+    async def run(self, function: Callable[[], T], *, is_cleanup: bool = False) -> T:  # noqa: D102
+        running = self._threads.submit(function)
+        answer = asyncio.wrap_future(running)
+        try:
+            await asyncio.wait([answer])
+        except asyncio.CancelledError:
+            if is_cleanup or not running.cancel():
+                await wait_for_end(answer)
+            raise
+        return answer.result()
 
     def lock(self) -> AbstractAsyncContextManager[Any]:  # noqa: D102
         return asyncio.Lock()
@@ -96,7 +113,8 @@ class BlockingWaits(Waits):
         value: T = self._wait(reference, what, deadline_s, on_wait)
         return value
 
-    async def run(self, function: Callable[[], T]) -> T:  # noqa: D102
+    async def run(self, function: Callable[[], T], *, is_cleanup: bool = False) -> T:  # noqa: D102
+        del is_cleanup
         return function()
 
     def lock(self) -> AbstractAsyncContextManager[Any]:  # noqa: D102

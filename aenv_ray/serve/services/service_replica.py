@@ -329,10 +329,14 @@ class ServiceReplica:
             node_ids=node_ids,
         )
         options.near_node = ray_api.node_id()  # calls to it then pass through no other process
-        (handle,) = await asyncio.to_thread(self._fabric.create, self._project, 1, options)
-        if storage is not None and not storage.is_made:
-            await service_storage.note_made(self._storages, storage)
-        return AsyncEnvHandle(handle)
+        instance = await AsyncEnvHandle.create_of(self._fabric, self._project, options)
+        try:
+            if storage is not None and not storage.is_made:
+                await service_storage.note_made(self._storages, storage)
+        except BaseException:
+            await asyncio.shield(instance.release())
+            raise
+        return instance
 
     async def _end_orphans(self) -> None:
         """End orphan sandboxes; before using a single-writer storage volume, wait for all others.

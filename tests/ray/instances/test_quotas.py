@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import ray
 
 import aenv_ray
+from aenv_ray.actors.calls.handle import host_of
 from aenv_ray.actors.fabric import quota_client
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import init
+from aenv_ray.actors.fabric.instance_batches import InstanceBatches
+from aenv_ray.client import Environment
 from aenv_ray.errors import EnvironmentInUse, QuotaExceeded, SandboxStartFailed
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking
-from aenv_ray.hub.records import LeaseQuery, Quota
+from aenv_ray.hub.records import Lease, LeaseQuery, Quota
+from aenv_ray.ids import InstanceId
+from aenv_ray.project import project
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE, eventually
 
@@ -115,3 +123,55 @@ def test_pooled_instances_count_under_their_own_ids(
 def test_without_a_quota_the_hub_is_not_asked(hub: HubClient, make: Callable[..., Any]) -> None:
     make(owner="ann", labels={"experiment": "a"})
     assert blocking(hub.leases(LeaseQuery(owner="ann"))).total == 0
+
+
+async def test_a_create_that_is_cancelled_while_it_waits_for_room_no_longer_counts(
+    hub: HubClient, make: Callable[..., Any]
+) -> None:
+    """Otherwise the owner's next create would be refused for minutes."""
+    host = host_of(make())
+    taken, capacity = await host.load.remote()
+    others = [InstanceId(f"other-{number:08}") for number in range(capacity - taken)]
+    assert await host.reserve.remote(others, 60.0)
+    limit(hub, "owner:ann", 1)
+    try:
+        creating = asyncio.create_task(Environment(PROBE, actor="shared", owner="ann").initialize())
+        await asyncio.to_thread(
+            eventually, lambda: used(hub, "owner:ann") == 1, what=lambda: "nothing is claimed"
+        )
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await asyncio.to_thread(
+            eventually, lambda: used(hub, "owner:ann") == 0, what=lambda: "it still counts"
+        )
+    finally:
+        await host.reserve.remote(others, 0.0)
+
+
+async def test_a_create_that_is_cancelled_while_it_claims_its_quota_does_not_count(
+    hub: HubClient, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(hub, "owner:ann", 1)
+    asked, is_cancelled, answered = threading.Event(), threading.Event(), threading.Event()
+    admit = HubClient.admit
+
+    async def late(self: HubClient, leases: Sequence[Lease]) -> None:
+        asked.set()
+        await asyncio.to_thread(is_cancelled.wait)
+        await admit(self, leases)
+        answered.set()
+
+    options = CreateOptions(actor="shared", owner="ann")
+    batches = InstanceBatches(init(), project.load(PROBE), options, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(HubClient, "admit", late)
+        creating = asyncio.create_task(batches.create_group(1))
+        await asyncio.to_thread(asked.wait)
+        creating.cancel()
+        asyncio.get_running_loop().call_later(0.5, is_cancelled.set)
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await asyncio.to_thread(answered.wait)
+    assert used(hub, "owner:ann") == 0
+    await asyncio.to_thread(make, owner="ann")

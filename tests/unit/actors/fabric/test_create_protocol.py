@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 
 from aenv_ray.actors.controller.placement import HostLoad, Need
 from aenv_ray.actors.fabric import create_protocol
+from aenv_ray.actors.fabric import waits as waits_module
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import Created, CreateProtocol
+from aenv_ray.actors.fabric.quota_client import QuotaClient
 from aenv_ray.actors.fabric.waits import (
     NOTICE_EVERY_S,
     AsyncWaits,
@@ -38,6 +42,8 @@ from aenv_ray.errors import (
     QuotaExceeded,
     SandboxStartFailed,
 )
+from aenv_ray.hub import hub_actor
+from aenv_ray.hub.records import Lease
 from aenv_ray.models import (
     ActorDensity,
     InstanceInfo,
@@ -479,46 +485,111 @@ async def test_independent_instances_without_room_fail_if_they_may_not_wait(
     assert [type(error) for error in outcomes.failed] == [CapacityExceeded] * 2
 
 
-class _Quotas:
-    """A quota of so many instances; None if nobody is limited. Its hub may fail to settle."""
+class FakeHub:
+    """The leases of a hub with one quota. A request that is cancelled has been sent already.
 
-    def __init__(self, limit: int | None = 5, error: AenvError | None = None) -> None:
+    Args:
+        limit: The quota; None if nobody is limited.
+        error: Raised instead of replacing leases.
+        released: Leases that count until the hub compares them with the running instances.
+    """
+
+    def __init__(
+        self, limit: int | None = 5, error: AenvError | None = None, released: int = 0
+    ) -> None:
         self.limit, self.error = limit, error
-        self.pending: list[str] = []
-        self.running: list[str] = []
+        self._leases: dict[str, InstanceStatus] = {}
+        self._released = released
+        self._late: list[Callable[[], None]] = []
+        self.interrupted = ""
+        """The request during which `interrupt` is awaited, once."""
+        self.interrupt: Callable[[], Awaitable[None]]
+        self.answered = threading.Event()
+        """Set once that request has been carried out."""
 
-    def claim(
-        self, specs: Sequence[InstanceSpec], subjects: frozenset[str], queue_s: float
-    ) -> Any | None:
-        assert (subjects, queue_s) == (SUBJECTS, 5.0)
-        if self.limit is None:
-            return None
-        ids = [spec.instance_id for spec in specs]
-        if len(self.pending) + len(self.running) + len(ids) > self.limit:
+    def ids(self, status: InstanceStatus) -> list[str]:
+        while self._late:
+            self._late.pop()()
+        return [one for one, of in self._leases.items() if of is status]
+
+    @property
+    def pending(self) -> list[str]:
+        return self.ids(InstanceStatus.PENDING)
+
+    @property
+    def running(self) -> list[str]:
+        return self.ids(InstanceStatus.RUNNING)
+
+    async def quotas(self) -> dict[str, tuple[int, int]]:
+        used = len(self._leases) + self._released
+        return {} if self.limit is None else {"label:team=a": (used, self.limit)}
+
+    async def admit(self, leases: Sequence[Lease]) -> None:
+        assert self.limit is not None
+        if len(self._leases) + self._released + len(leases) > self.limit:
             raise QuotaExceeded("the quota of team=a is used up", retry_after_s=1.0)
-        self.pending += ids
+        await self._carry_out("admit", lambda: self._add(leases))
 
-        def give_up() -> None:
-            self.pending = [one for one in self.pending if one not in ids]
+    async def compare(self) -> None:
+        await self._carry_out("compare", lambda: None)
+        self._released = 0
 
-        def settle(made: Iterable[tuple[InstanceSpec, str]]) -> None:
-            if self.error is not None:
-                raise self.error
-            give_up()
-            self.running += [instance_id for _, instance_id in made]
+    async def exchange(self, instance_ids: Sequence[str], leases: Sequence[Lease]) -> None:
+        if self.error is not None:
+            raise self.error
 
-        return SimpleNamespace(settle=settle, give_up=give_up)
+        def replace() -> None:
+            self._end(instance_ids)
+            self._add(leases)
+
+        await self._carry_out("exchange", replace)
+
+    async def end_leases(self, instance_ids: Sequence[str]) -> None:
+        self._end(instance_ids)
+
+    async def _carry_out(self, method: str, change: Callable[[], None]) -> None:
+        if method != self.interrupted:
+            change()
+            return
+        self.interrupted = ""
+        try:
+            await self.interrupt()
+        except asyncio.CancelledError:
+            self._late.append(change)  # a hub may carry out a later request first
+            raise
+        change()
+        self.answered.set()
+
+    def _add(self, leases: Sequence[Lease]) -> None:
+        self._leases |= {lease.id: lease.status for lease in leases}
+
+    def _end(self, instance_ids: Sequence[str]) -> None:
+        for one in instance_ids:
+            self._leases.pop(one, None)
 
 
 SUBJECTS = frozenset({"label:team=a"})
 
 
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(create_protocol.ray_api, "is_connected", lambda: True)
+
+
+def _quotas(hub: FakeHub) -> QuotaClient:
+    """Return the quotas of a process that has found this hub."""
+    quotas = QuotaClient()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub_actor, "find_hub", lambda: hub)
+        quotas.claim([], SUBJECTS, 0.0)
+    return quotas
+
+
 async def _create_counted(
-    bench: Bench, source: Project, quotas: Any, count: int, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, source: Project, hub: FakeHub, count: int
 ) -> tuple[_Outcomes, list[Created]]:
     """Create independent instances, or a group if `count` is negative, that count in quotas."""
-    monkeypatch.setattr(create_protocol.ray_api, "is_connected", lambda: True)
-    protocol = CreateProtocol(bench.controller, AsyncWaits(), quotas=quotas)
+    protocol = CreateProtocol(bench.controller, AsyncWaits(), quotas=_quotas(hub))
     specs = CreateOptions().specs(source, abs(count), job_id=None, policy=Policy())
     outcomes, shared = _Outcomes(), ActorDensity.SHARED
     if count > 0:
@@ -527,43 +598,133 @@ async def _create_counted(
     return outcomes, await protocol.create(source, specs, shared, 5.0, subjects=SUBJECTS)
 
 
-async def test_instances_count_in_quotas_under_their_actual_ids(
-    source: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, quotas = Bench(is_async=True), _Quotas()
-    _, group = await _create_counted(bench, source, quotas, -3, monkeypatch)
-    assert (quotas.running, quotas.pending) == ([one.info.id for one in group], [])
-    outcomes, _ = await _create_counted(bench, source, quotas, 4, monkeypatch)
+@pytest.mark.usefixtures("connected")
+async def test_instances_count_in_quotas_under_their_actual_ids(source: Project) -> None:
+    bench, hub = Bench(is_async=True), FakeHub()
+    _, group = await _create_counted(bench, source, hub, -3)
+    assert (hub.running, hub.pending) == ([one.info.id for one in group], [])
+    outcomes, _ = await _create_counted(bench, source, hub, 4)
     assert [type(error) for error in outcomes.failed] == [QuotaExceeded] * 2
-    assert quotas.running[3:] == [one.info.id for one in outcomes.created]
-    assert (len(quotas.running), quotas.pending, bench.controller.released) == (5, [], [])
-    outcomes, _ = await _create_counted(bench, source, _Quotas(None), 4, monkeypatch)
+    assert hub.running[3:] == [one.info.id for one in outcomes.created]
+    assert (len(hub.running), hub.pending, bench.controller.released) == (5, [], [])
+    outcomes, _ = await _create_counted(bench, source, FakeHub(None), 4)
     assert len(outcomes.created) == 4
 
 
-async def test_what_fails_counts_in_no_quota(
-    source: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench, quotas = Bench(is_async=True), _Quotas()
+@pytest.mark.usefixtures("connected")
+async def test_what_fails_counts_in_no_quota(source: Project) -> None:
+    bench, hub = Bench(is_async=True), FakeHub()
     bench.hosts["h0"].failures = [SandboxStartFailed("it does not load", instance_id="x")]
     with pytest.raises(SandboxStartFailed):
-        await _create_counted(bench, source, quotas, -4, monkeypatch)
-    assert (quotas.running, quotas.pending) == ([], [])
+        await _create_counted(bench, source, hub, -4)
+    assert (hub.running, hub.pending) == ([], [])
 
 
+@pytest.mark.usefixtures("connected")
 @pytest.mark.parametrize("count", [4, -4])
 async def test_instances_whose_leases_are_not_recorded_are_released(
-    source: Project, monkeypatch: pytest.MonkeyPatch, count: int
+    source: Project, count: int
 ) -> None:
     bench = Bench(is_async=True)
-    quotas = _Quotas(error=FabricUnavailable("the hub does not answer"))
+    hub = FakeHub(error=FabricUnavailable("the hub does not answer"))
     if count < 0:
         with pytest.raises(FabricUnavailable, match="the hub"):
-            await _create_counted(bench, source, quotas, count, monkeypatch)
+            await _create_counted(bench, source, hub, count)
     else:
-        outcomes, _ = await _create_counted(bench, source, quotas, count, monkeypatch)
-        assert (outcomes.created, outcomes.failed) == ([], [quotas.error] * 4)
-    assert (len(set(bench.controller.released)), quotas.pending) == (4, [])
+        outcomes, _ = await _create_counted(bench, source, hub, count)
+        assert (outcomes.created, outcomes.failed) == ([], [hub.error] * 4)
+    assert (len(set(bench.controller.released)), hub.pending) == (4, [])
+
+
+REQUESTS = ["admit", "compare", "exchange"]
+
+
+def _warm(bench: Bench) -> None:
+    """Have the hosts answer with instances of warm pools, which keep their ids."""
+    for host in bench.hosts.values():
+        answer = host.answer
+
+        def renamed(specs: list[InstanceSpec], answer: Any = answer) -> Any:
+            outcomes = answer(specs)
+            if isinstance(outcomes, ProjectMissing):
+                return outcomes
+            return [one.model_copy(update={"id": f"{one.id}-warm"}) for one in outcomes]
+
+        host.answer = renamed  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("count", [1, 3, -1, -3])
+async def test_a_create_that_is_cancelled_while_it_asks_the_hub_counts_in_no_quota(
+    source: Project, request_: str, count: int
+) -> None:
+    """Otherwise the owner's next creates would be refused for minutes."""
+    bench, loop = Bench(is_async=True), asyncio.get_running_loop()
+    _warm(bench)
+    hub = FakeHub(released=5 if request_ == "compare" else 0)
+
+    async def cancelled(creating: asyncio.Task[Any]) -> None:
+        for _ in range(2):  # whoever ends a task may repeat it
+            creating.cancel()
+            await asyncio.wait([creating], timeout=0.1)
+
+    async def interrupt() -> None:  # in a thread
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancelled(creating), loop))
+
+    hub.interrupt, hub.interrupted = interrupt, request_
+    creating = asyncio.create_task(_create_counted(bench, source, hub, count))
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    await asyncio.to_thread(hub.answered.wait)
+    assert (hub.interrupted, hub.pending, hub.running) == ("", [], [])
+    started = {i for host in bench.hosts.values() for i in host.started}
+    assert {f"{one}-warm" for one in started} == set(bench.controller.released)
+
+
+@pytest.mark.usefixtures("connected")
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_blocking_create_that_is_interrupted_while_it_asks_the_hub_counts_in_no_quota(
+    source: Project, request_: str, count: int
+) -> None:
+    """Ctrl-C in a driver."""
+    bench = Bench(is_async=False)
+    _warm(bench)
+    hub = FakeHub(released=5 if request_ == "compare" else 0)
+
+    async def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    hub.interrupt, hub.interrupted = interrupt, request_
+    bench.protocol = CreateProtocol(
+        bench.controller, BlockingWaits(blocking_result), quotas=_quotas(hub)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        bench.create(source, count, ActorDensity.SHARED, subjects=SUBJECTS)
+    assert (hub.interrupted, hub.pending, hub.running) == ("", [], [])
+    started = {i for host in bench.hosts.values() for i in host.started}
+    assert {f"{one}-warm" for one in started} == set(bench.controller.released)
+
+
+@pytest.mark.parametrize("is_cleanup", [True, False])
+async def test_of_the_functions_of_a_cancelled_caller_that_wait_for_a_thread_cleanups_run(
+    monkeypatch: pytest.MonkeyPatch, is_cleanup: bool
+) -> None:
+    monkeypatch.setattr(waits_module, "_THREADS", 1)
+    waits, is_free, ran = AsyncWaits(), threading.Event(), list[str]()
+    busy = asyncio.create_task(waits.run(is_free.wait))
+    late = asyncio.create_task(waits.run(lambda: ran.append("it"), is_cleanup=is_cleanup))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        late.cancel()
+    is_free.set()
+    assert await busy
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert ran == ["it"] * is_cleanup
 
 
 def test_waiting_creates_are_logged_together_and_seldom(caplog: pytest.LogCaptureFixture) -> None:

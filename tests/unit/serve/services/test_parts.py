@@ -24,8 +24,10 @@ from aenv_ray.errors import (
     ToolTimeout,
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
+from aenv_ray.project.config import DeployChanges
 from aenv_ray.runtime.door.async_calls import CALL_ID
 from aenv_ray.serve.services import sandbox as service_sandbox
+from aenv_ray.serve.services import service_replica
 from aenv_ray.serve.services import sessions as service_sessions
 from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
 from aenv_ray.serve.services.sandbox import ReplicaSandbox
@@ -184,6 +186,45 @@ async def test_a_replica_notes_that_a_call_with_an_id_has_ended(
         if outcome is not None:
             raise outcome
     assert noted == ends
+
+
+async def test_a_sandbox_whose_storage_cannot_be_recorded_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise it would have the storage until its lease ends, and no other could start."""
+    released: list[str] = []
+
+    async def placed(*_: object) -> tuple[Any, tuple[str, ...]]:
+        return SimpleNamespace(is_made=False), ("n",)
+
+    async def note_made(*_: object) -> None:
+        raise FabricUnavailable("the hub does not answer")
+
+    async def create_of(*_: object) -> Any:
+        async def release() -> None:
+            released.append("s-1")
+
+        return SimpleNamespace(release=release)
+
+    async def nothing() -> None:
+        """There are no orphans."""
+
+    monkeypatch.setattr(service_replica.service_storage, "placed", placed)
+    monkeypatch.setattr(service_replica.service_storage, "note_made", note_made)
+    monkeypatch.setattr(service_replica.operator_policy, "current", lambda: None)
+    monkeypatch.setattr(service_replica, "likely_engine", lambda *_: "process")
+    monkeypatch.setattr(service_replica.ray_api, "node_id", lambda: "n")
+    monkeypatch.setattr(service_replica.AsyncEnvHandle, "create_of", create_of)
+    record = SimpleNamespace(
+        id="svc", owner="ann", engine=None, environment_variables={}, changes=DeployChanges(),
+        storage=SimpleNamespace(),
+    )  # fmt: skip
+    replica: Any = SimpleNamespace(
+        _record=record, _storages=None, _fabric=None, _project=None, _name="r", _end_orphans=nothing
+    )
+    with pytest.raises(FabricUnavailable, match="the hub"):
+        await ServiceReplica._make(replica)
+    assert released == ["s-1"]
 
 
 async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
