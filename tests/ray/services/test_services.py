@@ -324,7 +324,7 @@ def test_a_call_is_cancelled_in_a_replica_that_is_being_stopped(
 ) -> None:
     """Invariant 11: Serve waits for the call, and does not pass the cancellation to its replica."""
     services.deploy(root, name="leaver", replicas=1, owner="ann")
-    headers = {**ACCEPT, "mcp-session-id": "s"}
+    headers = {"Accept": "application/json", "mcp-session-id": "s"}
     message = {
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": {"name": "hold", "arguments": {"key": "k"}},
@@ -338,8 +338,11 @@ def test_a_call_is_cancelled_in_a_replica_that_is_being_stopped(
             eventually(lambda: ray.get(old.exec.remote("test -e began-k")).exit_code == 0, WIDE_S)
             try:
                 services.deploy(
-                    root, name="leaver", replicas=1, environment_variables={"GREETING": "new"}
-                )
+                    root, name="leaver", replicas=1, wait=False,
+                    environment_variables={"GREETING": "new"},
+                )  # fmt: skip
+                eventually(lambda: len(sandboxes("leaver")) == 2, WIDE_S)
+                eventually(lambda: services.state("leaver").available_replicas == 1, WIDE_S)
                 assert gateway.post(url, json=note, headers=headers).status_code == 202
                 eventually(held.done)
             finally:
