@@ -323,8 +323,14 @@ def test_a_call_is_cancelled_in_a_replica_that_is_being_stopped(
     gateway: httpx.Client, root: Path
 ) -> None:
     """Invariant 11: Serve waits for the call, and does not pass the cancellation to its replica."""
-    services.deploy(root, name="leaver", replicas=1, owner="ann")
-    headers = {**ACCEPT, "mcp-session-id": "s"}
+    service = services.deploy(root, name="leaver", replicas=1, owner="ann")
+
+    def reached() -> set[str]:
+        """Return the sandboxes of the replicas that Serve asks."""
+        facts = service.broadcast("facts").results(timeout_s=WIDE_S)
+        return {one["instance_id"] for one in facts}
+
+    headers = {"Accept": "application/json", "mcp-session-id": "s"}
     message = {
         "jsonrpc": "2.0", "id": 7, "method": "tools/call",
         "params": {"name": "hold", "arguments": {"key": "k"}},
@@ -338,8 +344,10 @@ def test_a_call_is_cancelled_in_a_replica_that_is_being_stopped(
             eventually(lambda: ray.get(old.exec.remote("test -e began-k")).exit_code == 0, WIDE_S)
             try:
                 services.deploy(
-                    root, name="leaver", replicas=1, environment_variables={"GREETING": "new"}
-                )
+                    root, name="leaver", replicas=1, wait=False,
+                    environment_variables={"GREETING": "new"},
+                )  # fmt: skip
+                eventually(lambda: old.instance_id not in reached(), WIDE_S)
                 assert gateway.post(url, json=note, headers=headers).status_code == 202
                 eventually(held.done)
             finally:

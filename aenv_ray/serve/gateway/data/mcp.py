@@ -91,7 +91,7 @@ class McpProxy:
     async def _note(self, target: Target, rpc: Rpc) -> None:
         """Act on a cancellation, or on the answer to a question of a tool."""
         if rpc.method == "notifications/cancelled" and rpc.session:
-            name = rpc.cancel_name(target.instance_id, rpc.params.get("requestId"))
+            name = rpc.cancel_name(rpc.params.get("requestId"))
             with contextlib.suppress(AenvError):  # an instance that is gone runs no call
                 await self._calls.cancel(target.instance_id, name)
         if rpc.answered:
@@ -121,7 +121,7 @@ class McpProxy:
         if rpc.session:
             meta[SESSION] = rpc.session
         call = JsonCall(target.instance_id, rpc.method, params, meta, target.session)
-        name = rpc.cancel_name(call.target, rpc.id) if rpc.method in mcp_wire.CALLS else ""
+        name = rpc.cancel_name(rpc.id) if rpc.method in mcp_wire.CALLS else ""
         stream.keep_alive()
         try:
             if rpc.method in mcp_wire.CALLS and (offers or rpc.progress_token is not None):

@@ -134,9 +134,12 @@ class Rpc:
         token = self.meta.get("progressToken")
         return token if isinstance(token, str | int) else None
 
-    def cancel_name(self, instance_id: str, request_id: Any) -> str:
-        """Return the name by which a request can be cancelled; "" outside a session."""
-        return f"{instance_id}\n{self.session}\n{request_id!r}" if self.session else ""
+    def cancel_name(self, request_id: Any) -> str:
+        """Return the name by which a request can be cancelled; "" outside a session.
+
+        It names no target, since the revision of a service may change before the cancellation.
+        """
+        return f"{self.session}\n{request_id!r}" if self.session else ""
 
     def own_answer(self) -> RpcAnswer | None:
         """Return the answer that is the same for all instances; None if the instance must answer.
