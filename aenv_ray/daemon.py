@@ -36,10 +36,15 @@ async def start(
     import asyncio  # the small processes do without
 
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", module, *arguments, stdin=asyncio.subprocess.PIPE,
+        sys.executable, "-P", "-m", module, *arguments,
+        stdin=asyncio.subprocess.PIPE if data else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL, env=env, start_new_session=True,
     )  # fmt: skip
-    await process.communicate(data)
+    # If it is killed before it has read, uvloop raises RuntimeError, where asyncio ignores the
+    # broken pipe. Callers find out by themselves whether the process serves.
+    with contextlib.suppress(RuntimeError):
+        await process.communicate(data or None)
+    await process.wait()
 
 
 def protect_from_oom_killer() -> None:

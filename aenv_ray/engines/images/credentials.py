@@ -137,6 +137,8 @@ async def _ask_helper(helper: str, key: str) -> dict[str, str] | None:
             answer, _ = await process.communicate(key.encode())
     except TimeoutError as exc:
         raise _Unusable(f"{name} did not answer within {HELPER_DEADLINE_S:g} s") from exc
+    except RuntimeError as exc:  # uvloop's, where asyncio ignores the broken pipe
+        raise _Unusable(f"{name} ended before it was asked") from exc
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

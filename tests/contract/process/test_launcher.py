@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from aenv_ray import daemon
 from aenv_ray.engines import door
@@ -579,3 +580,21 @@ async def test_a_batch_that_fails_in_its_second_round_leaves_nothing(
     assert rounds == [2, 1]
     await eventually(lambda: not own_node.sandbox_pids(), "nothing is left")
     await engine.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"a message"])
+def test_a_daemon_that_is_killed_at_once_is_no_error(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's actors run on uvloop, whose pipes to an ended process raise."""
+    create = asyncio.create_subprocess_exec
+
+    async def killed(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        process = await create(*command, **options)
+        process.kill()
+        await process.wait()
+        await asyncio.sleep(0.05)  # the loop notices the closed pipe
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", killed)
+    uvloop.run(daemon.start("aenv_ray.engines.process.launcher", "/nowhere", data=data))
