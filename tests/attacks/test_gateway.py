@@ -126,7 +126,7 @@ async def test_usual_paths_are_served(endpoint: str) -> None:
 )
 async def test_an_invalid_listing_is_an_error_of_its_environment(answer: bytes) -> None:
     """Invariant 15: no failure of the gateway, and no long work for it."""
-    with pytest.raises(ConfigError, match=r"lists? its functions"):
+    with pytest.raises(ConfigError, match="list of functions"):
         await ask(Sandbox(answer), "/functions/f")
 
 

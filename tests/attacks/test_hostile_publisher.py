@@ -517,7 +517,7 @@ async def test_a_project_that_lists_nonsense_is_refused(tmp_path: Path, listing:
     lie = TOOLS.replace("import pwn", "from aenv_ray.runtime.api.registry import Registry")
     lie += f"Registry.listing = lambda self: {listing}\n"
     source = write_project(tmp_path / "project", {"tools.py": lie})
-    with pytest.raises(SandboxStartFailed, match="does not list its functions"):
+    with pytest.raises(SandboxStartFailed, match="malformed list of functions"):
         await inspect(project.load(source))
 
 
