@@ -78,7 +78,7 @@ class Tasks:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a coroutine in a task; cancelling whoever awaits it through a shield leaves it."""
+        """Run a coroutine in a task, which a caller may await through `asyncio.shield`."""
         task = asyncio.get_running_loop().create_task(
             work, name=getattr(work, "__qualname__", None)
         )

@@ -232,14 +232,14 @@ def secret(variable: str) -> str | None:
     """Return a secret from an environment variable that the user names; None if it is not set.
 
     Raises:
-        ConfigError: It has characters that no HTTP header may have; they are not shown.
+        ConfigError: It has characters that an HTTP header must not have; it is not shown.
     """
     value = os.environ.get(variable, "").strip()  # files often end with a line break
     if not (value.isascii() and value.isprintable()):
         raise ConfigError(
-            f"environment variable {variable} is no key: it has line breaks or other characters "
-            "that no HTTP header may have",
-            hint="set it to the key alone",
+            f"environment variable {variable} has line breaks or other characters that an HTTP "
+            "header must not have",
+            hint="set it to the value alone",
         )
     return value or None
 
