@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AsyncT = TypeVar("AsyncT")
 AsyncT_co = TypeVar("AsyncT_co", covariant=True)
+
+logger = logging.getLogger("aenv_ray")
 
 _JOIN_S: Final = 5.0
 
@@ -34,9 +37,43 @@ class LoopThread:
         """Start an awaitable on the loop; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(_result(awaitable), self._loop)
 
-    def wait(self, awaitable: Awaitable[T]) -> T:
-        """Return the result of an awaitable; blocks. Ctrl-C in the caller's thread cancels it."""
-        return _waited(self.submit(awaitable))
+    def wait(
+        self, awaitable: Awaitable[T], give_back: Callable[[T], Awaitable[None]] | None = None
+    ) -> T:
+        """Return the result of an awaitable; blocks. Ctrl-C in the caller's thread cancels it.
+
+        Args:
+            awaitable: Runs on the loop.
+            give_back: Called on the loop with a result that Ctrl-C keeps from the caller.
+        """
+        kept: list[T] = []
+        try:
+            return _waited(self.submit(_kept(awaitable, kept)))
+        except BaseException:
+            self._give_back(kept, give_back)
+            raise
+
+    async def run(
+        self, awaitable: Awaitable[T], give_back: Callable[[T], Awaitable[None]] | None = None
+    ) -> T:
+        """Return the result of an awaitable; cancelling this cancels it.
+
+        Args:
+            awaitable: Runs on the loop.
+            give_back: Called on the loop with a result that this, being cancelled, does not return:
+                it was ready, and on its way to the caller's loop.
+        """
+        kept: list[T] = []
+        try:
+            return await asyncio.wrap_future(self.submit(_kept(awaitable, kept)))
+        except BaseException:
+            self._give_back(kept, give_back)
+            raise
+
+    def _give_back(self, kept: list[T], give_back: Callable[[T], Awaitable[None]] | None) -> None:
+        """Call `give_back` after the awaitable, whose cancellation the loop was told of before."""
+        if give_back is not None and not self.is_closed:
+            self.submit(_each(kept, give_back))
 
     def close(self) -> None:
         """Cancel what still runs, and end the loop and the thread."""
@@ -80,6 +117,19 @@ async def _cancel_all() -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=_JOIN_S)
+
+
+async def _kept(awaitable: Awaitable[T], kept: list[T]) -> T:
+    kept.append(await awaitable)
+    return kept[0]
+
+
+async def _each(kept: list[T], give_back: Callable[[T], Awaitable[None]]) -> None:
+    for result in kept:
+        try:
+            await give_back(result)
+        except Exception:
+            logger.exception("the result of a cancelled call could not be given back")
 
 
 async def _result(awaitable: Awaitable[T]) -> T:

@@ -55,7 +55,7 @@ class VectorEnvironment:
         self.handles: tuple[EnvHandle, ...] = tuple(handles)
         self._loop = LoopThread("aenv-vector")
         self._calls: list[AsyncEnvHandle] = []
-        self._pending: dict[asyncio.Task[StepOutcome], int] = {}
+        self._pending: dict[asyncio.Future[StepOutcome], int] = {}
         self._loop.wait(self._open())
 
     async def _open(self) -> None:
@@ -104,7 +104,7 @@ class VectorEnvironment:
         """As `step`; cancelling cancels the calls."""
         self._check_open()
         step = self._step(tool, arguments, indices, timeout_s)
-        return await asyncio.wrap_future(self._loop.submit(step))
+        return await self._loop.run(step)
 
     async def _step(
         self,
@@ -219,14 +219,14 @@ class VectorEnvironment:
             DeadlineExceeded: Fewer were ready in time.
         """
         self._check_open()
-        return self._loop.wait(self._recv(min_ready, timeout_s))
+        return self._loop.wait(self._recv(min_ready, timeout_s), self._take_back)
 
     async def recv_async(
         self, min_ready: int = 1, *, timeout_s: float = STEP_TIMEOUT_S
     ) -> list[Ready]:
         """As `recv`; cancelling leaves the calls under way."""
         self._check_open()
-        return await asyncio.wrap_future(self._loop.submit(self._recv(min_ready, timeout_s)))
+        return await self._loop.run(self._recv(min_ready, timeout_s), self._take_back)
 
     async def _recv(self, min_ready: int, timeout_s: float) -> list[Ready]:
         if min_ready < 1 or not self._pending:
@@ -248,6 +248,13 @@ class VectorEnvironment:
         for task, _ in done:
             del self._pending[task]
         return sorted((Ready(index, task.result()) for task, index in done), key=lambda r: r.index)
+
+    async def _take_back(self, received: list[Ready]) -> None:
+        """Keep outcomes that did not reach the caller for the next `recv`."""
+        for ready in received:
+            future: asyncio.Future[StepOutcome] = asyncio.get_running_loop().create_future()
+            future.set_result(ready.outcome)
+            self._pending[future] = ready.index
 
     def _chosen(
         self, arguments: Sequence[Arguments], indices: Sequence[int] | None

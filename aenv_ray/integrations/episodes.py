@@ -420,12 +420,12 @@ class EpisodePool:
         The arguments and errors are those of `begin`.
         """
         core, loop = await asyncio.to_thread(self._connected)
-        return await asyncio.wrap_future(loop.submit(core.begin(_task(task), count)))
+        return await loop.run(core.begin(_task(task), count), core.abandon)
 
     def begin_blocking(self, task: Task | Mapping[str, Any]) -> SyncEpisode:
         """Do the same as `begin`, without an event loop."""
         core, loop = self._connected()
-        return SyncEpisode(loop.wait(core.begin(_task(task), 1))[0], loop)
+        return SyncEpisode(loop.wait(core.begin(_task(task), 1), core.abandon)[0], loop)
 
     def reserve(self, count: int = 1) -> None:
         """Keep instances for further episodes that run at once, started ahead of `begin`.
@@ -610,7 +610,7 @@ class _Core:
             for live in lives:
                 await live.begun()
         except BaseException:
-            await self._abandon(lives)
+            await self.abandon(lives)
             raise
         return lives
 
@@ -624,7 +624,8 @@ class _Core:
             self._output.write(episode)
         return episode
 
-    async def _abandon(self, lives: list[LiveEpisode]) -> None:
+    async def abandon(self, lives: list[LiveEpisode]) -> None:
+        """End episodes that nobody plays."""
         async with asyncio.TaskGroup() as tasks:
             for live in lives:
                 tasks.create_task(live.stop())
@@ -633,7 +634,7 @@ class _Core:
         """See `EpisodePool.close`."""
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._abandon(list(self._lives))
+                await self.abandon(list(self._lives))
                 await self._source.close()
                 await self._images.close()
         except TimeoutError:
