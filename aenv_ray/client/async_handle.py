@@ -7,8 +7,7 @@ the same node go to the sandbox directly, after a few calls through the host.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aenv_ray.actors.calls.call_batching import Send
@@ -19,7 +18,8 @@ from aenv_ray.actors.calls.local_door import LocalDoor, NotDirect
 from aenv_ray.actors.calls.wire import CallMessage, decode_json
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
-from aenv_ray.actors.fabric.fabric import Fabric, stopped_by
+from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.instance_batches import InstanceBatches
 from aenv_ray.actors.fabric.references import resolve_environment
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.client.tool_callbacks import Answering, ToolCallbacks
@@ -79,30 +79,25 @@ class AsyncEnvHandle:
         Raises:
             AenvError: As `aenv_ray.create`.
         """
-        return await cls._created(
-            _Creation(
-                connector(),
-                lambda fabric: resolve_environment(environment, lambda: fabric),
-                options,
-            )
-        )
+        connect = connector()
+
+        def resolve() -> tuple[Fabric, Project]:
+            fabric = connect()
+            with fabric.gate:
+                return fabric, resolve_environment(environment, lambda: fabric)
+
+        return await cls.create_of(*await asyncio.to_thread(resolve), options)
 
     @classmethod
     async def create_of(
         cls, fabric: Fabric, source: Project, options: CreateOptions
     ) -> AsyncEnvHandle:
-        """Create an instance of a project; otherwise like `create`."""
-        return await cls._created(_Creation(lambda: fabric, lambda _: source, options))
-
-    @classmethod
-    async def _created(cls, creation: _Creation) -> AsyncEnvHandle:
-        try:
-            created = cls(await asyncio.to_thread(creation.run))
-            created.digest = creation.digest
-            return created
-        except asyncio.CancelledError:
-            creation.abandon()
-            raise
+        """Create an instance of a project; otherwise like `create`. It occupies no thread."""
+        batches = InstanceBatches(fabric, source, options, {})
+        (made,) = await batches.create_group(1)
+        created = cls(batches.handle(made), introduction=made.introduction)
+        created.digest = source.digest
+        return created
 
     @classmethod
     async def attach(cls, instance_id: str) -> AsyncEnvHandle:
@@ -334,58 +329,3 @@ class AsyncEnvHandle:
         if self._door is not None:
             self._door.close()
             self._door = None
-
-
-class _Creation:
-    """A create in a thread; if it is abandoned, it gives up, and releases what it has created.
-
-    A thread cannot be stopped, and the event loop may be closed when it finishes.
-
-    Args:
-        connect: Returns the connection.
-        resolve: Returns the project.
-        options: The options of the instance.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], Fabric],
-        resolve: Callable[[Fabric], Project],
-        options: CreateOptions,
-    ) -> None:
-        self._connect = connect
-        self._resolve = resolve
-        self._options = options
-        self._lock = threading.Lock()
-        self._made: EnvHandle | None = None
-        self.digest = ""
-        self._abandoned = threading.Event()
-
-    def run(self) -> EnvHandle:
-        """Create the instance.
-
-        Raises:
-            AenvError: As `aenv_ray.create`.
-            FabricUnavailable: The fabric was shut down before the create started.
-            CancelledError: It was abandoned.
-        """
-        fabric = self._connect()
-        with fabric.gate:
-            source = self._resolve(fabric)
-            self.digest = source.digest
-            with stopped_by(self._abandoned):
-                (made,) = fabric.create(source, 1, self._options)
-            with self._lock:
-                self._made = made
-                is_abandoned = self._abandoned.is_set()
-            if is_abandoned:
-                fabric.wait(made.release.remote(), f"releasing {made.instance_id}")
-        return made
-
-    def abandon(self) -> None:
-        """Stop waiting, and release the instance, now or as soon as it exists."""
-        with self._lock:
-            self._abandoned.set()
-            made = self._made
-        if made is not None:
-            made.release.remote()

@@ -160,6 +160,7 @@ class CreateProtocol:
         quotas: The quotas as this process knows them. None: nobody else asks for them.
 
     Attributes:
+        waits: As given.
         shared_hosts: The shared hosts as this connection knows them.
     """
 
@@ -172,7 +173,7 @@ class CreateProtocol:
         quotas: QuotaClient | None = None,
     ) -> None:
         self._controller = controller
-        self._waits = waits
+        self.waits = waits
         self._notices = notices
         self._scope = scope
         self._quotas = quotas or QuotaClient()
@@ -246,7 +247,7 @@ class CreateProtocol:
         """
         if count * places <= DEDICATED_PER_NODE:
             return
-        nodes = await self._waits.run(ray_api.alive_nodes)
+        nodes = await self.waits.run(ray_api.alive_nodes)
         if may_grow(nodes.values()):
             return
         if density is ActorDensity.SHARED:
@@ -256,7 +257,7 @@ class CreateProtocol:
 
     async def _release(self, ids: Sequence[InstanceId]) -> None:
         reference = self._controller.release.remote(list(ids))
-        await self._waits.result(
+        await self.waits.result(
             reference, f"releasing {counted(len(ids), 'instance')}", CREATE_DEADLINE_S
         )
 
@@ -267,7 +268,7 @@ class CreateProtocol:
     ) -> QuotaClaim | None:
         if not subjects:
             return None
-        return await self._waits.run(lambda: self._quotas.claim(specs, subjects, queue_s))
+        return await self.waits.run(lambda: self._quotas.claim(specs, subjects, queue_s))
 
     @asynccontextmanager
     async def _counted(self, claim: QuotaClaim | None) -> AsyncIterator[list[Created]]:
@@ -281,15 +282,15 @@ class CreateProtocol:
             yield created
             return
         try:
-            await self._waits.run(claim.take)
+            await self.waits.run(claim.take)
             yield created
             pairs = [(one.spec, one.info.id) for one in created]
-            await self._waits.run(lambda: claim.settle(pairs))
+            await self.waits.run(lambda: claim.settle(pairs))
         except BaseException:
             if ray_api.is_connected():
                 if created:
                     self._controller.release.remote([one.info.id for one in created])
-                await self._waits.run(claim.give_up, is_cleanup=True)
+                await self.waits.run(claim.give_up, is_cleanup=True)
             raise
 
     # --- dedicated ------------------------------------------------------------------------------
@@ -592,7 +593,7 @@ class CreateProtocol:
         """
         mark = self._sends
         reference = host.has_project.remote(source.digest)
-        if not await self._waits.result(reference, f"node {node_id[:8]}", CREATE_DEADLINE_S):
+        if not await self.waits.result(reference, f"node {node_id[:8]}", CREATE_DEADLINE_S):
             await self._send_project(source, node_id, host, mark)
 
     async def _send_project(
@@ -607,10 +608,10 @@ class CreateProtocol:
             key = node_id, source.digest
             if self._sent_as.get(key, 0) > mark:
                 return
-            archive = await self._waits.run(source.archive)
+            archive = await self.waits.run(source.archive)
             reference = host.put_project.remote(source.digest, archive)
             what = f"sending {source.reference} to node {node_id[:8]}"
-            await self._waits.result(reference, what, CREATE_DEADLINE_S)
+            await self.waits.result(reference, what, CREATE_DEADLINE_S)
             self._sends += 1
             self._sent_as[key] = self._sends
 
@@ -632,7 +633,7 @@ class CreateProtocol:
                 for look in looks:
                     look(waited_s)
 
-            return await self._waits.result(reference, what, CREATE_DEADLINE_S + queue_s, on_wait)
+            return await self.waits.result(reference, what, CREATE_DEADLINE_S + queue_s, on_wait)
 
     @contextmanager
     def _noticed(self, source: Project, *, is_queued: bool) -> Iterator[OnWait | None]:

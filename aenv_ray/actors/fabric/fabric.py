@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import threading
-from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aenv_ray.actors.calls.handle import EnvHandle
@@ -21,10 +17,13 @@ from aenv_ray.project.project import Project
 from aenv_ray.units import counted
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from ray import ObjectRef
 
     from aenv_ray.actors.controller.draining import NodeState
     from aenv_ray.actors.controller.placement import HostLoad
+    from aenv_ray.actors.fabric.create_protocol import CreateProtocol
     from aenv_ray.actors.host.environment_relay import ConnectInner
     from aenv_ray.actors.host.remote_host import RemoteHost
 
@@ -36,21 +35,6 @@ return."""
 
 
 T = TypeVar("T")
-
-_stop: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
-
-
-@contextmanager
-def stopped_by(event: threading.Event) -> Iterator[None]:
-    """Have the waits of the block raise `CancelledError` soon after the event is set.
-
-    For work in a thread, which cannot be cancelled.
-    """
-    token = _stop.set(event)
-    try:
-        yield
-    finally:
-        _stop.reset(token)
 
 
 class Fabric:
@@ -104,6 +88,8 @@ class Fabric:
             has_node=lambda: ray_api.node_id() in ray_api.alive_nodes(),
             on_cut_off=lambda: self.gate.fail(CUT_OFF, START_AGAIN),
         )
+        self.protocols: dict[AbstractEventLoop, CreateProtocol] = {}
+        """Those of event loops; `protocol` is the one for threads."""
 
     @gated
     def wait(
@@ -119,17 +105,12 @@ class Fabric:
 
         Raises:
             FabricUnavailable: The actor is gone, `deadline_s` passed, or `shutdown` was called.
-            CancelledError: See `stopped_by`.
             AenvError: What the actor raised.
         """
         from aenv_ray.actors.ray_shell import ray_api
 
-        stop = _stop.get()
-
         def look(waited_s: float) -> None:
             self.gate.check()
-            if stop is not None and stop.is_set():
-                raise CancelledError
             if on_wait is not None and waited_s % self._notice_after_s == 0:
                 on_wait(waited_s)
 

@@ -59,6 +59,23 @@ class GatedWaits(AsyncWaits):
                 answer.cancel()
 
 
+def _protocol_of_loop(fabric: Fabric) -> CreateProtocol:
+    """Return the protocol of the running loop, which all its batches use: it knows the hosts."""
+    loop = asyncio.get_running_loop()
+    for other in [other for other in list(fabric.protocols) if other.is_closed()]:
+        fabric.protocols.pop(other, None)
+    found = fabric.protocols.get(loop)
+    if found is None:
+        found = fabric.protocols[loop] = CreateProtocol(
+            fabric.controller,
+            GatedWaits(fabric.gate),
+            WaitNotices(is_silent=lambda: fabric.head_watch.is_missed),
+            ray_api.session_scope() if settings().local_door else "",
+            fabric.quotas,
+        )
+    return found
+
+
 class InstanceBatches:
     """Creates and releases independent instances of one project. Use it on one event loop.
 
@@ -77,14 +94,8 @@ class InstanceBatches:
         self._options = options
         self._subjects = quota_subjects(options)
         self._labels = dict(labels)
-        self._waits = GatedWaits(fabric.gate)
-        self._protocol = CreateProtocol(
-            fabric.controller,
-            self._waits,
-            WaitNotices(is_silent=lambda: fabric.head_watch.is_missed),
-            ray_api.session_scope() if settings().local_door else "",
-            fabric.quotas,
-        )
+        self._protocol = _protocol_of_loop(fabric)
+        self._waits = self._protocol.waits
         self._job_id = ray_api.job_id()
 
     def is_connected(self) -> bool:
@@ -127,6 +138,9 @@ class InstanceBatches:
 
     async def _specs(self, count: int, own: OwnOptions | None = None) -> list[InstanceSpec]:
         policy = await self._waits.run(operator_policy.current)
+        near = self._options.near
+        if near is not None:
+            self._options.near_node = await self._waits.run(lambda: ray_api.node_of(near))
         specs = self._options.specs(self.source, count, job_id=self._job_id, policy=policy)
         if own is not None:
             specs = [own.given_to(spec) for spec in specs]

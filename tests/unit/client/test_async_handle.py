@@ -1,79 +1,66 @@
-"""Creates of `AsyncEnvHandle`, which block in a thread."""
+"""Creates of `AsyncEnvHandle`."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aenv_ray.actors.fabric import fabric as fabric_module
+from aenv_ray.actors.fabric import instance_batches
 from aenv_ray.actors.fabric.create_options import CreateOptions
-from aenv_ray.actors.fabric.fabric import Fabric
+from aenv_ray.actors.fabric.create_protocol import CreateProtocol
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.client.async_handle import AsyncEnvHandle
 
 
-class FakeFabric(Fabric):
-    """A connection whose creates wait for room once, and then return an instance.
-
-    Args:
-        in_time: Whether a wait looks again before there is room.
-    """
-
-    def __init__(self, *, in_time: bool) -> None:
-        self.gate = ShutdownGate()
-        self._notice_after_s = 5.0
-        self._in_time = in_time
-        self.waits, self.has_ended = threading.Event(), threading.Event()
-        self.room = threading.Event()
-        self.created: list[str] = []
-        self.released: list[str] = []
-        self.error: BaseException | None = None
-
-    def create(self, *_: Any) -> list[Any]:
-        try:
-            self.wait("room", "room")  # type: ignore[arg-type]
-        except BaseException as exc:
-            self.error = exc
-            self.has_ended.set()
-            raise
-        self.created.append("x-1")
-        release = SimpleNamespace(remote=lambda: "release")
-        return [SimpleNamespace(instance_id="x-1", release=release)]
-
-    def ray_wait(
-        self, reference: str, _: str, __: float, look: Callable[[float], None], **___: Any
-    ) -> None:
-        if reference == "release":
-            self.released.append("x-1")
-            self.has_ended.set()
-            return
-        self.waits.set()
-        assert self.room.wait(10.0)
-        if self._in_time:
-            look(0.5)
+@pytest.fixture
+def fabric(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A connection to a cluster that does nothing."""
+    monkeypatch.setattr(ray_api, "session_scope", lambda: "scope")
+    monkeypatch.setattr(ray_api, "job_id", lambda: "job")
+    return SimpleNamespace(controller=None, quotas=None, gate=ShutdownGate(), protocols={})
 
 
-@pytest.mark.parametrize("in_time", [True, False])
-async def test_a_create_that_is_cancelled_stops_waiting_or_releases_what_it_created(
-    monkeypatch: pytest.MonkeyPatch, in_time: bool
+async def test_creates_that_wait_for_room_occupy_no_threads(
+    monkeypatch: pytest.MonkeyPatch, fabric: Any
 ) -> None:
-    """While it waits, it has a place in the queue, and counts in quotas."""
-    fabric = FakeFabric(in_time=in_time)
-    monkeypatch.setattr(ray_api, "wait", fabric.ray_wait)
+    """All of them announce what they need, and other work in threads goes on."""
+    waiting, all_wait, room = [], asyncio.Event(), asyncio.Event()
+
+    async def create(self: CreateProtocol, *_: Any, **__: Any) -> Any:
+        waiting.append(self)
+        if len(waiting) == 40:
+            all_wait.set()
+        await room.wait()
+        host = SimpleNamespace(call=SimpleNamespace(remote=None))
+        info, spec = SimpleNamespace(id="x-1"), SimpleNamespace(reference="x@1.0.0")
+        return [SimpleNamespace(info=info, spec=spec, host=host, introduction=None)]
+
+    async def specs(*_: Any) -> list[Any]:
+        return [SimpleNamespace(places=1)]
+
+    monkeypatch.setattr(CreateProtocol, "create", create)
+    monkeypatch.setattr(instance_batches.InstanceBatches, "_specs", specs)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     source: Any = SimpleNamespace(digest="d")
-    creating = asyncio.create_task(AsyncEnvHandle.create_of(fabric, source, CreateOptions()))
-    await asyncio.to_thread(fabric.waits.wait)
-    creating.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await creating
-    fabric.room.set()
-    assert await asyncio.to_thread(fabric.has_ended.wait, 10.0)
-    assert fabric.created == fabric.released
-    assert isinstance(fabric.error, asyncio.CancelledError) is in_time
-    assert fabric_module._stop.get() is None
+    creates = [AsyncEnvHandle.create_of(fabric, source, CreateOptions()) for _ in range(40)]
+    async with asyncio.TaskGroup() as group:
+        made = [group.create_task(create) for create in creates]
+        await asyncio.wait_for(all_wait.wait(), 30)
+        assert await asyncio.to_thread(lambda: "done") == "done"
+        room.set()
+    assert {(one.result().instance_id, one.result().digest) for one in made} == {("x-1", "d")}
+    assert len(set(map(id, waiting))) == 1, "the creates of one loop share what they know of hosts"
+
+
+def test_what_closed_event_loops_knew_is_dropped(fabric: Any) -> None:
+    async def main() -> CreateProtocol:
+        return instance_batches._protocol_of_loop(fabric)
+
+    first, second = asyncio.run(main()), asyncio.run(main())
+    assert first is not second
+    assert list(fabric.protocols.values()) == [second]
