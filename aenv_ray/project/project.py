@@ -224,6 +224,22 @@ def resolve(reference: str | Path) -> Project:
     return project
 
 
+def named_on_command_line(text: str, directory: Path = Path()) -> str:
+    """Return the reference that an argument of a command, or a field of a suite file, stands for.
+
+    It is that of a project if there is one in a directory of that name, which then comes before
+    environments of that name. In Python, text is a path only if it looks like one.
+
+    Args:
+        text: A path, relative to `directory`, or as for `resolve`.
+        directory: The working directory, or that of the file.
+    """
+    path = directory / Path(text).expanduser()
+    if looks_like_path(text) or (path / CONFIG_NAME).is_file():
+        return str(path) if path.is_absolute() else os.path.join(os.curdir, path)
+    return text
+
+
 def looks_like_path(reference: str) -> bool:
     """Return whether a reference is a path rather than the name of an environment."""
     return reference.startswith((".", "/", "~")) or "/" in reference or os.sep in reference

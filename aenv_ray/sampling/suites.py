@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.project.project import CONFIG_NAME, builtins, looks_like_path
+from aenv_ray.project.project import named_on_command_line
 from aenv_ray.sampling.runners.concurrency import concurrency_bounds
 from aenv_ray.sampling.tasks.environment_tasks import tasks_of
 from aenv_ray.sampling.tasks.selection import select_tasks
@@ -138,7 +138,8 @@ def read_suite(text: str) -> list[Benchmark]:
     if path.suffix.lower() in {".toml", ".json"}:
         found = [_relative(one, path.parent) for one in _of_file(path)]
     else:
-        found = [Benchmark(environment=one.strip()) for one in text.split(",") if one.strip()]
+        named = [one.strip() for one in text.split(",") if one.strip()]
+        found = [_relative(Benchmark(environment=one), Path()) for one in named]
     if not found:
         raise ConfigError(
             f"the suite {text!r} has no benchmarks",
@@ -185,13 +186,11 @@ def _of_file(path: Path) -> list[Benchmark]:
 def _relative(benchmark: Benchmark, directory: Path) -> Benchmark:
     """Return a benchmark whose paths are relative to the working directory."""
     changes = {}
-    name = benchmark.environment
-    path = directory / Path(name).expanduser()
-    # The name of an environment stays one, though a directory of that name may be there, too.
-    if looks_like_path(name) or (name not in builtins() and (path / CONFIG_NAME).is_file()):
-        changes["environment"] = str(path.absolute())
+    named = named_on_command_line(benchmark.environment, directory)
+    if named != benchmark.environment:
+        changes["environment"] = named
         if not benchmark.name:
-            changes["name"] = path.name
+            changes["name"] = Path(named).name
     if benchmark.tasks is not None and (directory / benchmark.tasks).exists():
         changes["tasks"] = str(directory / benchmark.tasks)
     return benchmark.model_copy(update=changes)

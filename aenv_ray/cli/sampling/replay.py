@@ -11,7 +11,7 @@ import typer
 
 from aenv_ray.cli.sampling.trajectories import RecordArgument, show_comparison
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, RecordedEnvironmentOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
 from aenv_ray.units import counted
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from aenv_ray.sampling.replay import Replay
     from aenv_ray.trajectories import Episode, Trajectories
 
-EnvironmentOption = Annotated[
-    str | None,
-    typer.Option("--environment", help="NAME@VERSION or a path. Default: that of the episodes."),
-]
 ReplayConcurrencyOption = Annotated[
     int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
 ]
@@ -35,7 +31,7 @@ FilesOption = Annotated[
 
 def replay(
     path: RecordArgument,
-    environment: EnvironmentOption = None,
+    environment: RecordedEnvironmentOption = None,
     files: FilesOption = None,
     concurrency: ReplayConcurrencyOption = 16,
     engine: EngineOption = None,
@@ -61,7 +57,7 @@ def replay(
 def rescore(
     path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
-    environment: EnvironmentOption = None,
+    environment: RecordedEnvironmentOption = None,
     files: FilesOption = None,
     concurrency: ReplayConcurrencyOption = 16,
     engine: EngineOption = None,

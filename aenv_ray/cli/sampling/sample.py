@@ -10,7 +10,7 @@ import typer
 
 from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption, variables
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, SampledArgument, variables
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def sample(  # noqa: PLR0913, PLR0917  # each is an option
-    environment: Annotated[
-        str,
-        typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
-    ],
+    environment: SampledArgument,
     policy: options.OptionalPolicyOption = None,
     tasks: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, SampledArgument
 from aenv_ray.cli.terminal.output import Format, chosen, show, table
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
@@ -23,10 +23,7 @@ _FORMS: Final = "FILE.jsonl, module:function or file.py:function"
 
 
 def synthesize(
-    environment: Annotated[
-        str,
-        typer.Argument(metavar="ENVIRONMENT", help="NAME@VERSION, NAME or the path of a project."),
-    ],
+    environment: SampledArgument,
     generator: Annotated[
         str,
         typer.Option(

@@ -36,6 +36,28 @@ EnvironmentArgument = Annotated[
     str | None,
     typer.Argument(metavar="[NAME[@VERSION]]", help="Default: the environment of ./config.json."),
 ]
+
+
+def _named(text: str | None) -> str | None:
+    from aenv_ray.project import project
+
+    return text if text is None else project.named_on_command_line(text)
+
+
+SampledArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENVIRONMENT", help="NAME@VERSION, NAME, or a project directory.", callback=_named
+    ),
+]
+RecordedEnvironmentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--environment",
+        help="NAME@VERSION or a project directory. Default: that of the episodes.",
+        callback=_named,
+    ),
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ProjectArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="Project directory, or a built-in environment.")
@@ -50,17 +72,15 @@ EngineOption = Annotated[
 
 
 def directory_of(work_dir: Path, path: Path) -> Path:
-    """Return the directory of a project: one that exists, or a built-in environment's of that name.
+    """Return the directory of a project, or of the built-in environment of that name.
 
     Raises:
         ConfigError: The built-in lacks files that the user provides.
     """
     from aenv_ray.project import project
 
-    directory = work_dir / path
-    if not directory.exists() and str(path) in project.builtins():
-        return project.resolve(str(path)).path
-    return directory
+    named = project.named_on_command_line(str(path), work_dir)
+    return project.resolve(named).path if named in project.builtins() else work_dir / path
 
 
 def project_of(work_dir: Path, path: Path) -> Project:

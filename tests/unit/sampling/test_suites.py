@@ -47,12 +47,16 @@ def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
     (tmp_path / "tau2").mkdir()  # for example a clone with its tasks
-    names = ["./mine", "code", "tau2", "./code", "./absent"]
+    names = ["./mine", "code", "tau2", "mini-terminal", "./absent"]
     rows = [{"environment": name, "name": str(number)} for number, name in enumerate(names)]
     (tmp_path / "suite.json").write_text(json.dumps(rows))
     found = [one.environment for one in read_suite("suite.json")]
-    paths = [str(tmp_path / name) for name in ("mine", "code", "absent")]
-    assert found == [paths[0], "code", "tau2", paths[1], paths[2]]
+    assert found == ["./mine", "./code", "tau2", "mini-terminal", "./absent"]
+    assert [one.environment for one in read_suite("mine,tau2,./absent")] == [
+        "./mine",
+        "tau2",
+        "./absent",
+    ]
 
 
 @pytest.mark.parametrize(
