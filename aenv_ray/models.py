@@ -16,7 +16,9 @@ from aenv_ray.project.config import DeployChanges, NetworkMode
 from aenv_ray.project.storage import StorageMount
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """A record that is not changed."""
+
     model_config = ConfigDict(frozen=True)
 
 
@@ -54,7 +56,7 @@ class InstanceStatus(StrEnum):
     """It was released, or its deadline passed."""
 
 
-class InstanceSpec(_Frozen):
+class InstanceSpec(Frozen):
     """The request for an instance."""
 
     instance_id: ids.InstanceId
@@ -96,7 +98,7 @@ class InstanceSpec(_Frozen):
         return self.engines or (self.engine,)
 
 
-class Isolation(_Frozen):
+class Isolation(Frozen):
     """The actual isolation of a running sandbox from its node."""
 
     kind: str
@@ -114,7 +116,7 @@ class Isolation(_Frozen):
     """What is *not* isolated, each with the reason."""
 
 
-class InstanceRecord(_Frozen):
+class InstanceRecord(Frozen):
     """What a host needs to adopt an instance whose sandbox outlived its actor."""
 
     spec: InstanceSpec
@@ -146,7 +148,7 @@ class InstanceRecord(_Frozen):
         return self.spec.instance_id
 
 
-class InstanceInfo(_Frozen):
+class InstanceInfo(Frozen):
     """The current state of an instance."""
 
     id: ids.InstanceId
@@ -182,7 +184,7 @@ class InstanceInfo(_Frozen):
 # --- results -------------------------------------------------------------------------------------
 
 
-class ResourceContents(_Frozen):
+class ResourceContents(Frozen):
     """One part of what a resource contains."""
 
     uri: str
@@ -197,7 +199,7 @@ class ResourceContents(_Frozen):
         return cls(uri=data["uri"], mime_type=data.get("mimeType") or "", content=content)
 
 
-class PromptMessages(_Frozen):
+class PromptMessages(Frozen):
     """A prompt, filled in."""
 
     description: str
@@ -301,7 +303,7 @@ class ToolResult:
             return text
 
 
-class ExecResult(_Frozen):
+class ExecResult(Frozen):
     """The result of a command in the sandbox, also of a failing or missing program."""
 
     exit_code: int
@@ -317,7 +319,7 @@ class ExecResult(_Frozen):
         return self.stdout.decode(errors="replace")
 
 
-class ResetResult(_Frozen):
+class ResetResult(Frozen):
     """What a reset found."""
 
     clean: bool
@@ -328,7 +330,7 @@ class ResetResult(_Frozen):
     """Whether the caller's `Environment` has a new instance instead."""
 
 
-class TaskPage(_Frozen):
+class TaskPage(Frozen):
     """Some of the tasks that an environment brings."""
 
     tasks: tuple[dict[str, Any], ...]
@@ -336,7 +338,7 @@ class TaskPage(_Frozen):
     """Where the next page begins; None after the last task."""
 
 
-class FileEntry(_Frozen):
+class FileEntry(Frozen):
     """An entry of a directory in the sandbox."""
 
     name: str

@@ -142,7 +142,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     name = environment or reference_here("instance")
     client = gateway.connect(timeout)
     with interrupts():
-        create_request = _CreateRequest(client, name, wanted, startup_timeout, max_retries)
+        create_request = _IdempotentCreate(client, name, wanted, startup_timeout, max_retries)
         made = create_request.send(None if skip_health else _expect_healthy)
         if engine is None:
             console.say(f"engine: {', '.join(sorted({one.engine for one in made}))}")
@@ -427,7 +427,7 @@ def _output(done: dict[str, Any], name: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _CreateRequest:
+class _IdempotentCreate:
     """Creates instances exactly once, even if a response is lost.
 
     It retries itself, because `--max-retries` and `--startup-timeout` also cover a full fabric; the

@@ -28,7 +28,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import IO, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 import aenv_ray
 from aenv_ray.clock import Clock, SystemClock
@@ -48,6 +48,7 @@ from aenv_ray.hub.keys import AUDIT_STREAMS, LAYOUT, RUNNING_KINDS
 from aenv_ray.hub.records import AuditRecord, TokenRecord
 from aenv_ray.hub.redis.connection import connect, redacted
 from aenv_ray.hub.redis.server import RedisServer
+from aenv_ray.models import Frozen
 
 FORMAT: Final = 1
 """Version of the file format; a file with a higher one is refused."""
@@ -164,11 +165,7 @@ if the hub is not empty. Tokens, the audit log and the accounts of artifacts are
 of the hub."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class BackupHeader(_Frozen):
+class BackupHeader(Frozen):
     """The first member of a backup."""
 
     format: Literal["aenv-ray hub backup"] = "aenv-ray hub backup"
@@ -182,7 +179,7 @@ class BackupHeader(_Frozen):
     """Seconds since the epoch."""
 
 
-class BackupSummary(_Frozen):
+class BackupSummary(Frozen):
     """The last member of a backup."""
 
     keys_sha256: str

@@ -5,21 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from aenv_ray.errors import InstanceNotFound
-from aenv_ray.models import InstanceStatus
+from aenv_ray.models import Frozen, InstanceStatus
 from aenv_ray.project.config import Artifact
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
 
 Item = TypeVar("Item")
 
 
-class Page(_Frozen, Generic[Item]):
+class Page(Frozen, Generic[Item]):
     """One page of a listing."""
 
     items: tuple[Item, ...]
@@ -51,7 +46,7 @@ class EnvironmentStatus(StrEnum):
         return list(EnvironmentStatus).index(self)
 
 
-class FunctionSchema(_Frozen):
+class FunctionSchema(Frozen):
     """A function that the code of an environment registers."""
 
     kind: Literal["tool", "function", "reward", "health"]
@@ -65,7 +60,7 @@ class FunctionSchema(_Frozen):
     """HTTP method on the public door."""
 
 
-class EnvironmentVersion(_Frozen):
+class EnvironmentVersion(Frozen):
     """A published version of an environment, whose content never changes (invariant 6)."""
 
     name: str
@@ -109,7 +104,7 @@ EVERYBODY: Final = "*"
 """In a grant: all owners."""
 
 
-class NameRecord(_Frozen):
+class NameRecord(Frozen):
     """Who may publish and use the environments of one name."""
 
     name: str
@@ -128,7 +123,7 @@ class NameRecord(_Frozen):
         return right in given or Right.PUBLISH in given
 
 
-class EnvironmentQuery(_Frozen):
+class EnvironmentQuery(Frozen):
     """Filters for versions; all given ones must match."""
 
     name: str | None = None
@@ -166,7 +161,7 @@ _Cut = Annotated[str, AfterValidator(_cut)]
 """A text of which the log keeps the beginning, because a client chooses it."""
 
 
-class AuditRecord(_Frozen):
+class AuditRecord(Frozen):
     """Who changed what, when and with which outcome; never a secret (invariant 10)."""
 
     at: float = 0.0
@@ -192,7 +187,7 @@ class AuditRecord(_Frozen):
 # --- leases --------------------------------------------------------------------------------------
 
 
-class Lease(_Frozen):
+class Lease(Frozen):
     """An instance as the hub accounts for it: owner, deadline and capability."""
 
     id: str
@@ -218,7 +213,7 @@ class Lease(_Frozen):
     """How many instances quotas count it for, see `InstanceSpec.places`."""
 
 
-class LeaseQuery(_Frozen):
+class LeaseQuery(Frozen):
     """Filters for leases; all given ones must match."""
 
     owner: str | None = None
@@ -231,7 +226,7 @@ class LeaseQuery(_Frozen):
     cursor: str | None = None
 
 
-class Quota(_Frozen):
+class Quota(Frozen):
     """Limit of the instances that a subject has at once."""
 
     subject: str
@@ -264,7 +259,7 @@ class Role(StrEnum):
         return order.index(self) <= order.index(other)
 
 
-class TokenRecord(_Frozen):
+class TokenRecord(Frozen):
     """A token without its secret, of which the hub stores only a hash."""
 
     id: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Protocol, Self
 
@@ -46,11 +46,31 @@ _TEXT: Final = "text/plain"
 _ANSWER: Final = "answer"
 
 
+class ServiceResponse(Awaitable[ToolResult], Protocol):
+    """The result of a call of a service, once it is there."""
+
+    def cancel(self) -> None:
+        """Stop the call."""
+        ...
+
+
+class ServiceCall(Protocol):
+    """A call of a service, sent with ``remote``."""
+
+    def remote(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> ServiceResponse:
+        """Send the call."""
+        ...
+
+
 class ServiceHandle(Protocol):
     """What `aenv_ray.serve.deploy` returns: the handle of a service."""
 
     app_name: str
-    call_tool: Any
+
+    @property
+    def call_tool(self) -> ServiceCall:
+        """Calls a tool of one of its sandboxes."""
+        ...
 
     def options(self, *, session_id: str) -> Self:
         """Return a handle whose calls reach the same sandbox."""

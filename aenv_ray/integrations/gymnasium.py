@@ -226,8 +226,8 @@ class ToolEnv(gymnasium.Env):
         self,
         pool: EpisodePool,
         game: ToolGame | Mapping[str, Any],
-        observation_space: Any,
-        action_space: Any,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
     ) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
@@ -284,8 +284,8 @@ class VectorToolEnv(gymnasium.vector.VectorEnv):
         pool: EpisodePool,
         game: ToolGame | Mapping[str, Any],
         num_envs: int,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
     ) -> None:
         self.num_envs = num_envs
         self.single_observation_space = observation_space

@@ -19,7 +19,7 @@ from aenv_ray.project.project import Project
 from aenv_ray.units import counted
 
 _MAX_HANDLES: Final = 20_000
-QUEUE_S: Final = 240.0
+GATEWAY_QUEUE_S: Final = 240.0
 """Longest wait of a create for room in a full cluster; shorter than its lease."""
 _CONTROL_S: Final = 90.0
 """A controller that died is restarted within this time."""
@@ -47,13 +47,13 @@ class AsyncFabric:
         specs: Sequence[InstanceSpec],
         density: ActorDensity,
         *,
-        queue_s: float = QUEUE_S,
+        queue_s: float = GATEWAY_QUEUE_S,
         subjects: frozenset[str] = frozenset(),
         on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
         """Create instances with the ids of their specs, all or none.
 
-        It waits for room in a full cluster for `queue_s`, but no longer than `QUEUE_S`.
+        It waits for room in a full cluster for `queue_s`, but no longer than `GATEWAY_QUEUE_S`.
 
         If cancelled, instances that were already created are released. `subjects` and `on_queue`
         are as for `CreateProtocol.create`.
@@ -61,7 +61,7 @@ class AsyncFabric:
         Raises:
             AenvError: As `aenv_ray.create`; no instance remains.
         """
-        waits_s = min(queue_s, QUEUE_S)
+        waits_s = min(queue_s, GATEWAY_QUEUE_S)
         created = await self._protocol.create(
             source,
             specs,

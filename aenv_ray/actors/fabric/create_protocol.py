@@ -27,6 +27,7 @@ from aenv_ray.actors.fabric.waits import OnWait, WaitNotices, Waits
 from aenv_ray.actors.host.remote_host import RemoteHost
 from aenv_ray.actors.host.start_messages import ProjectMissing, decode_answer, encode_specs
 from aenv_ray.actors.ray_shell import ray_api
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.engines.process import virtual_environment
 from aenv_ray.errors import (
     AenvError,
@@ -48,6 +49,7 @@ the host while the answer to the first one travels."""
 INSTANCES_PER_START: Final = 32
 """Independent instances in one such request. It is answered when the last of them runs."""
 _LEAST_QUEUE_S: Final = 1.0
+_MOST_SENT: Final = 4096
 _REASON_S: Final = 2.0
 
 
@@ -182,7 +184,7 @@ class CreateProtocol:
         self._sends = 0
         self._starting: dict[str, asyncio.Semaphore] = {}
         """By host name; used by `create_each` only."""
-        self._sent_as: dict[tuple[str, str], int] = {}
+        self._sent_as: BoundedCache[tuple[str, str], int] = BoundedCache(_MOST_SENT)
         """The last send of a project to a node, by node id and digest."""
 
     async def create(
@@ -606,14 +608,14 @@ class CreateProtocol:
         """
         async with self._sending:
             key = node_id, source.digest
-            if self._sent_as.get(key, 0) > mark:
+            if (self._sent_as.get(key) or 0) > mark:
                 return
             archive = await self.waits.run(source.archive)
             reference = host.put_project.remote(source.digest, archive)
             what = f"sending {source.reference} to node {node_id[:8]}"
             await self.waits.result(reference, what, CREATE_DEADLINE_S)
             self._sends += 1
-            self._sent_as[key] = self._sends
+            self._sent_as.put(key, self._sends)
 
     # --- waiting --------------------------------------------------------------------------------
 

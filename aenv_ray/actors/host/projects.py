@@ -7,6 +7,7 @@ import errno
 from pathlib import Path
 from typing import Final
 
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.config import settings
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.node import caches
@@ -16,6 +17,7 @@ from aenv_ray.models import InstanceSpec
 from aenv_ray.project import project
 from aenv_ray.project.config import EnvironmentConfig
 
+_MOST_READ: Final = 1024
 _FORBIDDEN: Final = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
 """Errors of a write that will not succeed later either."""
 
@@ -46,7 +48,7 @@ class HostProjects:
     def __init__(self, directory: Path, node_id: str) -> None:
         self._directory = directory
         self._node_id = node_id
-        self._read: dict[str, project.Project] = {}
+        self._read: BoundedCache[str, project.Project] = BoundedCache(_MOST_READ)
 
     def has(self, digest: str) -> bool:
         """Whether the files of a project are on this node."""
@@ -111,7 +113,8 @@ class HostProjects:
         Raises:
             InternalError: It is no longer on this node.
         """
-        if digest not in self._read:
+        found = self._read.get(digest)
+        if found is None:
             path = self._directory / digest
             if not path.is_dir():
                 raise InternalError(
@@ -119,5 +122,6 @@ class HostProjects:
                     hint="its files were deleted while in use; create the instance again",
                 )
             config = project.read_config(path / project.CONFIG_NAME)
-            self._read[digest] = project.Project(path, config, digest)
-        return self._read[digest]
+            found = project.Project(path, config, digest)
+            self._read.put(digest, found)
+        return found

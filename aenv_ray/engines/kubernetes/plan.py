@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray import logs
+from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import SystemClock
 from aenv_ray.engines.base import SandboxSpec, check_os
 from aenv_ray.engines.images.node_images import check_image, check_names, reference_of
@@ -27,6 +28,7 @@ from aenv_ray.project.config import EnvironmentConfig, NetworkMode
 logger = logging.getLogger(__name__)
 
 _NODES_PER_IMAGE: Final = 8
+_MOST_IMAGES: Final = 1024
 MODES: Final = frozenset({"none", "internet"})
 _REFRESH_S: Final = 60.0
 
@@ -78,8 +80,8 @@ class PodPlanner:
         self._policy = policy
         self._policies = _NetworkPolicies(client)
         self.claims = VolumeClaims(client, settings.storage_class)
-        self._image_problems: dict[str, str] = {}
-        self._nodes: dict[str, deque[str]] = {}
+        self._image_problems: BoundedCache[str, str] = BoundedCache(_MOST_IMAGES)
+        self._nodes: BoundedCache[str, deque[str]] = BoundedCache(_MOST_IMAGES)
         self._owner: OwnerPod | None = None
 
     @property
@@ -105,9 +107,10 @@ class PodPlanner:
 
     def add_node(self, image: str, node: str) -> None:
         """Record that a node has an image, so that further pods of the image prefer it."""
-        nodes = self._nodes.setdefault(image, deque(maxlen=_NODES_PER_IMAGE))
+        nodes = self._nodes.get(image) or deque(maxlen=_NODES_PER_IMAGE)
         if node and node not in nodes:
             nodes.append(node)
+            self._nodes.put(image, nodes)
 
     async def plan(
         self, spec: SandboxSpec, name: str, nonce: str, secret_digest: str, image_problem: str
@@ -130,8 +133,8 @@ class PodPlanner:
             check_names(self._policy(), image, (), spec.config.reference)
         is_code_there = await asyncio.to_thread(has_code, spec.project_dir)
         if image_problem:
-            self._image_problems[image] = image_problem
-        problem = self._image_problems.get(image, "")
+            self._image_problems.put(image, image_problem)
+        problem = self._image_problems.get(image) or ""
         asked = Serving(deploy.container.door) if deploy.container.door else None
         if asked is Serving.RUNTIME and problem:
             raise ConfigError(problem, hint="base the image on Python 3.11 or newer")
@@ -168,7 +171,7 @@ class PodPlanner:
             carrier_image=carrier if sidecar or serving is not Serving.RUNTIME else "",
             network=mode,
             is_egress_limited=is_egress_limited,
-            nodes=tuple(self._nodes.get(image, ())),
+            nodes=tuple(self._nodes.get(image) or ()),
         )
 
     def _open_network(self, mode: NetworkMode, *, is_known: bool) -> PolicyRefused:

@@ -122,8 +122,8 @@ class ProcessEngine(Engine):
         self._connections: dict[InstanceId, _Connection] = {}
         self._plans: BoundedCache[tuple[Any, ...], Plan] = BoundedCache(_MAX_PLANS)
         """By all that they depend on besides their configurations."""
-        self._ready: dict[str, dict[str, Any]] = {}
-        self._raised: dict[str, dict[str, Any]] = {}
+        self._ready: BoundedCache[str, dict[str, Any]] = BoundedCache(_MAX_PLANS)
+        self._raised: BoundedCache[str, dict[str, Any]] = BoundedCache(_MAX_PLANS)
         """Reports of templates in which the project's code raised; they are not started again."""
 
     # --- starting -------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class ProcessEngine(Engine):
                         self._end_process(instance_id)
                     results[instance_id] = sandbox
                 elif "no_template" in answer:
-                    self._ready.pop(answer["no_template"], None)
+                    self._ready.pop(answer["no_template"])
                     results[instance_id] = None
                 else:
                     results[instance_id] = _start_failure(instance_id, mode, answer["failed"])
@@ -251,7 +251,7 @@ class ProcessEngine(Engine):
         reason = report.get("bare_reason") or why_not_from_template(spec, setup["env"], report)
         if not reason and report.get("raised"):
             # It may need something that only an instance has: a writable directory, a device, time.
-            self._raised[key] = report
+            self._raised.put(key, report)
             reason = "its code does not load in a template"
         if not reason:
             return key, "template", loaded(report)
@@ -269,7 +269,7 @@ class ProcessEngine(Engine):
         )
         if "ready" not in answer:
             return answer
-        self._ready[key] = answer["ready"]
+        self._ready.put(key, answer["ready"])
         return dict(answer["ready"])
 
     def _link_package(self) -> None:

@@ -61,8 +61,7 @@ class EmbeddedResource:
 class PromptMessage:
     """A message of a prompt."""
 
-    content: Any
-    """Text, an `Image`, an `Audio` or an `EmbeddedResource`."""
+    content: str | Image | Audio | EmbeddedResource
     role: Literal["user", "assistant"] = "user"
 
 

@@ -180,7 +180,7 @@ class StreamedCompletion:
     """Joins the chunks of a streamed answer."""
 
     finish_reason: str | None = None
-    usage: Any = None
+    usage: Mapping[str, Any] | None = None
     _texts: dict[str, str] = field(default_factory=dict)
     _calls: list[dict[str, str]] = field(default_factory=list)
     _current: dict[int | None, dict[str, str]] = field(default_factory=dict)

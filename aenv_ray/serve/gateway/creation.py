@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from aenv_ray import logs
-from aenv_ray.actors.fabric.async_fabric import QUEUE_S, AsyncFabric, CreatedInstance
+from aenv_ray.actors.fabric.async_fabric import GATEWAY_QUEUE_S, AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.create_protocol import CREATE_DEADLINE_S
 from aenv_ray.clock import Clock
@@ -53,7 +53,7 @@ class Creation:
     options: CreateOptions
     count: int
     owner: str
-    queue_s: float = QUEUE_S
+    queue_s: float = GATEWAY_QUEUE_S
     """Longest wait for room in a full cluster."""
 
     def fingerprint(self) -> str:

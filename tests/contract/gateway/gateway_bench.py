@@ -15,7 +15,7 @@ from aenv_ray.actors.calls.call_batching import BatchServer
 from aenv_ray.actors.calls.handle import EnvHandle
 from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.controller.draining import NodeState, NodeStatus
-from aenv_ray.actors.fabric.async_fabric import QUEUE_S, AsyncFabric, CreatedInstance
+from aenv_ray.actors.fabric.async_fabric import GATEWAY_QUEUE_S, AsyncFabric, CreatedInstance
 from aenv_ray.actors.fabric.create_protocol import OnQueue
 from aenv_ray.actors.host.host import Host
 from aenv_ray.actors.host.node_engines import engine_refusal
@@ -110,7 +110,7 @@ class LocalInstances(AsyncFabric):
         specs: Sequence[InstanceSpec],
         density: ActorDensity,
         *,
-        queue_s: float = QUEUE_S,
+        queue_s: float = GATEWAY_QUEUE_S,
         on_queue: OnQueue = lambda _: None,
     ) -> list[CreatedInstance]:
         self.queues_s.append(queue_s)

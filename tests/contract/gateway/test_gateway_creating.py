@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from aenv_ray.actors.fabric.async_fabric import QUEUE_S
+from aenv_ray.actors.fabric.async_fabric import GATEWAY_QUEUE_S
 from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SandboxStartFailed
 from aenv_ray.hub.records import LeaseQuery, Quota
 from aenv_ray.ids import instance_ids
@@ -50,7 +50,7 @@ async def test_a_create_in_a_full_cluster_queues_once(bench: Bench, ann: httpx.A
     bench.fabric.failure = CapacityExceeded("full", retry_after_s=7)
     answer = await ann.post("/instances", json=CREATE)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
-    assert bench.fabric.queues_s == [QUEUE_S]
+    assert bench.fabric.queues_s == [GATEWAY_QUEUE_S]
     assert (await bench.hub.leases(LeaseQuery())).total == 0
 
 
@@ -60,7 +60,7 @@ async def test_a_create_on_a_dead_host_is_tried_again_within_the_time_of_the_fir
     bench.fabric.failure = FabricUnavailable("its host died")
     assert (await ann.post("/instances", json=CREATE)).status_code == 503
     first, second = bench.fabric.queues_s
-    assert 0 < second < first == QUEUE_S
+    assert 0 < second < first == GATEWAY_QUEUE_S
     assert (await bench.hub.leases(LeaseQuery())).total == 0
 
 

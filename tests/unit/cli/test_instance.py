@@ -109,7 +109,7 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> tuple[_Gatew
     """Interrupt a create; the gateway gives these answers to the request that undoes it."""
     monkeypatch.setattr(instance.time, "sleep", lambda _: None)
     gateway = _Gateway(KeyboardInterrupt(), *answers)
-    request = instance._CreateRequest(gateway, "e", {}, 10.0, 3)  # type: ignore[arg-type]
+    request = instance._IdempotentCreate(gateway, "e", {}, 10.0, 3)  # type: ignore[arg-type]
     with pytest.raises(BaseException) as caught:  # noqa: PT011  # KeyboardInterrupt, too
         request.send(None)
     assert len({key for key, _ in gateway.requests}) == 1

@@ -12,7 +12,7 @@ import yaml
 
 from aenv_ray.actors.controller.metrics import COUNTERS, GAUGES, NODE, PHASES, slots
 from aenv_ray.actors.controller.placement import HostLoad
-from aenv_ray.actors.fabric.async_fabric import QUEUE_S as GATEWAY_QUEUE_S
+from aenv_ray.actors.fabric.async_fabric import GATEWAY_QUEUE_S
 from aenv_ray.actors.fabric.create_options import QUEUE_S
 from aenv_ray.actors.host.host_counters import OK, OUTSIDE
 from aenv_ray.actors.ray_shell.nodes import NodeFacts

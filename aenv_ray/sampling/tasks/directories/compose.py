@@ -50,7 +50,7 @@ class _Build(BaseModel):
         return _mapping_of(value)
 
 
-class _Service(BaseModel):
+class _ComposeService(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     image: str | None = None
@@ -73,7 +73,7 @@ class _Service(BaseModel):
 class _Compose(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    services: dict[str, _Service] = Field(min_length=1)
+    services: dict[str, _ComposeService] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def load(path: Path, variables: Mapping[str, str], base: Service | None = None) 
     )
 
 
-def _image(path: Path, name: str, service: _Service, base: Service | None) -> Service:
+def _image(path: Path, name: str, service: _ComposeService, base: Service | None) -> Service:
     build = service.build
     if build is not None:
         context = (path.parent / build.context).resolve()
@@ -164,7 +164,7 @@ def _image(path: Path, name: str, service: _Service, base: Service | None) -> Se
     return base
 
 
-def _lacks(service: _Service) -> Iterator[str]:
+def _lacks(service: _ComposeService) -> Iterator[str]:
     extra = service.model_extra or {}
     if not _only_waits(service.command):
         yield "the command of its compose file, which would not run during its tests"
