@@ -14,7 +14,7 @@ for _driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame draws into memo
 
 import gymnasium  # noqa: E402
 from pydantic import BaseModel, ConfigDict, Field, ValidationError  # noqa: E402
-from spaces import action_of, how_to_write  # noqa: E402
+from spaces import action_of, actions_of, how_to_write, how_to_write_all  # noqa: E402
 
 MAX_DOCUMENTATION: Final = 6_000
 """Characters of an environment's documentation that an agent gets."""
@@ -134,7 +134,10 @@ class Game:
         """
         if self.has_ended:
             raise RuntimeError("the game has ended: nothing more can be done in it")
-        action = action_of(self._made.action_space, value)
+        if self.spec.num_envs is None:
+            action = action_of(self._made.action_space, value)
+        else:
+            action = actions_of(self._made.single_action_space, value, self.spec.num_envs)
         self.observation, rewards, terminated, truncated, self.info = self._made.step(action)
         self.steps += 1
         if not self.is_vector:
@@ -163,10 +166,10 @@ class Game:
 
     def describe(self) -> dict[str, Any]:
         """Return what an agent has to know: spaces, limits and the package's documentation."""
-        single = self._made.single_action_space if self.is_vector else self._made.action_space
-        action = how_to_write(single)
-        if self.is_vector:
-            action = f"give a list of {self.spec.num_envs} actions, for each: {action}"
+        if self.spec.num_envs is None:
+            action = how_to_write(self._made.action_space)
+        else:
+            action = how_to_write_all(self._made.single_action_space, self.spec.num_envs)
         registered = self._made.spec
         text = inspect.getdoc(_inner(self._made)) or ""
         return {

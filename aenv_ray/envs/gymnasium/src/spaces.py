@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 IMAGE_SIDE: Final = 16
 """Fewest rows and columns of an image; smaller arrays are grids of symbols, as MiniGrid's."""
@@ -44,15 +45,76 @@ def _element(space: spaces.Space[Any], value: Any) -> Any:
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
             raise ValueError(f"expected an object with {', '.join(space.spaces)}")
         return {name: _element(s, value[name]) for name, s in space.spaces.items()}
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        for item in numpy.array(value, dtype=object).ravel():
-            _whole(item)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        array = numpy.array(value, dtype=numpy.float64)
-        if not numpy.isfinite(array).all():
-            raise ValueError("a number is infinite or NaN")
-        return array.astype(space.dtype)
+        return _array(space.dtype, value)
+    if isinstance(space, spaces.Sequence):
+        parts = [action_of(space.feature_space, part) for part in _list(value)]
+        return _stacked(space.feature_space, parts) if space.stack else tuple(parts)
+    if isinstance(space, spaces.OneOf):
+        choice, chosen = _list(value, 2)
+        if not 0 <= _whole(choice) < len(space.spaces):
+            raise ValueError(f"there is no space {choice}")
+        return numpy.int64(choice), _element(space.spaces[choice], chosen)
+    if isinstance(space, spaces.Graph):
+        return _graph(space, value)
     return space.from_jsonable([value])[0]
+
+
+def actions_of(space: spaces.Space[Any], values: Any, count: int) -> Any:
+    """Return the action of a vector, in the form of its batched space.
+
+    Args:
+        space: Of one environment.
+        values: A list with an action for each environment.
+        count: How many environments there are.
+
+    Raises:
+        ActionInvalid: An action is not in the space.
+    """
+    try:
+        parts = _list(values, count)
+    except ValueError as exc:
+        raise ActionInvalid(
+            f"{_short(values)} is not an action: {exc}; {how_to_write_all(space, count)}"
+        ) from None
+    return _stacked(space, [action_of(space, part) for part in parts])
+
+
+def _stacked(space: spaces.Space[Any], parts: Sequence[Any]) -> Any:
+    return concatenate(space, parts, create_empty_array(space, len(parts)))
+
+
+def _array(dtype: Any, value: Any) -> Any:
+    """Return an array of numbers that its type holds unchanged, but for the precision of floats."""
+    items = numpy.array(value, dtype=object)
+    if numpy.issubdtype(dtype, numpy.floating):
+        for item in items.ravel():
+            if isinstance(item, bool) or not isinstance(item, int | float):
+                raise ValueError(f"{_short(item)} is not a number")
+        with numpy.errstate(over="ignore"):  # it becomes infinite
+            array = items.astype(dtype)
+        if not numpy.isfinite(array).all():
+            raise ValueError("a number is infinite, NaN or too large")
+        return array
+    is_bit = numpy.issubdtype(dtype, numpy.bool_)
+    least, most = (0, 1) if is_bit else (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max)
+    for item in items.ravel():
+        if not least <= _whole(item) <= most:
+            raise ValueError(f"{item} is not from {least} to {most}")
+    return items.astype(dtype)
+
+
+def _graph(space: spaces.Graph, value: Any) -> spaces.GraphInstance:
+    if not isinstance(value, Mapping) or value.keys() - {"nodes", "edges", "edge_links"}:
+        raise ValueError("expected an object with nodes, edges and edge_links")
+    nodes = [action_of(space.node_space, node) for node in _list(value["nodes"])]
+    edges, links = value.get("edges"), value.get("edge_links")
+    if edges is not None and space.edge_space is not None:
+        found = [action_of(space.edge_space, edge) for edge in _list(edges)]
+        edges = numpy.array(found, dtype=space.edge_space.dtype)
+    if links is not None:
+        links = _array(numpy.dtype(numpy.int32), links).reshape(-1, 2)
+    return spaces.GraphInstance(numpy.array(nodes, dtype=space.node_space.dtype), edges, links)
 
 
 def _whole(value: Any) -> int:
@@ -61,9 +123,9 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _list(value: Any, length: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) != length:
-        raise ValueError(f"expected a list of {length}")
+def _list(value: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        raise ValueError("expected a list" if length is None else f"expected a list of {length}")
     return value
 
 
@@ -90,7 +152,27 @@ def how_to_write(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Dict):
         parts = (f"{name}: {how_to_write(part)}" for name, part in space.spaces.items())
         return f"give an object: {'; '.join(parts)}"
+    if isinstance(space, spaces.Sequence):
+        return f"give a list of any length, for each item: {how_to_write(space.feature_space)}"
+    if isinstance(space, spaces.OneOf):
+        parts = (f"[{n}, …]: {how_to_write(part)}" for n, part in enumerate(space.spaces))
+        return f"give the number of a space and its element: {'; '.join(parts)}"
+    if isinstance(space, spaces.Text):
+        lengths = f"{space.min_length} to {space.max_length}"
+        return f"give a text of {lengths} of the characters {''.join(sorted(space.character_set))}"
+    if isinstance(space, spaces.Graph):
+        edge = "null" if space.edge_space is None else how_to_write(space.edge_space)
+        return (
+            f"give an object: nodes: a list, for each: {how_to_write(space.node_space)}; "
+            f"edges: null or a list, for each: {edge}; edge_links: null, or for each edge the "
+            "numbers of its two nodes"
+        )
     return f"give an element of {space}"
+
+
+def how_to_write_all(space: spaces.Space[Any], count: int) -> str:
+    """Return in words which JSON data denote the action of a vector of environments."""
+    return f"give a list of {count} actions, for each: {how_to_write(space)}"
 
 
 def _bound(array: Any) -> Any:

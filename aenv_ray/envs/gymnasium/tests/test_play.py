@@ -15,6 +15,7 @@ pytest.importorskip("gymnasium", reason="pip install -r requirements.txt")
 import gymnasium
 import numpy
 import play
+from games import Game, GameSpec
 from gymnasium import spaces
 from spaces import ActionInvalid, action_of, plain
 
@@ -104,6 +105,18 @@ def test_every_default_task_is_won_by_its_reference_and_not_by_nothing() -> None
         (spaces.MultiBinary(2), [[0, 1]], [[2, 0], [True, False]]),
         (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), [[1, 2]], [[1], {"a": 1}]),
         (spaces.Dict(a=spaces.Discrete(2)), [{"a": 1}], [{}, {"a": 1, "b": 1}, [1]]),
+        (spaces.MultiBinary(3), [[1, 0, 1]], [[257, 0, 1], [-1, 0, 1], [1, 0, 1.0]]),
+        (spaces.Box(0, 255, (1,), numpy.uint8), [[255]], [[-1], [300], [1.5], ["1"]]),
+        (spaces.Box(-9, 9, (1,), numpy.int64), [[-9]], [[2.9], [10], [2**63], [True]]),
+        (spaces.Box(-numpy.inf, numpy.inf, (1,)), [[2.5]], [[1e300], ["2.5"], [True], [None]]),
+        (spaces.Sequence(spaces.Discrete(2)), [[], [0, 1]], [[0.7, 1], [2], 0, {}]),
+        (spaces.Sequence(spaces.Box(0, 1, (1,)), stack=True), [[[0.5], [1]]], [[[2]], [0.5]]),
+        (spaces.Text(3, charset="ab"), ["ab"], ["abc", "abab", "", 1, ["a"]]),
+        (
+            spaces.OneOf([spaces.Discrete(2), spaces.Text(3)]),
+            [[0, 1], [1, "a"]],
+            [[0, 2], [2, 0], [-1, 1], [0], 0, [0.0, 1]],
+        ),
     ],
 )
 def test_actions_are_checked(space: Any, good: list[Any], bad: list[Any]) -> None:
@@ -112,6 +125,71 @@ def test_actions_are_checked(space: Any, good: list[Any], bad: list[Any]) -> Non
     for value in bad:
         with pytest.raises(ActionInvalid, match="give"):
             action_of(space, value)
+
+
+def test_a_graph_has_nodes_edges_and_links() -> None:
+    space = spaces.Graph(node_space=spaces.Discrete(3), edge_space=spaces.Box(0, 1, (1,)))
+    value = {"nodes": [0, 2], "edges": [[0.5]], "edge_links": [[0, 1]]}
+    graph = action_of(space, value)
+    assert plain(list(graph)) == list(value.values())
+    assert plain(list(action_of(space, {"nodes": [1]}))) == [[1], None, None]
+    for bad in (
+        [],
+        {},
+        {"nodes": [3]},
+        {**value, "edges": [[2]]},
+        {**value, "edge_links": [[0.5, 1]]},
+    ):
+        with pytest.raises(ActionInvalid, match="an object: nodes"):
+            action_of(space, bad)
+
+
+class Chooses(gymnasium.Env):
+    """Rewards the action that its space of several parts has in mind."""
+
+    observation_space = spaces.Discrete(1)
+
+    def __init__(self, action_space: Any, wanted: Any) -> None:
+        self.action_space = action_space
+        self.wanted = wanted
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, float(plain(action) == self.wanted), False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("space", "wanted", "other"),
+    [
+        (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]), [1, 2], [0, 2]),
+        (
+            spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (1,))),
+            {"a": 1, "b": [0.5]},
+            {"a": 0, "b": [0.5]},
+        ),
+        (spaces.Discrete(2), 1, 0),
+    ],
+)
+def test_a_vector_takes_a_list_with_an_action_for_each_environment(
+    space: Any, wanted: Any, other: Any
+) -> None:
+    gymnasium.register("Chooses-v0", entry_point=Chooses)
+    try:
+        arguments = {"action_space": space, "wanted": wanted}
+        spec = GameSpec(env="Chooses-v0", kwargs=arguments, num_envs=2, seed=1)
+        game = Game(spec)
+        assert game.step([wanted, other]) == [1.0, 0.0]
+        assert game.step([other, wanted]) == [0.0, 1.0]
+        assert game.describe()["action"].startswith("give a list of 2 actions, for each: give")
+        for bad in ([wanted], [wanted, None], {"a": [0, 1]}, wanted):
+            with pytest.raises(ActionInvalid, match="give"):
+                game.step(bad)
+        game.close()
+    finally:
+        del gymnasium.registry["Chooses-v0"]
 
 
 class Pictures(gymnasium.Env):
