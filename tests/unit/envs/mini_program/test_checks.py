@@ -141,3 +141,13 @@ def test_a_busy_node_does_not_make_an_honest_page_fail(monkeypatch: pytest.Monke
     with pytest.raises(checks.Failed, match="not there yet"):
         checks._aim(page, "#button", 0, {})
     assert page.looks == 10 + checks.MIN_LOOKS
+
+
+def test_a_page_cannot_hide_its_errors_behind_other_messages() -> None:
+    page: Any = browser.Page(None, "", "", "")  # type: ignore[arg-type]
+    for number in range(2 * browser.MAX_MESSAGES):
+        page._note(browser.Message("log", f"{number}"))
+    page._note(browser.Message("exception", "boom"))
+    assert page.dropped == browser.MAX_MESSAGES
+    with pytest.raises(checks.Failed, match="boom"):
+        checks._expect_page(page, checks.ExpectPage(no_errors=True), {})

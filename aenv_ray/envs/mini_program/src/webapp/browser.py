@@ -348,7 +348,9 @@ class Page:
         self._has_crashed = False
         self.messages: list[Message] = []
         self.dropped = 0
-        """Messages beyond `MAX_MESSAGES`, which are not kept."""
+        """Errors beyond `MAX_MESSAGES`, and other messages beyond it, which are not kept."""
+        self._kept = {True: 0, False: 0}
+        """Kept messages that are errors, and others: a page cannot hide errors behind others."""
 
     def call(
         self, method: str, params: dict[str, Any] | None = None, timeout_s: float = ANSWER_S
@@ -521,9 +523,10 @@ class Page:
         return url.removeprefix(self._base) if self._base else url
 
     def _note(self, message: Message) -> None:
-        if len(self.messages) >= MAX_MESSAGES:
+        if self._kept[message.is_error] >= MAX_MESSAGES:
             self.dropped += 1
             return
+        self._kept[message.is_error] += 1
         text = message.text
         if len(text) > MAX_MESSAGE_CHARACTERS:
             text = text[:MAX_MESSAGE_CHARACTERS] + "…"
