@@ -326,6 +326,7 @@ def _expect_whole(where: str, row: RepositoryRow) -> None:
 
 def _task(row: RepositoryRow) -> Task:
     bug_patch = row.patch if row.is_broken_by_patch else ""
+    hidden = list(R2E_HIDDEN) if row.expected else _files_of(row.fail_to_pass) if bug_patch else []
     instance = {
         "instance_id": row.instance_id,
         "repo": row.repo,
@@ -341,7 +342,7 @@ def _task(row: RepositoryRow) -> Task:
         "directory": row.directory,
         "bug_patch": bug_patch,
         "expected": row.expected,
-        "hidden": list(R2E_HIDDEN) if row.expected else [],
+        "hidden": hidden,
         "gold_files": sorted({name for pair in _FILE.findall(row.patch) for name in pair}),
     }
     prepared: dict[str, Any] = {
@@ -350,8 +351,8 @@ def _task(row: RepositoryRow) -> Task:
     }
     if bug_patch:
         prepared["bug_patch"] = bug_patch
-    if row.expected:
-        prepared["remove"] = list(R2E_HIDDEN)
+    if hidden:
+        prepared["remove"] = hidden
     if row.eval_script or row.commands:
         prepared["specs"] |= {"repo": "", "log_parser": row.log_parser or "parse_log_pytest"}
     return Task(
@@ -368,6 +369,12 @@ def _task(row: RepositoryRow) -> Task:
         reference=_reference(row),
         unsupported=row.lack,
     )
+
+
+def _files_of(tests: Iterable[str]) -> list[str]:
+    """Return the files of pytest's names of tests, which an image of SWE-smith contains."""
+    files = {name.partition("::")[0] for name in tests if "::" in name}
+    return sorted(name for name in files if name and ".." not in name.split("/"))
 
 
 def _reference(row: RepositoryRow) -> tuple[ToolCall, ...]:

@@ -122,6 +122,25 @@ def test_a_row_of_r2e_gym_is_played_to_its_verdict(project: Path) -> None:
     assert "-m pytest" not in seen
 
 
+def test_an_agent_does_not_see_the_hidden_tests_that_an_image_contains(
+    project: Path, rows: dict[str, dict[str, Any]]
+) -> None:
+    """As those of SWE-smith do (D19); and what it writes in their place is left out."""
+    (task,) = load_tasks([rows[QUEUE.name]])
+    look = "ls; git log --all --oneline | wc -l; git show HEAD:test_fifo.py; grep -r test_order ."
+    attack = [
+        {"tool": "shell", "arguments": {"command": look}},
+        {"tool": "shell", "arguments": {"command": "echo 'def test_order(): pass' > test_fifo.py"}},
+    ]
+    attacker = Task.model_validate({**task.model_dump(), "reference": attack})
+    episode = played(project, "reference", [attacker])[task.id]
+    assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 0.0), told(episode)
+    assert episode.reward_detail["left_out"] == ["test_fifo.py"]
+    seen = str(episode.steps[0].content)
+    assert "fifo.py" in seen
+    assert "def test_" not in seen
+
+
 def test_predictions_get_the_verdicts_of_the_official_harness(
     project: Path,
     rows: dict[str, dict[str, Any]],

@@ -340,7 +340,7 @@ def grade(
     instance = described(instance)
     if instance.get("bug_patch"):
         introduce(instance["bug_patch"], instance["directory"], box)
-    tests = patches.paths(instance["test_patch"])
+    tests = patches.paths(instance["test_patch"]) | set(instance.get("hidden") or ())
     if is_r2e:
         tests |= {R2E_TESTS, *of_r2e_tests(patches.paths(patch))}
     submission = patches.permitted(patch, tests, instance.get("gold_files") or ())

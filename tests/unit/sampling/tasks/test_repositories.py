@@ -140,6 +140,11 @@ def test_a_patch_without_tests_introduces_the_bug() -> None:
     (task,) = load_tasks([{**ROW, "test_patch": "", "image_name": "smith/x"}])
     assert task.setup is not None
     assert task.setup.arguments["bug_patch"] == PATCH
+    assert (
+        task.setup.arguments["remove"]
+        == arguments(task)["instance"]["hidden"]
+        == ["tests/test_code.py"]
+    )
     assert "git apply --reverse" in task.reference[0].arguments["command"]
 
 
