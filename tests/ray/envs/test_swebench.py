@@ -136,7 +136,7 @@ def test_an_agent_does_not_see_the_hidden_tests_that_an_image_contains(
     episode = played(project, "reference", [attacker])[task.id]
     assert (episode.status, episode.reward) == (EpisodeStatus.COMPLETED, 0.0), told(episode)
     assert episode.reward_detail["left_out"] == ["test_fifo.py"]
-    seen = str(episode.steps[0].content)
+    seen = episode.steps[0].text
     assert "fifo.py" in seen
     assert "def test_" not in seen
 
