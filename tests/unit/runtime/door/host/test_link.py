@@ -135,6 +135,18 @@ def test_a_reward_does_not_run_beside_what_could_not_be_ended(
     assert len(host.got) == 2
 
 
+def test_inner_instances_are_told_that_a_reward_has_ended_and_nobody_waits(link: HostLink) -> None:
+    host = Answering(link, None)
+    link.attach(host)
+    link.ask(link.new_id(), ENVIRONMENT_METHOD, {}, lambda _: None)
+    requests.tell_of_end(1)
+    assert len(host.got) == 1, "the agent has not acted, so they were not told that it began"
+    link.agent_has_acted = True
+    requests.tell_of_end(1)
+    asked = host.got[-1]["params"]
+    assert (asked["method"], asked["rewards"]) == ("aenv/after_reward", 1)
+
+
 def test_ending_processes_has_the_time_of_the_reward(link: HostLink) -> None:
     """Invariant 9: a sidecar that does not answer takes no time beyond the call's own."""
     host = Answering(link, None)
