@@ -155,6 +155,8 @@ class EpisodeEnv:
 
     async def _acting(self, call: Coroutine[Any, Any, T]) -> T:
         """Await a call as `_answered` does, and measure it."""
+        if self._has_ended:
+            return await self._answered(call)  # which refuses it: the policy does not act
         self._clock.begin(time.perf_counter())
         try:
             return await self._answered(call)

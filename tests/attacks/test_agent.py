@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
     INFRASTRUCTURE,
     AenvError,
+    CallCancelled,
     CallOutcomeUnknown,
     FunctionFailed,
     InsideCause,
@@ -337,3 +339,115 @@ async def test_processes_of_the_environment_go_on(walled: Bench) -> None:
     await call(sandbox, "run", {"command": started})
     assert await request(sandbox, "aenv/reward", {"name": "watching"}) == 2
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 1
+
+
+# --- acting beside a reward ----------------------------------------------------------------------
+
+_GRADES_SLOWLY = """
+import asyncio, threading, time
+from pathlib import Path
+from aenv_ray.runtime import register_function, register_reward, register_tool
+
+MARK = Path("mark")
+begun, done = threading.Event(), threading.Event()
+tasks = []
+
+
+@register_tool
+def act() -> None:
+    MARK.write_text("forged")
+    time.sleep(0.005)
+
+
+@register_tool
+async def act_later() -> None:
+    MARK.write_text("forged")
+
+
+@register_tool
+async def linger() -> None:
+    async def forge():
+        while True:
+            await act_later()
+            await asyncio.sleep(0.001)
+
+    tasks.append(asyncio.create_task(forge()))
+
+
+@register_function
+def has_begun() -> bool:
+    return begun.wait(60)
+
+
+@register_function
+def finish() -> None:
+    done.set()
+
+
+@register_reward
+def graded() -> float:
+    MARK.unlink(missing_ok=True)
+    begun.set()
+    assert done.wait(60)
+    return 0.0 if MARK.exists() else 0.25
+
+
+@register_reward(name="short")
+def short() -> float:
+    MARK.unlink(missing_ok=True)
+    time.sleep(0.3)
+    return 0.0 if MARK.exists() else 0.25
+"""
+_ACTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tool": ("tools/call", {"name": "act"}),
+    "async tool": ("tools/call", {"name": "act_later"}),
+    "batch": ("aenv/call_tools", {"calls": [{"name": "act"}, {"name": "act_later"}]}),
+    "command": ("aenv/exec", {"arguments": {"command": "echo forged > mark"}}),
+    "file": ("aenv/write_file", {"arguments": {"path": "mark", "data": "Zm9yZ2Vk"}}),
+}
+
+
+@pytest.mark.ordinary_user
+async def test_an_agent_cannot_act_while_a_reward_runs(either_engine: Bench) -> None:
+    """Invariant 14, boundary D19: it could change what the reward reads, and take its room."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADES_SLOWLY}))
+    graded = asyncio.create_task(request(sandbox, "aenv/reward", {"name": "graded"}))
+    assert await request(sandbox, "aenv/function", {"name": "has_begun"})
+    for name, (method, params) in _ACTS.items():
+        for _ in range(2):
+            with pytest.raises(CallCancelled, match="a reward of the instance is under way") as no:
+                await request(sandbox, method, params, call_id=f"again {name}")
+            assert not is_infrastructure(no.value)
+    await request(sandbox, "aenv/function", {"name": "finish"})
+    assert await graded == 0.25
+    for name, (method, params) in _ACTS.items():
+        await request(sandbox, method, params, call_id=f"again {name}")
+
+
+async def test_calls_behind_a_reward_do_not_run_beside_it(either_engine: Bench) -> None:
+    """Invariant 14: an agent that sends calls without end, some of which wait for a thread."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADES_SLOWLY}))
+
+    async def act(name: str) -> AenvError | None:
+        try:
+            await call(sandbox, name)
+        except AenvError as exc:
+            return exc
+        return None
+
+    acts = [asyncio.create_task(act("act")) for _ in range(40)]
+    reward = asyncio.create_task(request(sandbox, "aenv/reward", {"name": "short"}))
+    acts += [asyncio.create_task(act(name)) for _ in range(40) for name in ("act", "act_later")]
+    assert await reward == 0.25
+    ends = [await one for one in acts]
+    assert all(end is None or isinstance(end, CallCancelled) for end in ends)
+    await value_of(sandbox, "act")
+
+
+async def test_a_task_that_a_tool_has_left_does_not_run_beside_a_reward(
+    either_engine: Bench,
+) -> None:
+    """Invariant 14: a coroutine is neither a call nor a process."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADES_SLOWLY}))
+    await value_of(sandbox, "linger")
+    assert await request(sandbox, "aenv/reward", {"name": "short"}) == 0.25

@@ -15,6 +15,12 @@ from typing import Any
 import pytest
 
 from aenv_ray.errors import InsideCause, SandboxDiedInside, SandboxStartFailed
+from aenv_ray.runtime.fork.jail_spec import (
+    MAX_FILES,
+    MAX_LOCKED_BYTES,
+    MAX_PROCESSES,
+    MAX_SIGNALS,
+)
 from aenv_ray.testing.contract_bench import Bench, evaluate, eventually, value_of
 from tests.contract.process.node import Node
 
@@ -293,6 +299,31 @@ async def test_a_hostile_fork_hook_leaves_nothing_running(own_node: Node, tmp_pa
     await bench.engine.stop([row.instance_id for row in await bench.engine.running()])
     await eventually(lambda: not own_node.sandbox_pids(), "nothing of it runs")
     await bench.engine.close()
+
+
+@pytest.mark.ordinary_user
+async def test_a_template_cannot_leave_out_the_limits_of_its_instances(walled: Bench) -> None:
+    """Invariant 7: its code runs before a fork sets them; the launcher sets them, too."""
+    source = (
+        "import resource\n"
+        "from aenv_ray.runtime.fork import jail\n"
+        "jail.set_limits = lambda *_, **__: None\n"
+        "from aenv_ray.runtime import register_tool\n"
+        "@register_tool\n"
+        "def hard_limits() -> dict:\n"
+        "    names = 'NOFILE', 'NPROC', 'SIGPENDING', 'MEMLOCK', 'MSGQUEUE', 'CORE', 'DATA'\n"
+        "    kinds = {name: getattr(resource, f'RLIMIT_{name}') for name in names}\n"
+        "    return {name: resource.getrlimit(kind)[1] for name, kind in kinds.items()}\n"
+    )
+    deploy = {"deployConfig": {"memory": "256M"}}
+    sandbox = await walled.start(walled.project({"tools.py": source}, deploy))
+    assert sandbox.start_mode == "template"
+    most = {
+        "NOFILE": MAX_FILES, "NPROC": MAX_PROCESSES, "SIGPENDING": MAX_SIGNALS,
+        "MEMLOCK": MAX_LOCKED_BYTES, "MSGQUEUE": 0, "CORE": 0, "DATA": 256 << 20,
+    }  # fmt: skip
+    found = await value_of(sandbox, "hard_limits")
+    assert {name: limit for name, limit in found.items() if not 0 <= limit <= most[name]} == {}
 
 
 SECRET = "hunter2-of-the-project"

@@ -13,7 +13,13 @@ import aenv_ray
 from aenv_ray.actors.fabric import quota_client
 from aenv_ray.actors.fabric.driver_api import init
 from aenv_ray.actors.host.environment_relay import OUTER_LABEL
-from aenv_ray.errors import AenvError, FunctionFailed, QuotaExceeded, is_infrastructure
+from aenv_ray.errors import (
+    AenvError,
+    CallCancelled,
+    FunctionFailed,
+    QuotaExceeded,
+    is_infrastructure,
+)
 from aenv_ray.hub import hub_actor
 from aenv_ray.hub.client import HubClient, blocking
 from aenv_ray.hub.records import Quota
@@ -31,8 +37,11 @@ CONFIG = """
     "network": "none", "environments": ["mini-terminal"], "innerInstances": 2}}
 """
 SOURCE = """
+import threading
 from typing import Any
-from aenv_ray.runtime import current_call, register_reward, register_tool
+from aenv_ray.runtime import current_call, register_function, register_reward, register_tool
+
+begun, done = threading.Event(), threading.Event()
 
 
 @register_tool
@@ -44,6 +53,24 @@ def run(command: str, key: str) -> Any:
 @register_reward
 def score() -> float:
     return float("done" in str(run("cat mark", "0")))
+
+
+@register_reward(name="slow")
+def slow() -> float:
+    run("rm -f mark", "0")
+    begun.set()
+    assert done.wait(60)
+    return score()
+
+
+@register_function
+def has_begun() -> bool:
+    return begun.wait(60)
+
+
+@register_function
+def finish() -> None:
+    done.set()
 """
 
 
@@ -122,3 +149,32 @@ def test_episodes_with_too_many_inner_instances_count(
     summary = aenv_ray.sample(outer, act, tasks, concurrency=3, owner="eve").run()
     assert (summary.rollouts, summary.infra_failed) == (3, 0)
     assert (summary.reward_failed, summary.reward_mean) == (3, 0.0)
+
+
+def test_nobody_acts_in_an_inner_instance_while_a_reward_of_the_outer_one_runs(
+    hub: HubClient, make: Callable[..., Any], outer: Path
+) -> None:
+    """Invariant 14, boundary D19: not through its own handle either; the reward itself may."""
+    import ray
+
+    del hub
+
+    handle = make(outer, owner="eve")
+    run(handle, "true", 0)
+    found = aenv_ray.list_instances()
+    (inner_id,) = [i.id for i in found if i.labels.get(OUTER_LABEL) == handle.instance_id]
+    inner = aenv_ray.get(inner_id)
+    forge = "execute_command", {"command": "echo done > mark"}
+    graded = handle.call_reward.remote(name="slow")
+    assert ray.get(handle.call_function.remote("has_begun"))
+    for refused in (
+        inner.call_tool.remote(*forge),
+        inner.exec.remote("echo done > mark"),
+        handle.call_tool.remote("run", {"command": "echo done > mark", "key": "0"}),
+    ):
+        with pytest.raises(CallCancelled, match="a reward of the instance is under way"):
+            ray.get(refused)
+    ray.get(handle.call_function.remote("finish"))
+    assert ray.get(graded) == 0.0
+    assert not ray.get(inner.call_tool.remote(*forge)).is_error
+    assert "done" in run(handle, "cat mark", 0)

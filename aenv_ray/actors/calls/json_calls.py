@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from aenv_ray.actors.calls.call_batching import (
@@ -62,6 +62,8 @@ class JsonCall:
     """The client's ``aenv/call_id`` and ``aenv/timeout_s``, if any."""
     session: str = ""
     """For a service: calls with the same session reach the same sandbox. "" means no session."""
+    own_meta: Mapping[str, Any] = field(default_factory=dict)
+    """What this process adds to ``_meta``; a client cannot."""
 
     @property
     def has_id(self) -> bool:
@@ -91,7 +93,8 @@ class JsonCall:
             self.params,
             call_id_of(self.meta.get(CALL_ID)),
             self.timeout_s,
-            more_meta={key: self.meta[key] for key in _PASSED_ON if key in self.meta},
+            more_meta={key: self.meta[key] for key in _PASSED_ON if key in self.meta}
+            | dict(self.own_meta),
         )
 
 

@@ -45,7 +45,12 @@ from aenv_ray.models import InstanceRecord, InstanceSpec
 from aenv_ray.project.config import DeployConfig
 from aenv_ray.runtime.door.async_calls import CALL_ID, TIMEOUT_S, Disconnect
 from aenv_ray.runtime.door.host.inner_environments import CALLS, RELEASE
-from aenv_ray.runtime.door.host.link import END_PROCESSES_METHOD
+from aenv_ray.runtime.door.host.link import (
+    AFTER_REWARD_METHOD,
+    END_PROCESSES_METHOD,
+    HELD_S,
+    OUTER_REWARDS,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +128,7 @@ class EnvironmentRequest(BaseModel):
 
     environment: str = Field(max_length=200)
     """Reference of the environment. With `RELEASE`, "" means all inner instances.
-    `END_PROCESSES_METHOD` always applies to all."""
+    `END_PROCESSES_METHOD` and `AFTER_REWARD_METHOD` always apply to all."""
     key: str = Field(max_length=64)
     method: str
     params: dict[str, Any]
@@ -134,6 +139,10 @@ class EnvironmentRequest(BaseModel):
     request: an agent may have caused it. False: a function, a reward or a reset makes it. An agent
     that runs code in the runtime can fake False, so this only decides whether lack of room ends the
     instance."""
+    rewards: int = -1
+    """See `OUTER_REWARDS`."""
+    held_s: float = Field(default=0.0, ge=0.0, le=MAX_TIMEOUT_S)
+    """See `HELD_S`."""
 
     @property
     def name(self) -> str:
@@ -205,8 +214,8 @@ class EnvironmentRelay:
         if request.method == RELEASE:
             await self._release(life, request)
             return b"{}"
-        if request.method == END_PROCESSES_METHOD:
-            await self._end_processes(life, request)
+        if request.method in (END_PROCESSES_METHOD, AFTER_REWARD_METHOD):
+            await self._tell_of_reward(life, request)
             return b"{}"
         if request.method not in CALLS:
             raise ConfigError(
@@ -243,18 +252,21 @@ class EnvironmentRelay:
                 ) from exc
             raise
 
-    async def _end_processes(self, life: InstanceLife, request: EnvironmentRequest) -> None:
-        """End the processes of tools in all inner instances; a reward of the outer one begins."""
+    async def _tell_of_reward(self, life: InstanceLife, request: EnvironmentRequest) -> None:
+        """Tell all inner instances that a reward of the outer one begins, or has ended.
+
+        When it begins, they end the processes of tools.
+        """
         ends_at = asyncio.get_running_loop().time() + request.timeout_s
 
-        async def end(inner_id: InstanceId) -> AenvError | None:
+        async def tell(inner_id: InstanceId) -> AenvError | None:
             try:
                 await self._called(inner_id, request, ends_at)
             except GONE:
                 return None  # its processes are gone, too; a call of the reward will raise
             except CallOutcomeUnknown as exc:
                 return ToolTimeout(
-                    f"{inner_id} did not end the processes of tools: {exc.message}",
+                    f"{inner_id} did not answer {request.method}: {exc.message}",
                     hint="give the reward a longer timeout",
                 )
             except AenvError as exc:
@@ -263,7 +275,7 @@ class EnvironmentRelay:
 
         async with asyncio.TaskGroup() as group:
             running = [one for one in life.record.inner.values() if one not in self._creating]
-            tasks = [group.create_task(end(inner_id)) for inner_id in running]
+            tasks = [group.create_task(tell(inner_id)) for inner_id in running]
         for failure in filter(None, (task.result() for task in tasks)):
             raise failure
 
@@ -272,7 +284,10 @@ class EnvironmentRelay:
     ) -> bytes:
         left_s = max(_LEAST_CALL_S, ends_at - asyncio.get_running_loop().time())
         meta = {CALL_ID: request.call_id, TIMEOUT_S: left_s}
-        call = JsonCall(inner_id, request.method, request.params, meta)
+        own: dict[str, Any] = {OUTER_REWARDS: request.rewards}
+        if request.method == END_PROCESSES_METHOD:
+            own[HELD_S] = request.held_s
+        call = JsonCall(inner_id, request.method, request.params, meta, own_meta=own)
         calls = (await self._inner_instances()).calls
         # The environment's code chooses the call id. With the instance id as prefix, it cannot
         # collide with a call of another instance.

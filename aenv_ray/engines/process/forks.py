@@ -6,10 +6,12 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +21,14 @@ from aenv_ray.engines.process.cgroups import SandboxGroup
 from aenv_ray.engines.process.peers import Peer
 from aenv_ray.errors import InsideCause
 from aenv_ray.files import read_start
+from aenv_ray.runtime.fork.jail_spec import (
+    MAX_FILES,
+    MAX_LOCKED_BYTES,
+    MAX_PROCESSES,
+    MAX_SIGNALS,
+    NOBODY,
+    limits_processes,
+)
 from aenv_ray.runtime.system.reaper import used_up_cpu_limit
 
 PACKET_BYTES: Final = 1 << 20
@@ -182,6 +192,73 @@ def open_process(pid: int) -> int:
         if exc.errno == errno.ENOSYS:
             return -1
         raise
+
+
+def limit_resources(pid: int, memory_bytes: int | None, *, jailed: bool) -> None:
+    """Set the kernel's limits of a fork that has left them out; it cannot raise them again.
+
+    They are those of `aenv_ray.runtime.fork.jail.set_limits`, which runs in the fork, where code of
+    the project can prevent it. Processes that the fork has started before are not limited by this.
+
+    Args:
+        pid: The fork.
+        memory_bytes: Its limit of data. None: it has none.
+        jailed: Whether it has namespaces. Then it has inherited all limits that are not counted
+            for a sandbox, see `aenv_ray.runtime.fork.jail.lock_template`.
+
+    Raises:
+        ProcessLookupError: It has ended.
+        PermissionError: This process may not limit it.
+    """
+    if not hasattr(resource, "prlimit"):
+        return  # not Linux
+    if not jailed:
+        _lower(pid, _OF_EACH_PROCESS)
+        if memory_bytes:
+            _lower(pid, [(resource.RLIMIT_DATA, memory_bytes)])
+    elif limits_processes(jailed=True):
+        try:
+            _lower(pid, _OF_A_SANDBOX)
+        except PermissionError:  # it is nobody's, and root here lacks CAP_SYS_RESOURCE
+            if os.geteuid() != 0:
+                raise
+            with _real_ids(NOBODY):
+                _lower(pid, _OF_A_SANDBOX)
+
+
+_OF_EACH_PROCESS: Final = (
+    (resource.RLIMIT_NOFILE, MAX_FILES),
+    (resource.RLIMIT_CORE, 0),
+    (getattr(resource, "RLIMIT_MSGQUEUE", 0), 0),
+)
+_OF_A_SANDBOX: Final = (
+    (resource.RLIMIT_NPROC, MAX_PROCESSES),
+    (getattr(resource, "RLIMIT_SIGPENDING", 0), MAX_SIGNALS),
+    (resource.RLIMIT_MEMLOCK, MAX_LOCKED_BYTES),
+)
+
+
+def _lower(pid: int, limits: Iterable[tuple[int, int]]) -> None:
+    for kind, most in limits:
+        _, hard = resource.prlimit(pid, kind)
+        if hard == resource.RLIM_INFINITY or hard > most:
+            resource.prlimit(pid, kind, (most, most))
+
+
+@contextlib.contextmanager
+def _real_ids(number: int) -> Iterator[None]:
+    """Have another real user and group: without privileges, `prlimit` asks for those of its target.
+
+    The effective ones, which decide about all else, stay.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    os.setresgid(number, -1, -1)
+    try:
+        os.setresuid(number, -1, -1)
+        yield
+    finally:
+        os.setresuid(uid, -1, -1)
+        os.setresgid(gid, -1, -1)
 
 
 def inside_of(status: int | None, *, isolated: bool, oom_kills_before: int) -> InsideCause | None:

@@ -33,6 +33,7 @@ from aenv_ray.engines.process.forks import (
     Fork,
     InstanceProcess,
     cause_of,
+    limit_resources,
     new_channel,
     open_process,
     receive_from_fork,
@@ -545,7 +546,7 @@ class Templates:
                 raise ValueError(f"not expected now: {type(other).__name__}")
 
     def _watch(self, template: TemplateProcess, fork: Fork, pid: int) -> bool:
-        """Watch a process for its end; return whether it still runs.
+        """Limit a process, and watch it for its end; return whether it still runs.
 
         Raises:
             ValueError: It is not a process of the template.
@@ -555,6 +556,8 @@ class Templates:
             # Another process may have got the id of one that has ended: it has another session.
             if template.is_isolated and os.getsid(pid) != template.process.pid:
                 raise ValueError(f"process {pid} is not in its session")
+            memory_bytes = template.setup["jail"]["memory_bytes"]
+            limit_resources(pid, memory_bytes, jailed=template.is_isolated)
             self._enter_group(template, fork)
         except OSError:  # it has ended, or this process reached its limit of open files
             return False

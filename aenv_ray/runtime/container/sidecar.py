@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import current_call
-from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HOST, SIDECAR_METHOD
+from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HOST, OUTER_REWARDS, SIDECAR_METHOD
 from aenv_ray.runtime.door.host.requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
@@ -184,6 +184,7 @@ def _params(method: str, arguments: dict[str, Any], timeout_s: float) -> dict[st
         "aenv/call_id": f"second-{uuid.uuid4().hex}",
         "aenv/timeout_s": timeout_s,
         AFTER_TOOLS: HOST.agent_has_acted,
+        OUTER_REWARDS: current_call().rewards_before,
     }
     return {"method": method, "params": {"arguments": arguments, "_meta": meta}}
 

@@ -57,6 +57,7 @@ class RunningCall:
         waiting: The call waits for a thread until `begin`.
         seed: The seed of the episode; None if it has none.
         caller: Receives log messages and requests. None: the caller takes neither.
+        generation: For a call of an agent, from `CallGate.admit`; None for other calls.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class RunningCall:
         "_thread",
         "_waiting",
         "deadline",
+        "generation",
         "key",
         "name",
         "seed",
@@ -85,8 +87,10 @@ class RunningCall:
         waiting: bool = False,
         seed: int | None = None,
         caller: Caller | None = None,
+        generation: int | None = None,
     ) -> None:
         self.key = key
+        self.generation = generation
         self.name = name
         self.seed = seed
         self.deadline = deadline
@@ -114,6 +118,11 @@ class RunningCall:
     def remaining_s(self) -> float:
         """Seconds until the deadline, never negative."""
         return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def rewards_before(self) -> int:
+        """How many rewards had begun before this tool call; -1 for other calls."""
+        return -1 if self.generation is None else self.generation
 
     def progress(
         self, progress: float, total: float | None = None, message: str | None = None
@@ -315,6 +324,11 @@ def current_call() -> RunningCall:
     Outside of a call, for example in a unit test, this is a call without a deadline.
     """
     return _current.get() or RunningCall("no call", "none", float("inf"))
+
+
+def call_of(context: contextvars.Context | None = None) -> RunningCall | None:
+    """Return the call of a context; of the current one if it is None."""
+    return _current.get() if context is None else context.get(_current)
 
 
 def retry_lost_interrupts() -> None:

@@ -32,11 +32,19 @@ from aenv_ray.runtime.door.answers import (
 )
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.calls import CallInterrupted, RunningCall, Watchdog, current_call
-from aenv_ray.runtime.door.host.link import AFTER_TOOLS, END_PROCESSES_METHOD, HOST
-from aenv_ray.runtime.door.host.requests import end_processes_elsewhere
+from aenv_ray.runtime.door.host.link import (
+    AFTER_REWARD_METHOD,
+    AFTER_TOOLS,
+    END_PROCESSES_METHOD,
+    HELD_S,
+    HOST,
+    OUTER_REWARDS,
+)
+from aenv_ray.runtime.door.host.requests import end_processes_elsewhere, tell_of_end
 from aenv_ray.runtime.door.outcomes import Outcomes, key_of
 from aenv_ray.runtime.door.reset.agent_processes import AgentProcesses
-from aenv_ray.runtime.door.reset.call_gate import CallGate
+from aenv_ray.runtime.door.reset.agent_tasks import AgentTasks
+from aenv_ray.runtime.door.reset.call_gate import CallGate, CallRefused
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIBE, SUBSCRIPTIONS, UNSUBSCRIBE
 from aenv_ray.runtime.door.task_pages import TaskPages
 from aenv_ray.runtime.faults import METHOD_NOT_FOUND, Fault
@@ -63,8 +71,13 @@ _TOOL_METHODS: Final = frozenset(
 )
 """What an agent may call."""
 _COMMAND: Final = "aenv/exec"
+_COMMANDS: Final = frozenset({_COMMAND, "aenv/write_file"})
+"""What a policy may also do."""
+_REWARD: Final = "aenv/reward"
+_LEAVE_S: Final = 2.0
+"""How long a reward waits for cancelled calls of the agent to end, and for its tasks."""
 _RESET: Final = "aenv/reset"
-_OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", "aenv/reward"}
+_OF_ENVIRONMENT: Final = _TOOL_METHODS | {"aenv/function", _REWARD}
 """What only a clean instance answers after a reset."""
 SEED_VARIABLE: Final = "AENV_SEED"
 """Variable of an instance with the seed of its first episode."""
@@ -118,12 +131,17 @@ class Dispatcher:
         self._pid = os.getpid()
         self._agent: AgentProcesses | None = None
         self._gate = CallGate()
+        self._tasks = AgentTasks()
+        self._ending = threading.Lock()
+        self._ended_for = 0
+        """The generation of the gate for which what the agent has started was ended."""
         self._reset: Reset | None = None
         self._seed: int | None = None
         self._task_pages = TaskPages(registry)
         self._last_active = time.time()
         own: dict[str, Callable[..., Any]] = {
             END_PROCESSES_METHOD: self._end_processes,
+            AFTER_REWARD_METHOD: self._after_outer_reward,
             SEED_METHOD: self._set_seed,
         }
         self._builtins = _BUILTINS | {
@@ -249,6 +267,8 @@ class Dispatcher:
         meta = params.get("_meta") or {}
         call_id = meta.get("aenv/call_id") or f"local-{id(params)}-{time.monotonic_ns()}"
         key = key_of(method, call_id)
+        if method == _REWARD:
+            on_outcome = functools.partial(self._end_reward, key, on_outcome)
         return key if self._outcomes.begin(key, on_outcome, LOST) else None
 
     def _run_admitted(
@@ -265,6 +285,9 @@ class Dispatcher:
         try:
             if self.load_error is not None:
                 raise Fault("sandbox_start_failed", self.load_error)
+            generation: int | None = None
+            if method in _TOOL_METHODS or _is_of_agent(method, meta):
+                generation = self._gate.admit(str(params.get("name") or method), meta)
             if method not in _WITHOUT_TRACE:
                 self._gate.was_used = True
             if self._gate.refusal and method in _OF_ENVIRONMENT:
@@ -274,25 +297,34 @@ class Dispatcher:
                     "release it and create another",
                 )
             if method == "aenv/call_tools":
-                self._prepare(method, meta)
-                self._run_batch(key, params, meta)
+                self._prepare(method, meta, generation)
+                self._run_batch(key, params, meta, generation)
                 return
             done = functools.partial(self._outcomes.finish, key)
             entry = self._entry(method, params)
             timeout_s = _timeout_of(meta)
-            if method == "aenv/reward" and not entry.keeps_processes:
+            if method == _REWARD and not entry.keeps_processes:
                 latest_deadline = min(latest_deadline, time.monotonic() + timeout_s)
-                self._end_agent_processes(timeout_s)
+                self._begin_reward(key, timeout_s)
+            elif method == END_PROCESSES_METHOD:
+                self._gate.hold(int(meta.get(OUTER_REWARDS, 0)), float(meta.get(HELD_S, 0.0)))
+            elif method == AFTER_REWARD_METHOD:
+                self._gate.release(int(meta.get(OUTER_REWARDS, 0)))
             else:
-                self._prepare(method, meta)
-            self._run(key, entry, params, timeout_s, done, on_progress, latest_deadline, caller)
+                self._prepare(method, meta, generation)
+            self._run(
+                key, entry, params, timeout_s, done, on_progress, latest_deadline, caller,
+                generation,
+            )  # fmt: skip
+        except CallRefused as fault:
+            self._outcomes.refuse(key, fault_outcome(fault))
         except Fault as fault:
             self._outcomes.finish(key, fault_outcome(fault))
         except BaseException as exc:  # noqa: BLE001  # every call gets an outcome
             text = f"the runtime failed on this call: {words(exc)}"
             self._outcomes.finish(key, fault_outcome(Fault("function_failed", text)))
 
-    def _prepare(self, method: str, meta: Mapping[str, Any]) -> None:
+    def _prepare(self, method: str, meta: Mapping[str, Any], generation: int | None) -> None:
         """Before a call that may start processes of the agent: reserve room for the reward."""
         if self._agent is None:
             return
@@ -303,21 +335,66 @@ class Dispatcher:
             self._agent.expect()
         elif meta.get(AFTER_TOOLS):  # this is the sidecar
             self._agent.expect()
+        if generation is not None and generation != self._gate.generation:
+            self._agent.give_room()  # a reward has begun meanwhile, and the call will be refused
 
-    def _end_agent_processes(self, within_s: float) -> None:
-        """Stop tools, end the processes that they have started anywhere, and free reserved room.
+    # --- rewards and the agent ------------------------------------------------------------------
+
+    def _begin_reward(self, key: str, within_s: float) -> None:
+        """Refuse calls of the agent until the reward has its outcome; end what they have started.
 
         Raises:
-            Fault: Those in the sidecar or in an inner instance did not end within this time.
+            Fault: What they have started in the sidecar or in an inner instance did not end.
         """
-        if self._agent is None:
-            return
+        self._gate.begin_reward(key)
+        if not self._outcomes.is_pending(key):  # it reached its deadline, so no outcome will follow
+            self._gate.end_reward(key)
+            raise Fault("tool_timeout", "the reward did not run: its deadline has passed")
+        self._end_agent_processes(within_s, within_s)
+
+    def _end_reward(self, key: str, on_outcome: OnOutcome, outcome: EncodedOutcome) -> None:
+        """Let the agent act again, before the caller has the reward."""
+        if self._gate.end_reward(key):
+            tell_of_end(self._gate.generation)
+        on_outcome(outcome)
+
+    def _end_agent_processes(self, within_s: float, held_s: float) -> None:
+        """End calls of the agent, and the tasks and processes that they have started anywhere.
+
+        Room that is reserved for the reward becomes free. Of several rewards at once, only the
+        first does this: otherwise it would end the processes of the others.
+
+        Args:
+            within_s: The time of the call that needs it.
+            held_s: How long the gate stays closed for it.
+
+        Raises:
+            Fault: What they have started in the sidecar or in an inner instance did not end within
+                this time.
+        """
         ends_at = time.monotonic() + within_s
-        for key in list(self._calls):
-            if key.partition(" ")[0] in _TOOL_METHODS:
+        if not self._ending.acquire(timeout=within_s):
+            raise Fault("tool_timeout", f"another reward did not begin within {within_s:.3g} s")
+        try:
+            generation = self._gate.generation
+            if self._ended_for != generation:
+                self._end_here(ends_at)
+                left_s = ends_at - time.monotonic()
+                end_processes_elsewhere(left_s, current_call(), generation, held_s)
+                self._ended_for = generation
+        finally:
+            self._ending.release()
+
+    def _end_here(self, ends_at: float) -> None:
+        for key, call in list(self._calls.items()):
+            if call.generation is not None or key.partition(" ")[0] in _TOOL_METHODS:
                 self.cancel(key, "a reward ends what tools have started")
-        self._agent.end()
-        end_processes_elsewhere(ends_at - time.monotonic(), current_call())
+        if self._agent is not None:
+            self._agent.end()  # a call may wait for a process that an earlier one has started
+        ran = self._gate.wait_for_agent(_share_of(ends_at))
+        had_tasks = self._tasks.end(_share_of(ends_at))
+        if self._agent is not None and (ran or had_tasks):
+            self._agent.end()  # what they have started meanwhile
 
     def _set_seed(self, seed: int) -> dict[str, Any]:
         self._seed = seed
@@ -325,7 +402,11 @@ class Dispatcher:
 
     def _end_processes(self) -> dict[str, Any]:
         """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""
-        self._end_agent_processes(current_call().remaining_s)
+        self._end_agent_processes(current_call().remaining_s, self._gate.held_s)
+        return {}
+
+    def _after_outer_reward(self) -> dict[str, Any]:
+        tell_of_end(self._gate.generation)
         return {}
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
@@ -448,6 +529,7 @@ class Dispatcher:
         on_progress: OnToolProgress | None = None,
         latest_deadline: float = math.inf,
         caller: Caller | None = None,
+        generation: int | None = None,
     ) -> None:
         """Run a function, or start an async one.
 
@@ -457,15 +539,18 @@ class Dispatcher:
         arguments = entry.signature.bind(entry.name, _arguments_of(entry, params))
         timeout_s = min(timeout_s, entry.timeout_s or timeout_s)
         deadline = min(time.monotonic() + timeout_s, latest_deadline)
-        call = RunningCall(key, entry.name, deadline, on_progress, seed=self._seed, caller=caller)
+        call = RunningCall(
+            key, entry.name, deadline, on_progress,
+            seed=self._seed, caller=caller, generation=generation,
+        )  # fmt: skip
         self._calls[key] = call
         self._watchdog.add(call)
         if entry.is_async:
             self._run_on_loop(call, entry, entry.runnable, arguments, done)
             return
+        if not self._enter(call, entry, done):
+            return
         try:
-            if entry.kind != "reset":
-                self._gate.enter(call)
             value = call.run_sync(entry.runnable, arguments)
         except CallInterrupted:
             outcome = stopped(call, entry, timeout_s)
@@ -481,6 +566,22 @@ class Dispatcher:
         self._forget(call)
         done(outcome)
 
+    def _enter(self, call: RunningCall, entry: Registered, done: OnOutcome) -> bool:
+        """Note that a function is about to run; if it must not, answer its call."""
+        try:
+            if entry.kind != "reset":
+                self._gate.enter(call)
+        except Fault as fault:
+            self._forget(call)
+            outcome = fault_outcome(fault)
+            is_forgotten = isinstance(fault, CallRefused) and self._outcomes.refuse(
+                call.key, outcome
+            )
+            if not is_forgotten:
+                done(outcome)
+            return False
+        return True
+
     def _run_on_loop(
         self,
         call: RunningCall,
@@ -494,9 +595,9 @@ class Dispatcher:
         import asyncio
 
         async def run() -> None:
+            if not self._enter(call, entry, done):
+                return
             try:
-                if entry.kind != "reset":
-                    self._gate.enter(call)
                 outcome = returned(entry, await call.run_async(function, arguments))
             except asyncio.CancelledError:
                 outcome = stopped(call, entry, None)
@@ -519,6 +620,7 @@ class Dispatcher:
         with self._loop_lock:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
+                self._tasks.watch(loop)
                 try:
                     threading.Thread(target=loop.run_forever, name="aenv-loop", daemon=True).start()
                 except BaseException:  # the sandbox's limits allow no thread now
@@ -561,9 +663,15 @@ class Dispatcher:
 
     # --- batches ----------------------------------------------------------------------------
 
-    def _run_batch(self, key: str, params: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def _run_batch(
+        self,
+        key: str,
+        params: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        generation: int | None,
+    ) -> None:
         """Run a batch in this thread, and return when its items have ended or were abandoned."""
-        batch = _Batch(key, params, _timeout_of(meta), self._outcomes.finish)
+        batch = _Batch(key, params, _timeout_of(meta), self._outcomes.finish, generation)
         batch.call.bind_stop(lambda: self._stop_items(batch))
         self._calls[key] = batch.call
         self._batches[key] = batch
@@ -601,7 +709,10 @@ class Dispatcher:
         timeout_s = min(batch.timeout_s, batch.call.remaining_s or _MIN_TIMEOUT_S)
         try:
             entry = self._entry("tools/call", batch.items[index])
-            self._run(batch.item_key(index), entry, batch.items[index], timeout_s, done)
+            self._run(
+                batch.item_key(index), entry, batch.items[index], timeout_s, done,
+                generation=batch.generation,
+            )  # fmt: skip
         except Fault as fault:
             done(fault_outcome(fault))
             return
@@ -622,6 +733,7 @@ class _Batch:
         params: ``calls``, each with ``name`` and ``arguments``, and ``parallel``.
         timeout_s: Timeout of all calls together.
         on_outcome: Called with the key and the outcome, by every `finish`.
+        generation: From `CallGate.admit`.
 
     Raises:
         Fault: ``tool_input_invalid``: ``calls`` is not a list of objects.
@@ -633,6 +745,7 @@ class _Batch:
         params: Mapping[str, Any],
         timeout_s: float,
         on_outcome: Callable[[str, EncodedOutcome], object],
+        generation: int | None,
     ) -> None:
         items = params.get("calls")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -642,6 +755,7 @@ class _Batch:
         self.is_parallel = bool(params.get("parallel"))
         self.timeout_s = timeout_s
         self.outcomes: list[EncodedOutcome | None] = [None] * len(items)
+        self.generation = generation
         self._on_outcome = on_outcome
 
     def item_key(self, index: int) -> str:
@@ -655,6 +769,19 @@ class _Batch:
         )
         body = b",".join(b"{" + (outcome or missing) + b"}" for outcome in self.outcomes)
         self._on_outcome(self.call.key, result_outcome(b'{"results":[' + body + b"]}"))
+
+
+def _is_of_agent(method: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a call, not of a tool, is a policy's, or one of code that a tool runs elsewhere."""
+    if method in (END_PROCESSES_METHOD, AFTER_REWARD_METHOD):
+        return False
+    is_of_policy = method in _COMMANDS and AFTER_TOOLS not in meta
+    return is_of_policy or meta.get(OUTER_REWARDS, -1) >= 0
+
+
+def _share_of(ends_at: float) -> float:
+    """Return how much of the time until `ends_at` to wait for what was cancelled."""
+    return max(0.0, min(_LEAVE_S, (ends_at - time.monotonic()) / 4))
 
 
 def _name_of(params: Mapping[str, Any], key: str = "name") -> str:

@@ -35,7 +35,8 @@ class Outcomes:
     """The outcomes of recent calls, by key, see `key_of`. Thread-safe.
 
     A key is unknown, then pending (with waiters), then finished with a stored outcome, then
-    finished without it, and finally forgotten. Only an unknown id may run.
+    finished without it, and finally forgotten. Only an unknown id may run. A call that is refused
+    before it runs is forgotten at once.
 
     Args:
         max_ids: Finished ids to remember.
@@ -105,6 +106,22 @@ class Outcomes:
         for waiter in waiters:
             waiter(outcome)
         return True
+
+    def refuse(self, call_id: str, outcome: bytes) -> bool:
+        """Call every waiter with the outcome of a call that never ran, and forget its id.
+
+        Returns:
+            False when the call already had an outcome: the first one stays.
+        """
+        with self._lock:
+            waiters = self._pending.pop(call_id, None)
+        for waiter in waiters or ():
+            waiter(outcome)
+        return waiters is not None
+
+    def is_pending(self, call_id: str) -> bool:
+        """Whether a call is under way."""
+        return call_id in self._pending
 
     def drop_all(self) -> None:
         """Drop all stored outcomes; their ids still never run again."""

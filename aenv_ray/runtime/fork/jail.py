@@ -287,6 +287,7 @@ def lock_template(spec: JailSpec) -> None:
     """
     if spec.memory_bytes:
         _limit(resource.RLIMIT_DATA, spec.memory_bytes)
+    _limit(resource.RLIMIT_NOFILE, MAX_FILES)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_CORE, 0)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)

@@ -303,6 +303,7 @@ class Runner:
             return self._failed(task, env.cause_of(exc), Stage.POLICY)
         if env.failure is not None:
             raise env.failure  # suppressed by the policy; it must not become a reward (invariant 2)
+        env.end()  # what the policy has left running must not act while the reward runs
         fields: dict[str, Any] = {"status": EpisodeStatus.COMPLETED, "reward": None}
         fields["output"] = _recordable(output)
         if task.reward is None:

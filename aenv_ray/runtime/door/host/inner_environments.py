@@ -41,6 +41,11 @@ class OuterCall(Stoppable, Protocol):
         """The key of the call, see `outcomes.key_of`."""
         ...
 
+    @property
+    def rewards_before(self) -> int:
+        """How many rewards had begun before this tool call; -1 for other calls."""
+        ...
+
 
 class InnerEnvironment:
     """One inner instance of an environment, as the code of an outer one calls it.
@@ -146,6 +151,7 @@ class InnerEnvironment:
             "timeout_s": timeout_s,
             "call_id": f"inner-{uuid.uuid4().hex}",
             "is_for_tool": not call.key.startswith(_NOT_OF_AGENTS),
+            "rewards": call.rewards_before,
         }
         return request, timeout_s
 

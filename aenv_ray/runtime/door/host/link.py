@@ -19,6 +19,13 @@ END_PROCESSES_METHOD: Final = "aenv/end_processes"
 """For a sidecar: ends the processes that tools have started there."""
 AFTER_TOOLS: Final = "aenv/after_tools"
 """In ``_meta`` of a request for the sidecar: what it starts may be the agent's."""
+AFTER_REWARD_METHOD: Final = "aenv/after_reward"
+"""For inner instances: a reward of the outer instance has ended."""
+OUTER_REWARDS: Final = "aenv/rewards"
+"""In ``_meta`` of a request for a sidecar or an inner instance: how many rewards of the outer
+instance had begun before the tool call that makes it, or -1 if no tool call makes it."""
+HELD_S: Final = "aenv/held_s"
+"""In ``_meta`` of `END_PROCESSES_METHOD`: how long the reward may take."""
 OnAnswer = Callable[[dict[str, Any]], object]
 """Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from aenv_ray.runtime.door.host.link import (
+    AFTER_REWARD_METHOD,
     END_PROCESSES_METHOD,
     ENVIRONMENT_METHOD,
+    HELD_S,
     HOST,
+    OUTER_REWARDS,
     SIDECAR_METHOD,
 )
 from aenv_ray.runtime.faults import Fault
@@ -80,12 +83,17 @@ async def ask_host_async(
     return future.result() if future.done() else None
 
 
-def end_processes_elsewhere(within_s: float, call: Stoppable) -> None:
+def end_processes_elsewhere(within_s: float, call: Stoppable, rewards: int, held_s: float) -> None:
     """End the processes that tools have started in the sidecar and in inner instances.
+
+    Calls of tools that began before are refused there from then on.
 
     Args:
         within_s: The time of the call that needs it.
         call: That call.
+        rewards: How many rewards have begun here.
+        held_s: How long inner instances refuse callers from elsewhere, at most: until
+            `tell_of_end`.
 
     Raises:
         Fault: There was no answer in time, or the sidecar or an inner instance has failed.
@@ -97,19 +105,36 @@ def end_processes_elsewhere(within_s: float, call: Stoppable) -> None:
     if HOST.has_sent(SIDECAR_METHOD):
         left_s = max(_LEAST_S, ends_at - time.monotonic())
         meta = {"aenv/call_id": _new_call_id(), "aenv/timeout_s": left_s}
+        meta |= {OUTER_REWARDS: rewards, HELD_S: held_s}
         request = {"method": END_PROCESSES_METHOD, "params": {"_meta": meta}}
         _end_processes("the sidecar", SIDECAR_METHOD, request, left_s, call)
     if HOST.has_sent(ENVIRONMENT_METHOD):
         left_s = max(_LEAST_S, ends_at - time.monotonic())
-        request = {
-            "environment": "",  # all of them
-            "key": "",
-            "method": END_PROCESSES_METHOD,
-            "params": {},
-            "timeout_s": left_s,
-            "call_id": _new_call_id(),
-        }
+        request = _for_all_inner(END_PROCESSES_METHOD, left_s, rewards) | {"held_s": held_s}
         _end_processes("inner instances", ENVIRONMENT_METHOD, request, left_s, call)
+
+
+def tell_of_end(rewards: int) -> None:
+    """Tell inner instances that a reward here has ended; does not wait for an answer.
+
+    Args:
+        rewards: How many rewards have begun here.
+    """
+    if HOST.agent_has_acted and HOST.has_sent(ENVIRONMENT_METHOD):
+        request = _for_all_inner(AFTER_REWARD_METHOD, _END_PROCESSES_S, rewards)
+        HOST.ask(HOST.new_id(), ENVIRONMENT_METHOD, request, lambda _: None)
+
+
+def _for_all_inner(method: str, timeout_s: float, rewards: int) -> dict[str, Any]:
+    return {
+        "environment": "",  # all of them
+        "key": "",
+        "method": method,
+        "params": {},
+        "timeout_s": timeout_s,
+        "call_id": _new_call_id(),
+        "rewards": rewards,
+    }
 
 
 def _new_call_id() -> str:

@@ -72,16 +72,17 @@ class AgentProcesses:
         """Kill the processes that the agent has started, and give the reserved room free."""
         if self._spared is not None:
             _kill_all_but(self._spared)
-        self._give_room()
+        self.give_room()
 
     def end_episode(self) -> int:
         """Kill all processes that were started since the start; return how many did not end."""
         _kill_all_but(self._first)
-        self._give_room()
+        self.give_room()
         self._spared = None
         return len(_all_but(self._first))
 
-    def _give_room(self) -> None:
+    def give_room(self) -> None:
+        """Give the reserved room free."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None

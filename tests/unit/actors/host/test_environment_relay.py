@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from aenv_ray.actors.calls.call_batching import Reports
 from aenv_ray.actors.calls.json_calls import JsonCall
+from aenv_ray.actors.calls.wire import CallMessage
 from aenv_ray.actors.host import environment_relay
 from aenv_ray.actors.host.environment_relay import MAX_DEPTH, EnvironmentRelay
 from aenv_ray.actors.host.host import Host
@@ -538,6 +540,30 @@ async def test_the_processes_of_tools_end_in_every_inner_instance_that_runs(
     assert called == {(one, "aenv/end_processes") for one in (*inner.alive, gone)}
     inner.may_start.set()
     await starting
+
+
+async def test_an_inner_instance_is_told_what_the_outer_reward_lets_run(
+    relay: EnvironmentRelay, inner: FakeInstances
+) -> None:
+    """Invariant 14: it tells calls of a tool from before the reward from those of the reward."""
+    outer = an_outer()
+    await relay.answer(outer, DECLARED, params(rewards=0))
+    await relay.answer(outer, DECLARED, params())
+    beginning = params("", method="aenv/end_processes", params={}, rewards=1, held_s=9.0)
+    assert await relay.answer(outer, DECLARED, beginning) == b"{}"
+    ended = params("", method="aenv/after_reward", params={}, rewards=1)
+    assert await relay.answer(outer, DECLARED, ended) == b"{}"
+    own: list[tuple[str, dict[str, Any]]] = []
+    for call in inner.called:
+        meta = json.loads(CallMessage.decode(call.message()).params)["_meta"]
+        kept = {key: meta[key] for key in ("aenv/rewards", "aenv/held_s") if key in meta}
+        own.append((call.method, kept))
+    assert own == [
+        ("aenv/function", {"aenv/rewards": 0}),
+        ("aenv/function", {"aenv/rewards": -1}),
+        ("aenv/end_processes", {"aenv/rewards": 1, "aenv/held_s": 9.0}),
+        ("aenv/after_reward", {"aenv/rewards": 1}),
+    ]
 
 
 async def test_a_failure_to_end_processes_is_no_success(

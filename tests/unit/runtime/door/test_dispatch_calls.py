@@ -362,8 +362,8 @@ def test_ending_the_agents_processes_takes_from_the_time_of_the_reward(
     """Invariant 9: a caller does not wait for a reward for longer than it said."""
     waited: list[float] = []
 
-    def end(within_s: float, call: Stoppable) -> None:
-        del call
+    def end(within_s: float, call: Stoppable, rewards: int, held_s: float) -> None:
+        del call, rewards, held_s
         waited.append(within_s)
         threading.Event().wait(0.1)
 

@@ -19,8 +19,10 @@ from aenv_ray.engines.base import EndCause
 from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import (
     AenvError,
+    CallCancelled,
     ConfigError,
     FabricUnavailable,
+    FunctionFailed,
     InsideCause,
     QuotaExceeded,
     QuotaTooSmall,
@@ -158,6 +160,64 @@ class _Slow(_NoRoom):
     async def call_tool(self, *_: Any) -> ToolResult:
         self.now_s += 80.0
         return ToolResult([])
+
+
+class _Acted(_Handle):
+    """An instance that notes what is called, and whose reward takes some turns of the loop."""
+
+    def __init__(self) -> None:
+        super().__init__("1")
+        self.is_graded = asyncio.Event()
+        self.called: list[str] = []
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        self.called.append("tool")
+        return ToolResult([])
+
+    async def exec(self, *_: Any) -> None:
+        self.called.append("command")
+
+    async def call_function(self, *_: Any) -> None:
+        self.called.append("submission")
+        await self._grade()
+
+    async def call_reward(self, *_: Any) -> float:
+        self.called.append("reward")
+        await self._grade()
+        raise FunctionFailed("wrong")
+
+    async def _grade(self) -> None:
+        self.is_graded.set()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("submits", [False, True])
+async def test_what_a_policy_has_left_running_does_not_act_beside_the_reward(
+    submits: bool,
+) -> None:
+    """Invariant 14; a call that is refused is also no activity of the policy."""
+    left: list[asyncio.Task[None]] = []
+    instance = _Acted()
+
+    async def go_on(env: Any) -> None:
+        await instance.is_graded.wait()
+        for act in (lambda: env.call_tool("act"), lambda: env.exec("true")):
+            with pytest.raises(CallCancelled):
+                await act()
+
+    async def policy(env: Any, task: Any) -> None:
+        left.append(asyncio.create_task(go_on(env)))
+
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(policy, cast("Any", None), rules, cast("Any", None))
+    submission = Call(function="f") if submits else None
+    task = Task(id="t", submission=submission, reward=Call())
+    env = EpisodeEnv(cast("Any", instance), EpisodeLog())
+    await runner._roll_out(cast("Any", instance), task, env, _Phases())
+    await left[0]
+    assert instance.called == (["submission"] if submits else ["reward"])
+    assert not env.activity().has_acted
+    assert env.end(), "no call is under way, so the instance can be used again"
 
 
 class _OfDoor(_Handle):

@@ -123,16 +123,28 @@ def test_a_reward_does_not_run_beside_what_could_not_be_ended(
     host = Answering(link, LOST)
     link.attach(host)
     link.agent_has_acted = True
-    requests.end_processes_elsewhere(60.0, current_call())
+    requests.end_processes_elsewhere(60.0, current_call(), 1, 60.0)
     assert host.got == []
     link.ask(link.new_id(), method, {}, lambda _: None)
     with pytest.raises(Fault, match=f"in {where} were not ended: it ended") as raised:
-        requests.end_processes_elsewhere(60.0, current_call())
+        requests.end_processes_elsewhere(60.0, current_call(), 1, 60.0)
     assert (raised.value.code, raised.value.hint) == ("sandbox_lost", "another")
     assert host.got[-1]["params"].items() >= asked.items()
     link.agent_has_acted = False
-    requests.end_processes_elsewhere(60.0, current_call())
+    requests.end_processes_elsewhere(60.0, current_call(), 1, 60.0)
     assert len(host.got) == 2
+
+
+def test_inner_instances_are_told_that_a_reward_has_ended_and_nobody_waits(link: HostLink) -> None:
+    host = Answering(link, None)
+    link.attach(host)
+    link.ask(link.new_id(), ENVIRONMENT_METHOD, {}, lambda _: None)
+    requests.tell_of_end(1)
+    assert len(host.got) == 1, "the agent has not acted, so they were not told that it began"
+    link.agent_has_acted = True
+    requests.tell_of_end(1)
+    asked = host.got[-1]["params"]
+    assert (asked["method"], asked["rewards"]) == ("aenv/after_reward", 1)
 
 
 def test_ending_processes_has_the_time_of_the_reward(link: HostLink) -> None:
@@ -142,7 +154,7 @@ def test_ending_processes_has_the_time_of_the_reward(link: HostLink) -> None:
     link.agent_has_acted = True
     link.ask(link.new_id(), SIDECAR_METHOD, {}, lambda _: None)
     with pytest.raises(Fault, match="no answer within") as raised:
-        requests.end_processes_elsewhere(0.01, current_call())
+        requests.end_processes_elsewhere(0.01, current_call(), 1, 60.0)
     assert raised.value.code == "call_outcome_unknown"
     _, asked, cancelled = host.got
     assert asked["params"]["params"]["_meta"]["aenv/timeout_s"] <= 0.01

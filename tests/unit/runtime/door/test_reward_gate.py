@@ -1,0 +1,389 @@
+"""While a reward runs, no call of the agent does: boundary D19, invariant 14."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aenv_ray.runtime.door import dispatch
+from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HELD_S, OUTER_REWARDS
+from aenv_ray.runtime.door.outcomes import key_of
+from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
+
+END, AFTER = "aenv/end_processes", "aenv/after_reward"
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("tools/call", {"name": "add", "arguments": {"a": 1}}),
+    ("tools/call", {"name": "add_later", "arguments": {"a": 1}}),
+    ("aenv/call_tools", {"calls": [{"name": "add", "arguments": {"a": 1}}]}),
+    ("resources/read", {"uri": "note://x"}),
+    ("prompts/get", {"name": "ask"}),
+    ("aenv/exec", {"arguments": {"command": "true"}}),
+    ("aenv/write_file", {"arguments": {"path": "x", "data": ""}}),
+]
+TOOL = CALLS[0]
+
+
+class Rewarding(Bench):
+    """A bench whose rewards run until they are told to end."""
+
+    def __init__(self, *tools: Callable[..., Any]) -> None:
+        super().__init__(*tools, add, add_later)
+        self.begun = threading.Semaphore(0)
+        self.end = threading.Event()
+
+        def score() -> float:
+            self.begun.release()
+            assert self.end.wait(WAIT_S)
+            return 1.0
+
+        async def score_later() -> float:
+            self.begun.release()
+            assert await asyncio.to_thread(self.end.wait, WAIT_S)
+            return 1.0
+
+        def wrong() -> float:
+            raise ValueError
+
+        for reward in (score, score_later, wrong):
+            self.registry.add_reward(reward)
+        self.registry.add_reward(score, name="keeping", keep_processes=True)
+        self.registry.add_function(add)
+        self.dispatcher.begin()
+
+    def reward(self, name: str = "score", call_id: str = "r", timeout_s: float = WAIT_S) -> Answer:
+        meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+        return self.in_thread("aenv/reward", {"name": name, "_meta": meta})
+
+    def begin(self, name: str = "score", call_id: str = "r", timeout_s: float = WAIT_S) -> Answer:
+        answer = self.reward(name, call_id, timeout_s)
+        assert self.begun.acquire(timeout=WAIT_S)
+        return answer
+
+    def call(self, method: str, params: dict[str, Any], **meta: Any) -> Answer:
+        return self.submit(method, {**params, "_meta": meta})
+
+    @property
+    def is_open(self) -> bool:
+        answer = self.call(*TOOL).wait()
+        return "result" in answer or answer["error"]["data"]["code"] != "call_cancelled"
+
+
+@pytest.fixture
+def bench() -> Iterator[Rewarding]:
+    found = Rewarding()
+    yield found
+    found.end.set()
+
+
+@pytest.mark.parametrize(("method", "params"), CALLS)
+@pytest.mark.parametrize("reward", ["score", "score_later"])
+def test_a_call_of_the_agent_is_refused_while_a_reward_runs(
+    bench: Rewarding, reward: str, method: str, params: dict[str, Any]
+) -> None:
+    """The error is that of a cancelled call, not one of the infrastructure."""
+    running = bench.begin(reward)
+    error = bench.call(method, params).error
+    assert error["code"] == "call_cancelled"
+    assert "a reward of the instance is under way" in error["message"]
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert bench.is_open
+
+
+def test_a_trainers_calls_are_not_refused(bench: Rewarding) -> None:
+    bench.begin()
+    function = {"name": "add", "arguments": {"a": 1}}
+    assert bench.call("aenv/function", function).result["data"] == 2
+    assert "result" in bench.call("aenv/health", {}).wait()
+    assert "result" in bench.call("tools/list", {}).wait()
+
+
+def test_a_reward_that_keeps_processes_lets_tools_run(bench: Rewarding) -> None:
+    bench.begin("keeping")
+    assert bench.is_open
+
+
+def test_the_id_of_a_refused_call_may_be_used_later(bench: Rewarding) -> None:
+    """Invariant 1: it never ran, so a caller that repeats it after the reward gets its result."""
+    meta = {"aenv/call_id": "again"}
+    running = bench.begin()
+    for _ in range(2):
+        assert bench.call(*TOOL, **meta).error["code"] == "call_cancelled"
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert bench.call(*TOOL, **meta).text == "2"
+    assert bench.call(*TOOL, **meta).text == "2"
+
+
+# --- the gate opens again -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params", [{"name": "wrong"}, {"name": "score", "arguments": {"no": 1}}, {"name": "none"}]
+)
+def test_a_reward_that_fails_lets_tools_run_again(bench: Rewarding, params: dict[str, Any]) -> None:
+    assert "error" in bench.submit("aenv/reward", params).wait()
+    assert bench.is_open
+
+
+@pytest.mark.parametrize("reward", ["score", "score_later"])
+def test_tools_run_again_once_a_reward_is_cancelled(bench: Rewarding, reward: str) -> None:
+    """Also while its function does not end."""
+    running = bench.begin(reward)
+    assert not bench.is_open
+    bench.dispatcher.cancel(key_of("aenv/reward", "r"))
+    assert running.error["code"] == "call_cancelled"
+    assert bench.is_open
+
+
+@pytest.mark.parametrize("reward", ["score", "score_later"])
+def test_tools_run_again_once_a_reward_has_timed_out(bench: Rewarding, reward: str) -> None:
+    running = bench.begin(reward, timeout_s=0.3)
+    assert running.error["code"] == "tool_timeout"
+    assert bench.is_open
+
+
+def test_tools_run_again_after_a_reward_whose_time_passed_while_it_waited(
+    bench: Rewarding,
+) -> None:
+    """Its outcome comes before the gate is closed for it, which nothing would open."""
+    run = bench.dispatcher.accept(
+        "aenv/reward", {"name": "score", "_meta": {"aenv/call_id": "r"}}, answer := Answer()
+    )
+    assert run is not None
+    begin_reward = bench.dispatcher._gate.begin_reward
+
+    def late(key: str) -> None:
+        bench.dispatcher._outcomes.finish(key, b'"error":{"data":{"code":"tool_timeout"}}')
+        begin_reward(key)
+
+    bench.dispatcher._gate.begin_reward = late  # type: ignore[method-assign]
+    run()
+    assert answer.error["code"] == "tool_timeout"
+    assert bench.is_open
+
+
+def test_what_could_not_be_ended_lets_tools_run_again(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(dispatch, "end_processes_elsewhere", fail)
+    assert "OSError" in bench.reward().error["message"]
+    assert bench.is_open
+    monkeypatch.undo()
+    running = bench.begin(call_id="r2")
+    bench.end.set()
+    assert running.result["data"] == 1.0
+
+
+# --- rewards at once ------------------------------------------------------------------------------
+
+
+def test_a_reward_that_is_called_twice_with_one_id_runs_once(bench: Rewarding) -> None:
+    first = bench.begin()
+    second = bench.reward()
+    assert not bench.is_open
+    bench.end.set()
+    assert (first.result, second.result) == ({"data": 1.0}, {"data": 1.0})
+    assert not bench.begun.acquire(blocking=False)
+    assert bench.is_open
+    assert bench.reward().result == {"data": 1.0}
+    assert bench.is_open
+
+
+def test_tools_run_again_after_the_last_of_several_rewards(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first ends processes: the agent has started nothing since, and others have."""
+    ended: list[int] = []
+    monkeypatch.setattr(
+        dispatch, "end_processes_elsewhere", lambda _, __, rewards, ___: ended.append(rewards)
+    )
+    first, second = bench.begin(call_id="1"), bench.begin("score_later", call_id="2")
+    assert ended == [1]
+    bench.dispatcher.cancel(key_of("aenv/reward", "1"))
+    assert first.error["code"] == "call_cancelled"
+    assert not bench.is_open
+    bench.end.set()
+    assert second.result["data"] == 1.0
+    assert bench.is_open
+    assert bench.begin(call_id="3").result["data"] == 1.0
+    assert ended == [1, 2]
+
+
+# --- what runs when a reward begins ---------------------------------------------------------------
+
+
+def test_a_batch_runs_none_of_its_later_calls_beside_a_reward() -> None:
+    begun, go, ran = threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        begun.set()
+        assert go.wait(WAIT_S)
+
+    def note() -> None:
+        ran.append("note")
+
+    bench = Rewarding(slow, note)
+    batch = bench.in_thread("aenv/call_tools", {"calls": [{"name": "slow"}, {"name": "note"}]})
+    assert begun.wait(WAIT_S)
+    running = bench.reward()
+    assert batch.error["code"] == "call_cancelled"
+    go.set()
+    assert bench.begun.acquire(timeout=WAIT_S)
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert ran == []
+
+
+def test_items_of_a_batch_that_begins_as_the_reward_does_are_refused(bench: Rewarding) -> None:
+    """It was admitted before, and was not known yet when the reward cancelled all calls."""
+    admit = bench.dispatcher._gate.admit
+    running: list[Answer] = []
+
+    def slow(name: str, meta: Any) -> int:
+        generation = admit(name, meta)
+        running.append(bench.begin())
+        return generation
+
+    bench.dispatcher._gate.admit = slow  # type: ignore[method-assign]
+    (item,) = bench.call(*CALLS[2]).result["results"]
+    assert item["error"]["data"]["code"] == "call_cancelled"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_call_that_begins_as_the_reward_does_is_refused(bench: Rewarding, number: int) -> None:
+    admit = bench.dispatcher._gate.admit
+
+    def slow(name: str, meta: Any) -> int:
+        generation = admit(name, meta)
+        bench.begin()
+        return generation
+
+    bench.dispatcher._gate.admit = slow  # type: ignore[method-assign]
+    assert bench.call(*CALLS[number]).error["code"] == "call_cancelled"
+
+
+def test_a_reward_waits_until_cancelled_calls_have_left() -> None:
+    begun, left, order = threading.Event(), threading.Event(), []
+
+    async def tidy() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            await asyncio.sleep(0.05)
+            order.append("tool")
+            left.set()
+
+    def graded() -> float:
+        order.append("reward")
+        return 1.0
+
+    bench = Rewarding(tidy)
+    bench.registry.add_reward(graded)
+    bench.in_thread("tools/call", {"name": "tidy"})
+    assert begun.wait(WAIT_S)
+    assert bench.reward("graded").result["data"] == 1.0
+    assert left.wait(WAIT_S)
+    assert order == ["tool", "reward"]
+
+
+def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
+    """Those that a function has started go on, as its processes do."""
+    ticks = {"tool": 0, "function": 0}
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def tick(who: str) -> None:
+        while True:
+            ticks[who] += 1
+            await asyncio.sleep(0.001)
+
+    async def nested(who: str) -> None:
+        tasks.add(asyncio.create_task(tick(who)))
+
+    async def leave(who: str) -> None:
+        await asyncio.create_task(nested(who))
+
+    async def counted() -> list[int]:
+        before = dict(ticks)
+        await asyncio.sleep(0.1)
+        return [ticks[who] - before[who] for who in ("tool", "function")]
+
+    bench = Rewarding(leave)
+    bench.registry.add_function(leave)
+    bench.registry.add_reward(counted)
+    bench.call("aenv/function", {"name": "leave", "arguments": {"who": "function"}}).wait()
+    bench.tool("leave", who="tool").wait()
+    by_tool, by_function = bench.reward("counted").result["data"]
+    assert by_tool == 0
+    assert by_function > 0
+
+
+def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_LEAVE_S", 0.05)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def stay() -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    async def leave() -> None:
+        tasks.add(asyncio.create_task(stay()))
+
+    bench = Rewarding(leave)
+    bench.tool("leave").wait()
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+
+
+# --- for a reward of the outer instance -----------------------------------------------------------
+
+
+def test_a_sidecar_runs_no_late_request_of_a_tool(bench: Rewarding, tmp_path: Path) -> None:
+    """A tool has sent it before the reward, whose own requests run."""
+    arguments = {"path": str(tmp_path / "file"), "data": ""}
+
+    def ask(rewards: int) -> Answer:
+        meta = {AFTER_TOOLS: True, OUTER_REWARDS: rewards}
+        return bench.call("aenv/write_file", {"arguments": arguments}, **meta)
+
+    assert "result" in ask(0).wait()
+    assert bench.call(END, {}, **{OUTER_REWARDS: 1, HELD_S: 60.0}).result == {"data": {}}
+    assert ask(0).error["code"] == "call_cancelled"
+    for rewards in (-1, 1):  # of the reward itself, and of a tool after it
+        assert "result" in ask(rewards).wait()
+
+
+def test_an_inner_instance_refuses_others_while_the_outer_reward_runs(bench: Rewarding) -> None:
+    assert bench.call(END, {}, **{OUTER_REWARDS: 2, HELD_S: 60.0}).result == {"data": {}}
+    assert bench.call(*TOOL).error["code"] == "call_cancelled"
+    assert bench.call(*TOOL, **{OUTER_REWARDS: 1}).error["code"] == "call_cancelled"
+    assert bench.call(*TOOL, **{OUTER_REWARDS: -1}).text == "2"
+    bench.call(AFTER, {}, **{OUTER_REWARDS: 1}).wait()  # of an earlier reward
+    assert not bench.is_open
+    bench.call(AFTER, {}, **{OUTER_REWARDS: 2}).wait()
+    assert bench.is_open
+    assert bench.call(*TOOL, **{OUTER_REWARDS: 1}).error["code"] == "call_cancelled"
+
+
+def test_an_inner_instance_is_open_again_after_the_time_of_the_outer_reward(
+    bench: Rewarding,
+) -> None:
+    """Whoever should have told it that the reward has ended may be gone."""
+    bench.call(END, {}, **{OUTER_REWARDS: 1, HELD_S: 0.05}).wait()
+    assert not bench.is_open
+    threading.Event().wait(0.06)
+    assert bench.is_open
