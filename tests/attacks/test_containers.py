@@ -17,7 +17,7 @@ from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.images import runtime_bundle
 from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.errors import SandboxLost
-from aenv_ray.testing.contract_bench import Bench, execute, value_of
+from aenv_ray.testing.contract_bench import Bench, execute, request, value_of
 from tests.attacks.container_probes import SCRIPT
 from tests.contract.docker.docker_node import DockerNode, base_image, data_dir, docker
 from tests.contract.engines import new_host
@@ -260,3 +260,42 @@ async def test_an_image_cannot_write_to_what_other_images_run(
     assert list(bundles.rglob("planted")) == []
     own = Path(aenv_ray.__file__).read_bytes()
     assert (bundle / "runtime" / "aenv_ray" / "__init__.py").read_bytes() == own
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+SURVIVES = """
+setsid python3 -IS -c "
+import os, time
+os.setgid(65534), os.setuid(65534)
+while True: time.sleep(0.1)
+" >/dev/null 2>&1 </dev/null & sleep 1
+"""
+COUNTS = """
+from aenv_ray.runtime import register_reward, register_tool, sidecar
+
+
+@register_tool
+def run(command: str) -> str:
+    return sidecar.exec(command).text()
+
+
+@register_reward
+def graded() -> float:
+    count = "cat /proc/[0-9]*/status | grep -c '^Uid:.65534'"
+    return float(sidecar.exec(count).text())
+"""
+
+
+async def test_a_process_of_another_user_does_not_survive(dockered: Bench) -> None:
+    """Invariant 14: one that may change its user; else it would still run beside the reward."""
+    deploy = {
+        "podTemplate": "DualContainer",
+        "network": "none",
+        "container": {"sidecarCapAdd": ["SETUID", "SETGID"]},
+    }
+    project = dockered.project({"tools.py": COUNTS}, {"deployConfig": deploy})
+    sandbox = await dockered.start(project, datasource=base_image())
+    await value_of(sandbox, "run", command=SURVIVES)
+    assert float(await request(sandbox, "aenv/reward", {})) == 0.0

@@ -8,6 +8,7 @@ from aenv_ray import units
 from aenv_ray.engines.base import SandboxSpec
 from aenv_ray.engines.docker.plan import ContainerPlan
 from aenv_ray.engines.images.serving import PUBLIC_PORT, Serving, changeable_python
+from aenv_ray.engines.node import capabilities
 from aenv_ray.engines.node.memory import DEFAULT_LIMIT_SHARE
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.models import Isolation
@@ -104,9 +105,11 @@ def _missing(spec: SandboxSpec, plan: ContainerPlan) -> Iterator[str]:
         port = PUBLIC_PORT.partition("/")[0]
         yield f"public door: port {port} is open to what runs inside, rewards included"
     if deploy.container.cap_add:
-        yield f"capabilities: it has {', '.join(deploy.container.cap_add)}"
+        names = capabilities.added(deploy.container.cap_add)
+        yield f"capabilities: it has {', '.join(names)}"
     if deploy.is_dual and deploy.container.sidecar_cap_add:
-        yield f"capabilities: its sidecar has {', '.join(deploy.container.sidecar_cap_add)}"
+        names = capabilities.added(deploy.container.sidecar_cap_add)
+        yield f"capabilities: its sidecar has {', '.join(names)}"
     if spec.storage is not None:
         yield unlimited_storage(spec.storage.mount_path, shown_size(spec.storage.size_bytes))
 

@@ -13,6 +13,7 @@ from aenv_ray.engines.docker.names import volume_name
 from aenv_ray.engines.docker.plan import ContainerPlan, SidecarPlan
 from aenv_ray.engines.images import node_python
 from aenv_ray.engines.images.serving import SHARED, Serving
+from aenv_ray.engines.node import capabilities
 from aenv_ray.engines.node import docker_labels as labels
 from aenv_ray.engines.node.variables import instance_variables, work_bytes
 from aenv_ray.project.config import DeployConfig, NetworkMode
@@ -81,7 +82,7 @@ def sidecar_body(spec: SandboxSpec, plan: ContainerPlan, sidecar: SidecarPlan) -
         shared,
     ]
     host = body["HostConfig"] | {"NetworkMode": f"container:{plan.name}", "Mounts": mounts}
-    host["CapAdd"] = list(deploy.container.sidecar_cap_add)
+    host["CapAdd"] = capabilities.added(deploy.container.sidecar_cap_add)
     host["Tmpfs"] = {path: options for path, options in _tmpfs(deploy).items() if path != WORK}
     own_labels = {key: v for key, v in body["Labels"].items() if key != labels.INSTANCE_LABEL}
     variables = {
@@ -202,7 +203,7 @@ def _host_config(spec: SandboxSpec, plan: ContainerPlan) -> dict[str, Any]:
         "Tmpfs": _tmpfs(deploy),
         "ReadonlyRootfs": deploy.container.read_only_root,
         "CapDrop": ["ALL"],
-        "CapAdd": list(deploy.container.cap_add),
+        "CapAdd": capabilities.added(deploy.container.cap_add),
         "SecurityOpt": ["no-new-privileges"],
         "PidsLimit": deploy.container.pids,
         "Ulimits": [_ulimit("nofile", MAX_FILES)],

@@ -4,6 +4,10 @@ A *carried* Python is a directory with the interpreter, its standard library, ev
 that they load, and the dynamic linker. Mounted read-only, it runs in any image of this machine's
 architecture, with any C library or none. It is for our runtime alone and on no search path of the
 image.
+
+It also grades in containers in which an agent was root, so it loads nothing from there. In the
+linker, the C library and OpenSSL, the paths are overwritten at which they look for libraries, and
+for settings that name libraries.
 """
 
 from __future__ import annotations
@@ -31,6 +35,19 @@ _LEFT_OUT: Final = shutil.ignore_patterns(
 )  # fmt: skip
 """Parts of the standard library that the runtime never imports."""
 _LDD_DEADLINE_S: Final = 60.0
+_ELF: Final = b"\x7fELF"
+_LOADING: Final = re.compile(
+    rb"/[!-~]*/(?:ld\.so\.(?:preload|cache)|nsswitch\.conf|gconv|gconv-modules\.cache|locale"
+    rb"|locale-archive|ossl-modules|engines-[\d.]+)(?=\0)"
+)
+"""Files and directories by which the linker, the C library and OpenSSL load code, or locales, which
+name such."""
+_SEARCHED: Final = re.compile(rb"(?<=\0)/(?:[\w.+-]+/)+(?=\0)")
+"""In a linker, a directory in which it looks for libraries."""
+_OPENSSL_SETTINGS: Final = re.compile(rb'OPENSSLDIR: "(/[^"\0]+)"')
+"""In OpenSSL, the directory of ``openssl.cnf``."""
+_NOWHERE: Final = b"/sys/"
+"""No longer than any of these paths; nobody can create a file in it."""
 _LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
 
@@ -48,7 +65,8 @@ def command(python: str) -> list[str]:
 @cache
 def name() -> str:
     """Return a name that changes with the Python to carry."""
-    digest = hashlib.sha256(f"{sys.version}\0{_stdlib()}".encode()).hexdigest()[:8]
+    what = f"{sys.version}\0{_stdlib()}\0".encode() + Path(__file__).read_bytes()
+    digest = hashlib.sha256(what).hexdigest()[:8]
     return f"carried-{platform.python_version()}-{platform.machine()}-{digest}"
 
 
@@ -80,6 +98,9 @@ def copy(target: Path, extensions: Sequence[Path]) -> None:
             hint="use an image with Python 3.11 or newer",
         )
     linkers[0].rename(target / LINKER)
+    for path in target.rglob("*"):
+        if path.is_file():
+            _detach(path)
     for path in (binary, target / LINKER):
         path.chmod(0o755)
 
@@ -87,6 +108,32 @@ def copy(target: Path, extensions: Sequence[Path]) -> None:
 def executables(target: Path) -> tuple[Path, ...]:
     """Return the files of a carried Python that must be executable."""
     return target / LINKER, target / "bin" / "python3"
+
+
+def _detach(path: Path) -> None:
+    """Overwrite the paths in a program or library by which it would load code of an image."""
+    with path.open("rb") as file:
+        if file.read(len(_ELF)) != _ELF:
+            return
+        file.seek(0)
+        content = file.read()
+    patterns = [_LOADING, *([_SEARCHED] if path.name == LINKER else [])]
+    patterns += [
+        re.compile(re.escape(directory) + rb"(?=\0)")
+        for directory in set(_OPENSSL_SETTINGS.findall(content))
+    ]
+    detached = content
+    for pattern in patterns:
+        detached = pattern.sub(_nowhere, detached)
+    if detached != content:
+        path.write_bytes(detached)
+
+
+def _nowhere(found: re.Match[bytes]) -> bytes:
+    """Return a path of the same length that cannot exist."""
+    is_directory = found[0].endswith(b"/")
+    path = _NOWHERE.ljust(len(found[0]) - is_directory, b"-") + b"/" * is_directory
+    return path[: len(found[0])]
 
 
 def _binary() -> Path:

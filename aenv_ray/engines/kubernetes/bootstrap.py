@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import sys
@@ -73,10 +74,25 @@ exec(prepare(int(sys.argv[1])), {"__name__": "__main__"})
 """
 
 
+def own_words() -> "list[str]":
+    """Return the command of this process."""
+    with open("/proc/self/cmdline", "rb") as file:
+        return [word.decode() for word in file.read().rstrip(b"\0").split(b"\0")]
+
+
+def leave_variables_of_image() -> None:
+    """As in `aenv_ray.runtime.system.carried_python`, which gets what is left out."""
+    words = own_words()
+    loading = re.compile("LD_(?!LIBRARY_PATH$).*|GLIBC_TUNABLES|GCONV_PATH|LOCPATH|OPENSSL_.*")
+    found = {name: value for name, value in os.environ.items() if loading.fullmatch(name)}
+    if found and "-I" in words[: words.index("-c")]:  # a Python that we uploaded
+        others = {name: value for name, value in os.environ.items() if name not in found}
+        os.execve(words[0], words, {**others, "AENV_IMAGE_VARIABLES": json.dumps(found)})
+
+
 def prepare_instance() -> "dict[str, object]":
     """Start the Python of the instance; return its pid and how to reach it."""
-    with open("/proc/self/cmdline", "rb") as file:
-        words = [word.decode() for word in file.read().rstrip(b"\0").split(b"\0")]
+    words = own_words()
     command = words[: words.index("-c")]
     if "-I" not in command:  # with -I, it is a Python that we uploaded
         command.append("-P")  # the current directory is not on its path
@@ -131,6 +147,7 @@ def unpack(order: "dict[str, str]", content: bytes, address: "tuple[str, int]") 
 
 def bootstrap(digest: str, port: int, unpacker_port: int) -> None:
     """Wait for the host, receive the runtime from it, and run that."""
+    leave_variables_of_image()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     address = os.environ["AENV_POD_IP"]
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)

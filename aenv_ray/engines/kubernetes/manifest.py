@@ -19,6 +19,7 @@ from aenv_ray.engines.images.serving import SHARED, Serving, changeable_python
 from aenv_ray.engines.kubernetes import names
 from aenv_ray.engines.kubernetes.plan import PodPlan
 from aenv_ray.engines.kubernetes.settings import END_S, PodSettings
+from aenv_ray.engines.node import capabilities
 from aenv_ray.engines.node.variables import work_bytes
 from aenv_ray.errors import ConfigError
 from aenv_ray.models import Isolation
@@ -252,7 +253,7 @@ def _claims(spec: SandboxSpec) -> list[dict[str, Any]]:
 def _security(deploy: DeployConfig, *, is_sidecar: bool = False) -> dict[str, Any]:
     uid, gid = user_of(deploy)
     wanted = deploy.container.sidecar_cap_add if is_sidecar else deploy.container.cap_add
-    added = [name.removeprefix("CAP_") for name in wanted]
+    added = capabilities.added(wanted)
     return {
         "runAsUser": uid,
         "runAsGroup": gid,
@@ -420,7 +421,9 @@ def isolation(spec: SandboxSpec, plan: PodPlan) -> Isolation:
     if plan.serving is Serving.PUBLIC:
         missing.append("public door: processes inside can use port 8081, rewards included")
     if deploy.container.cap_add:
-        missing.append(f"capabilities: it has {', '.join(deploy.container.cap_add)}")
+        missing.append(
+            f"capabilities: it has {', '.join(capabilities.added(deploy.container.cap_add))}"
+        )
     own_users = ("user",) if plan.settings.user_namespaces else ()
     return Isolation(
         kind="pod",

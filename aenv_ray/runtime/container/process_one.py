@@ -38,7 +38,7 @@ from aenv_ray.runtime.door.calls import retry_lost_interrupts
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.door import serve
 from aenv_ray.runtime.faults import ProjectLoadError
-from aenv_ray.runtime.system import child_tracking, linux, storage_lock
+from aenv_ray.runtime.system import carried_python, child_tracking, linux, storage_lock
 from aenv_ray.runtime.system.reaper import LISTS_CHILDREN, Acceptor, reap_adopted
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 
@@ -92,6 +92,7 @@ def main(
         link: In a pod, descriptor of the socket to process 1; it replaces ``boot`` too.
         keyed: Whether the host authenticates with a key, which is on standard input.
     """
+    carried_python.leave_variables_of_image()
     host: HostDoor = read_order() if keyed else _MountedDoor() if link < 0 else _HandoverDoor(link)
     try:
         _prepare_process(directory if serving == "commands" else "")

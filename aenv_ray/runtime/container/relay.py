@@ -25,6 +25,7 @@ from aenv_ray.runtime.api.signature import Signature
 from aenv_ray.runtime.container.relay_http import PublicServer
 from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.system import carried_python
 from aenv_ray.runtime.system.threads import start_thread
 
 PORT: Final = 8081
@@ -57,7 +58,8 @@ def serve(command: Sequence[str], directory: str) -> Registry:
 def _run(command: Sequence[str], directory: str) -> None:
     """Run the server as a child of this thread: the main thread reaps only orphans."""
     try:
-        process = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL)
+        variables = carried_python.variables_for(command[0])
+        process = subprocess.Popen(command, cwd=directory, env=variables, stdin=subprocess.DEVNULL)
     except OSError as exc:
         print(f"{command[0]}: {exc}", flush=True)  # noqa: T201  # stdout is the instance's log
         os._exit(_MISSING_EXIT)

@@ -18,13 +18,13 @@ from aenv_ray.runtime.door.calls import current_call
 from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HOST, OUTER_REWARDS, SIDECAR_METHOD
 from aenv_ray.runtime.door.host.requests import ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.system import carried_python
 
-PYTHON: Final = (
-    *("/.aenv/python/ld.so", "--inhibit-cache", "--library-path", "/.aenv/python/libraries"),
-    *("/.aenv/python/bin/python3", "-I", "-X", "utf8"),
-)
+PYTHON: Final = carried_python.COMMAND
 """Command of a Python with the standard library in every sidecar of the docker engine, whatever its
-image. It is read-only there, and uses nothing of the image."""
+image. It is read-only there, and loads no code of the image: not by files such as
+``/etc/ld.so.preload``, nor by variables, of which it does not get those that name libraries.
+"""
 _GRACE_S: Final = 5.0
 """How much longer than the timeout, which the sidecar enforces, this side waits."""
 _ERRORS: Final[dict[str, type[Exception]]] = {

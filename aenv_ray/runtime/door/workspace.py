@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from aenv_ray.runtime.door.calls import kill_tree
 from aenv_ray.runtime.faults import Fault
+from aenv_ray.runtime.system import carried_python
 
 OUTPUT_LIMIT_BYTES: Final = 10 * 1024 * 1024
 """Limit for each of stdout and stderr of a command; more is cut, and reported as cut."""
@@ -60,7 +61,7 @@ def exec_command(
         process = subprocess.Popen(
             argv,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**carried_python.variables_for(argv[0]), **(env or {})},
             stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -31,7 +31,8 @@ from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
-from tests.emulators.kubernetes.node import SHELL_IMAGE, Delays
+from tests.contract.processes import naming
+from tests.emulators.kubernetes.node import OPENSSL_CONF, SHELL_IMAGE, Delays
 
 pytestmark = pytest.mark.namespaces
 
@@ -607,5 +608,11 @@ async def test_a_sidecar_shares_files_and_is_reached_through_the_host(
     for path in ("runtime/forged.py", "lib/forged.py", "forged.py"):  # invariant 14
         command = f"echo forged > /.aenv/{path} || echo refused"
         assert await value_of(sandbox, "beside", command=command) == "refused\n"
+    # The agent may change what a variable of the image names: only commands have it.
+    assert await value_of(sandbox, "beside", command="echo $OPENSSL_CONF") == f"{OPENSSL_CONF}\n"
+    pods = naming("/.aenv-carried/python/ld.so")
+    assert len(pods) >= 2, "process 1, and that of the instance"
+    given = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pods]
+    assert not any(f"OPENSSL_CONF={OPENSSL_CONF}".encode() in variables for variables in given)
     with pytest.raises(SandboxLost, match="sidecar"):
         await value_of(sandbox, "beside", command="kill -9 -1")

@@ -21,6 +21,8 @@ NODE: Final = "node-1"
 PYTHON_IMAGE: Final = "emulated/python:3"
 SHELL_IMAGE: Final = "emulated/shell:1"
 RAY_IMAGE: Final = "emulated/ray:2"
+OPENSSL_CONF: Final = "/etc/ssl/of-the-image.cnf"
+"""A variable of `SHELL_IMAGE`."""
 IMAGES: Final = frozenset({PYTHON_IMAGE, SHELL_IMAGE, RAY_IMAGE})
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _END_S: Final = 30.0
@@ -320,6 +322,8 @@ class _RunningPod:
         }
         if container["image"] == RAY_IMAGE:
             variables["PYTHONPATH"] = _package()
+        if container["image"] == SHELL_IMAGE:
+            variables["OPENSSL_CONF"] = OPENSSL_CONF
         for entry in container.get("env", ()):
             variables[entry["name"]] = entry.get("value", self._address)
         return {

@@ -30,7 +30,8 @@ async def act(env: Any, task: Any) -> str:
         return await reference(env, task)
     if how == "types":
         await env.call_tool("keystrokes", {"keys": "cd /app && echo 4 >sum\n", "until_idle": True})
-        typed = {"keys": ["cat sum; echo it is $", "?", "Enter"], "wait_s": 5, "until_idle": True}
+        shown = "echo it is $LEVEL $OPENSSL_CONF $COLOUR $"
+        typed = {"keys": [f"cat sum; {shown}", "?", "Enter"], "wait_s": 5, "until_idle": True}
         screen = (await env.call_tool("keystrokes", typed)).data["screen"]
         assert (await env.call_tool("capture_pane")).data["screen"] == screen
         return str(screen)
@@ -43,14 +44,15 @@ async def act(env: Any, task: Any) -> str:
 def tasks(tmp_path: Path, cluster: Cluster) -> dict[str, Task]:
     """A task of each format, and one that needs several services."""
     del cluster
-    recipe = f"FROM {task_image()}\nENV LEVEL=3\n"
+    recipe = f"FROM {task_image()}\nENV LEVEL=3 OPENSSL_CONF=/openssl.cnf\n"
     given = {"tests/test_outputs.py": TEST_OUTPUTS}
     offline = HARBOR["task.toml"] + "[environment]\nmemory_mb = 512\nallow_internet = false\n"
+    offline += '[environment.env]\nCOLOUR = "blue"\n'
     harbor = {
         **given,
         "task.toml": offline,
         "environment/Dockerfile": recipe,
-        "tests/test.sh": HARBOR_TEST,
+        "tests/test.sh": HARBOR_TEST.replace("pytest", "test $OPENSSL_CONF && pytest", 1),
     }
     write_task(tmp_path / "h", HARBOR, harbor)
     write_task(tmp_path / "t", TERMINAL_BENCH, {**given, "Dockerfile": recipe})
@@ -80,7 +82,7 @@ def test_tasks_of_both_formats_are_played_and_graded(tasks: dict[str, Task]) -> 
     assert episodes["several:no"].status is EpisodeStatus.REFUSED
     assert "several services (a, b)" in str(episodes["several:no"].error)
     assert run.summary().refused == 1
-    assert "# cat sum; echo it is $?\n4\nit is 0\n" in episodes["h:types"].output
+    assert "$?\n4\nit is 3 /openssl.cnf blue 0\n" in episodes["h:types"].output
     detail = episodes["t:reference"].reward_detail
     assert detail["tests"]["test_outputs.py::test_sum"] == "passed"
     null = episodes["t:null"].reward_detail

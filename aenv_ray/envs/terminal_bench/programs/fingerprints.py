@@ -75,6 +75,14 @@ SETTINGS = (
 PRELOAD = "/etc/ld.so.preload"
 LOADING = (PRELOAD, "/etc/nsswitch.conf", "/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf")
 """Files by which the C library and OpenSSL load libraries into any process."""
+DEVICES = tuple(
+    f"/dev/{name}"
+    for name in (
+        *("null", "zero", "full", "random", "urandom", "tty"),
+        *("fd", "stdin", "stdout", "stderr"),
+    )
+)
+"""Devices, and links to files of a process, that programs and the grader use by name."""
 HOME_PROGRAMS = (".local/bin", ".cargo/bin")
 HOME_STARTS = (".local/bin/env", ".cargo/env", ".nvm/nvm.sh", ".dpkg.cfg")
 """What installers of uv, Rust and Node leave in the home directory. Test scripts install them, and
@@ -102,6 +110,16 @@ def fingerprint(path: str) -> Fingerprint | None:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode]
 
 
+def device(path: str) -> str:
+    """Return what a path in ``/dev`` is; "" if nothing is there."""
+    try:
+        found = os.lstat(path)
+        target = os.readlink(path) if stat.S_ISLNK(found.st_mode) else ""
+    except OSError:
+        return ""
+    return f"{stat.S_IFMT(found.st_mode)} {found.st_rdev} {target}"
+
+
 class Marks(TypedDict):
     """What was there before the agent acted.
 
@@ -110,12 +128,14 @@ class Marks(TypedDict):
         plugins: The Python packages that pytest loads as plugins.
         starting: The Python packages that a Python imports when it starts, by ``.pth`` files.
         beside: Packages that tests run with, in other directories on the path of a Python.
+        devices: What each of `DEVICES` is.
     """
 
     files: dict[str, Fingerprint]
     plugins: list[str]
     starting: list[str]
     beside: list[str]
+    devices: dict[str, str]
 
 
 def take(search_path: str, home: str) -> Marks:
@@ -145,6 +165,7 @@ def take(search_path: str, home: str) -> Marks:
         "plugins": sorted(plugins),
         "starting": sorted(starting),
         "beside": packages_beside(search_path, plugins),
+        "devices": {path: device(path) for path in DEVICES},
     }
 
 
@@ -425,7 +446,7 @@ class Comparison:
         self._before = before["files"]
         self._plugins, self._starting = set(before["plugins"]), set(before["starting"])
         self._beside = set(before["beside"])
-        self.changed: list[str] = []
+        self.changed = [path for path, kind in before["devices"].items() if device(path) != kind]
         self.added: list[str] = []
         names = with_starters(words) | set(ALWAYS)
         self._compare_programs(search_path, names)

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take fingerprints, and save settings.
+    """Take fingerprints, and save settings and the variables of the image.
 
     Returns:
         Only ``not_root``, the user, if that is not root: nothing could be graded.
@@ -76,7 +76,11 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
     if os.getuid() != 0:
         return {"not_root": os.getuid()}
     found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
-    return {"fingerprints": found, "package_settings": package_managers.save()}
+    return {
+        "fingerprints": found,
+        "package_settings": package_managers.save(),
+        "image_variables": dict(os.environ),
+    }
 
 
 def end_others(request: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -283,7 +287,7 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
     with open(f"{directory}/{module}.py", "w", encoding="utf-8") as file:
         file.write(request["plugin"])
     variables = {
-        **os.environ,
+        **request["image_variables"],
         **request["variables"],
         "PYTEST_ADDOPTS": f"-p {module}",
         **python_variables(directory, _python_path(request)),
@@ -300,7 +304,7 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
         "CURL_HOME": directory,
         "WGETRC": "/dev/null",
     }
-    for unwanted in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_LIBRARY_PATH"):
+    for unwanted in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"):
         variables.pop(unwanted, None)
     process = subprocess.Popen(
         _command(script), cwd=request["directory"], env=variables, stdin=subprocess.DEVNULL,

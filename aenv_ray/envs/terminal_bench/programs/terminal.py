@@ -56,7 +56,7 @@ def encoded(key: str) -> bytes:
 class Server:
     """Holds the terminal; answers one JSON line per connection."""
 
-    def __init__(self, listener: socket.socket, shell: list[str], directory: str) -> None:
+    def __init__(self, listener: socket.socket, request: dict[str, Any]) -> None:
         self._listener = listener
         self._screen = Screen(COLUMNS, ROWS)
         self._changed = time.monotonic()
@@ -64,9 +64,10 @@ class Server:
         self._pid, self._master = pty.fork()
         if not self._pid:
             with contextlib.suppress(OSError):
-                os.chdir(directory)
+                os.chdir(request["directory"])
+            shell, variables = request["shell"], request["variables"]
             try:
-                os.execvpe(shell[0], shell, {**os.environ, "TERM": "xterm", "COLORTERM": ""})
+                os.execvpe(shell[0], shell, {**variables, "TERM": "xterm", "COLORTERM": ""})
             finally:
                 os._exit(127)
         size = struct.pack("HHHH", ROWS, COLUMNS, 0, 0)
@@ -144,7 +145,7 @@ def ask(name: str, request: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(received(connection)))
 
 
-def start(name: str, shell: list[str], directory: str) -> None:
+def start(name: str, request: dict[str, Any]) -> None:
     """Start a server, unless there is one."""
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -161,7 +162,7 @@ def start(name: str, shell: list[str], directory: str) -> None:
         os.dup2(null, number)
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    Server(listener, shell, directory).serve()
+    Server(listener, request).serve()
     os._exit(0)
 
 
@@ -185,7 +186,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     name = request["name"]
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    start(name, request["shell"], request["directory"])
+    start(name, request)
     sys.stdout.write(json.dumps(play(name, request)))
 
 

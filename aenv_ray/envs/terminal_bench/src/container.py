@@ -39,17 +39,29 @@ class ProgramFailed(RuntimeError):
 
 
 def run(
-    *modules: str, request: dict[str, Any], timeout_s: float, directory: str | None = None
+    *modules: str,
+    request: dict[str, Any],
+    timeout_s: float,
+    directory: str | None = None,
+    as_image: bool = False,
 ) -> dict[str, Any]:
     """Run the last of some modules in the task's container and return its answer.
+
+    Args:
+        modules: Their names.
+        request: What the module gets.
+        timeout_s: Seconds after which it is killed.
+        directory: Working directory. None: that of the image.
+        as_image: Run it with all variables of the image, also those that name libraries.
 
     Raises:
         TimeoutError: It did not end in time.
         ProgramFailed: It was ended, or failed.
     """
     arguments = [part for name in modules for part in (name, _SOURCES[name])]
+    shell = ["/bin/sh", "-c", 'exec "$@"', "sh"] if as_image else []
     done = sidecar.exec(
-        [*sidecar.PYTHON, "-c", _LOADER, *arguments],
+        [*shell, *sidecar.PYTHON, "-c", _LOADER, *arguments],
         cwd=directory,
         stdin=json.dumps(request).encode(),
         timeout_s=timeout_s,

@@ -38,6 +38,7 @@ class _Task:
     variables: dict[str, str]
     fingerprints: dict[str, Any]
     package_settings: dict[str, Any] | None
+    image_variables: dict[str, str]
     terminal: str = field(default_factory=lambda: f"aenv-terminal-{secrets.token_hex(8)}")
 
 
@@ -72,7 +73,9 @@ def start_task(
             "load the task again from its directory, which tells whether it can be played"
         )
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
-    answer = container.run(*container.GRADER, request={"do": "prepare"}, timeout_s=START_S)
+    answer = container.run(
+        *container.GRADER, request={"do": "prepare"}, timeout_s=START_S, as_image=True
+    )
     if "not_root" in answer:
         raise RuntimeError(
             f"the task's image has a USER other than root (user id {answer['not_root']}), and this "
@@ -167,7 +170,7 @@ def _terminal(
         "name": task.terminal, "directory": task.directory, "keys": keys, "wait_s": wait_s,
         "until_idle": until_idle, "history": history,
         "shell": ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -i; exec sh -i"],
-        "variables": task.variables,
+        "variables": {**task.image_variables, **task.variables},
     }  # fmt: skip
     answer = container.run(
         "screen", "terminal", request=request, timeout_s=wait_s + _GRACE_S, directory=task.directory
@@ -211,6 +214,7 @@ def run_tests(
         "do": "grade", "tests": tests, "script": script, "timeout_s": timeout_s,
         "variables": {**task.variables, **variables}, "directory": task.directory,
         "fingerprints": task.fingerprints, "package_settings": task.package_settings,
+        "image_variables": task.image_variables,
         "plugin": container.PLUGIN,
     }  # fmt: skip
     try:

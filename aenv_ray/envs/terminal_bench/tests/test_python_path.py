@@ -12,7 +12,13 @@ import fingerprints
 import grader
 from conftest import PROJECT
 
-NOTHING: fingerprints.Marks = {"files": {}, "plugins": [], "starting": [], "beside": []}
+NOTHING: fingerprints.Marks = {
+    "files": {},
+    "plugins": [],
+    "starting": [],
+    "beside": [],
+    "devices": {},
+}
 SHOW = "import json, os, sys, mine; print(json.dumps([json.__file__, mine.__file__]))"
 ORDER = (
     "import json, sys, aenv_report as one; late = sys.path[-1]; "

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aenv_ray.engines.kubernetes import bootstrap
 from aenv_ray.engines.kubernetes.bootstrap import PREPARE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pods run on Linux")
@@ -73,3 +75,33 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         )
     ours.close()
     assert process.wait(timeout=60) == 0
+
+
+_LEAVE = """
+import json, os, runpy, sys
+sys.path.insert(0, sys.argv[2])
+runpy.run_path(sys.argv[1])["leave_variables_of_image"]()
+from aenv_ray.runtime.system import carried_python
+carried_python.leave_variables_of_image()
+print(json.dumps([dict(os.environ), carried_python.variables_for("sh")]))
+"""
+
+
+@pytest.mark.parametrize("options", [["-I"], []])
+def test_a_python_that_we_uploaded_leaves_variables_of_the_image_that_load_code(
+    options: list[str],
+) -> None:
+    """D19: an agent may change what these name. Commands have them, and the image's own Python."""
+    loading = {
+        "LD_PRELOAD": "/missing.so", "OPENSSL_CONF": "/missing.cnf", "GCONV_PATH": "/missing",
+        "LOCPATH": "/missing", "GLIBC_TUNABLES": "", "LD_AUDIT": "/missing.so",
+    }  # fmt: skip
+    file = str(bootstrap.__file__)
+    command = [sys.executable, *options, "-c", _LEAVE, file, str(Path(file).parents[3])]
+    variables = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/missing", **loading}
+    done = subprocess.run(command, env=variables, capture_output=True, check=True, timeout=60)
+    own, of_commands = json.loads(done.stdout)
+    assert own.keys() & loading.keys() == (set() if options else loading.keys())
+    assert own["LD_LIBRARY_PATH"] == "/missing"
+    assert of_commands.items() >= variables.items()
+    assert "AENV_IMAGE_VARIABLES" not in of_commands
