@@ -13,7 +13,7 @@ from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
 from aenv_ray.errors import Forbidden, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import Lease, Role, unknown_instance
+from aenv_ray.hub.records import Lease, Role, TokenRecord, unknown_instance
 
 _MAX_TOKENS: Final = 10_000
 """Tokens remembered, unknown ones included."""
@@ -138,9 +138,14 @@ class HubAuthenticator:
         if record is None:
             self._known.put(key, (None,))
             return None
-        principal = Principal(record.role, record.owner, record.instance_id, record.id)
+        principal = principal_in(record)
         self._known.put(key, (principal,), expires_at=record.expires_at)
         return principal
+
+
+def principal_in(record: TokenRecord) -> Principal:
+    """Return the principal that a token names."""
+    return Principal(record.role, record.owner, record.instance_id, record.id)
 
 
 def principal_of(request: HTTPConnection) -> Principal:
