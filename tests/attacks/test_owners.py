@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
-from aenv_ray.errors import Forbidden, PolicyRefused
+from aenv_ray.actors.calls.port_stream import PortStream
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.errors import Forbidden, PolicyRefused, Unauthorized
 from aenv_ray.hub import core
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, AuditRecord, EnvironmentQuery, NameRecord, Right, Role
@@ -19,6 +24,7 @@ from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
+from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from tests.attacks.owners import SECRET, Cast, archived, push
@@ -215,6 +221,67 @@ async def test_a_signed_url_opens_no_more_than_its_token_does_now(
         data = archived(tmp_path, "helper", "2.0.0")
         assert (await nobody.put(write, content=data)).status_code == 403
     assert not await cast.bench.hub.has_artifact("alice", hashlib.sha256(data).hexdigest())
+
+
+async def test_what_a_revoked_token_has_begun_to_read_ends(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: a leaked token is worth nothing once it is revoked."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    output, bytes_read = _Pieces(), _Pieces()
+
+    async def logs(self: AsyncEnvHandle, tail: int | None, follow: bool) -> AsyncIterator[str]:
+        del self, tail, follow
+        while True:
+            yield await output.next()
+
+    async def read(self: PortStream) -> bytes:
+        del self
+        return (await bytes_read.next()).encode()
+
+    async def nothing(*_: Any) -> None: ...
+
+    monkeypatch.setattr(AsyncEnvHandle, "logs", logs)
+    monkeypatch.setattr(PortStream, "read", read)
+    for name in ("open", "write", "close"):
+        monkeypatch.setattr(PortStream, name, nothing)
+    monkeypatch.setattr(PortProxy, "_check_declared", nothing)
+    instance = (await cast.alice.post("/env-instance", json={"envName": "probe@1.0.0"})).json()
+    base = f"/instances/{instance['data']['id']}"
+    async with cast.bench.client(made["token"]) as leaked, asyncio.timeout(30):
+        events = asyncio.create_task(leaked.get(f"{base}/events"))
+        followed = asyncio.create_task(leaked.get(f"{base}/logs?follow=true"))
+        port = asyncio.create_task(leaked.get(f"{base}/ports/80/"))
+        await output.give("before")
+        await bytes_read.give("HTTP/1.1 200 OK\r\n\r\nbefore")
+        assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+        output.pieces.put_nowait("after")
+        bytes_read.pieces.put_nowait("after")
+        assert (await followed).text == "before"
+        with pytest.raises(Unauthorized):
+            await port
+        told = (await events).text
+    assert '"status":"Running"' in told
+    assert '"code":"unauthorized"' in told
+    assert (await cast.alice.get(base)).json()["data"]["status"] == "Running"
+
+
+class _Pieces:
+    """What an instance sends, piece by piece."""
+
+    def __init__(self) -> None:
+        self.pieces = asyncio.Queue[str]()
+        self._asked = asyncio.Queue[None]()
+
+    async def next(self) -> str:
+        self._asked.put_nowait(None)
+        return await self.pieces.get()
+
+    async def give(self, piece: str) -> None:
+        """Give a piece, and return once the next one is asked for."""
+        await self._asked.get()
+        self.pieces.put_nowait(piece)
+        await self._asked.get()
 
 
 async def _fetched(cast: Cast, signed: str) -> httpx.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import Forbidden, RateLimited, Unauthorized
+from aenv_ray.errors import FabricUnavailable, Forbidden, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease, Role, TokenRecord, unknown_instance
 
@@ -120,6 +121,15 @@ class HubAuthenticator:
             )
         request.scope["aenv.principal"] = principal
         return principal
+
+    async def check_again(self, request: HTTPConnection) -> None:
+        """Check that the token of a request, whose answer has begun, is still valid.
+
+        Raises:
+            Unauthorized: It has expired or was revoked.
+        """
+        with contextlib.suppress(FabricUnavailable):  # the answer does not depend on the hub
+            await self(request)
 
     def forget(self) -> None:
         """Clear the cache, because a token was revoked."""
