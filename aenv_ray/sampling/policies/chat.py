@@ -42,6 +42,9 @@ MAX_TURNS: Final = 50
 RESULT_CHARACTERS: Final = 20_000
 IMAGE_BYTES: Final = 20 << 20
 """Largest image that is passed on."""
+EPISODE_IMAGES_BYTES: Final = 64 << 20
+"""Size of all images of an episode that are passed on. Each request contains all of them, and an
+agent that used up the runner's memory would end the episodes of others."""
 _IMAGES: Final = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
@@ -234,6 +237,7 @@ class _Conversation:
         self._tools = OpenAIToolNames()
         self._tokens = 0
         self._cost = 0.0
+        self._images_bytes = 0
         self._text = ""
         self._opening = opening(options.system, options.prompt, task)
 
@@ -340,7 +344,7 @@ class _Conversation:
         images: list[Image] = []
         stop = None
         for request, result in zip(requests, results, strict=True):
-            shown = images_of(result) if self._options.images else []
+            shown = self._fitting(images_of(result)) if self._options.images else []
             self._say(
                 {
                     "role": "tool",
@@ -357,6 +361,15 @@ class _Conversation:
             recorded = [note, *map(image_note, images)]
             self._say({"role": "user", "content": content}, content=recorded)
         return stop
+
+    def _fitting(self, images: Sequence[Image]) -> list[Image]:
+        """Return the images for which the conversation has room, and note them."""
+        kept = []
+        for image in images:
+            if self._images_bytes + image.size_bytes <= EPISODE_IMAGES_BYTES:
+                self._images_bytes += image.size_bytes
+                kept.append(image)
+        return kept
 
     async def _results(self, requests: Sequence[ToolRequest]) -> list[ToolResult]:
         if not self._options.parallel:
@@ -387,6 +400,11 @@ class Image(NamedTuple):
 
     block: Mapping[str, Any]
     media_type: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size, within two bytes."""
+        return len(self.block["data"]) * 3 // 4
 
 
 def shown_text(result: ToolResult, images: Sequence[Image], options: ChatOptions) -> str:

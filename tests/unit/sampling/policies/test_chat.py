@@ -347,6 +347,17 @@ def test_what_is_no_image_is_not_sent(
     assert endpoint.requests[1]["messages"][-1]["role"] == "tool"
 
 
+def test_the_images_of_an_episode_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: every request contains all of them, and runners play many episodes."""
+    monkeypatch.setattr(chat, "EPISODE_IMAGES_BYTES", 3 * len(PNG))
+    calls = completion(None, tool_call("picture", {}))
+    with serving(calls, calls, completion("nice")) as endpoint:
+        played = Played(endpoint, images=True, pictures=[PIXEL, dict(PIXEL)])
+    assert played.told == ["see", "see\n[image image/png not shown]"]
+    sent = json.dumps(endpoint.requests[2]["messages"])
+    assert sent.count(PIXEL["data"]) == 3
+
+
 @pytest.mark.parametrize("claimed", ["x/y", "", None, 7, "image/gif;a=,b", ["image/png"]])
 @pytest.mark.parametrize(
     ("data", "media_type"),
