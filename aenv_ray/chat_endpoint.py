@@ -22,9 +22,13 @@ _RETRIED: Final = frozenset({408, 409, 425, 429})
 class RequestFailed(Exception):
     """A request failed, but may succeed if it is repeated."""
 
-    def __init__(self, message: str, asked_pause_s: float = 0.0) -> None:
+    def __init__(
+        self, message: str, asked_pause_s: float = 0.0, *, is_limited: bool = False
+    ) -> None:
         super().__init__(message)
         self.asked_pause_s = asked_pause_s
+        self.is_limited = is_limited
+        """Whether the endpoint limits requests (429)."""
 
     def pause_s(self, attempt: int) -> float:
         """Return the pause after an attempt, of which the first is 1: grown, or asked for."""
@@ -72,5 +76,6 @@ def refusal_of(response: httpx.Response, content: bytes, key: str | None) -> str
     text = " ".join((text.replace(key, "[key]") if key else text).split())
     said = f"HTTP {response.status_code}: {text[:_SHOWN_CHARACTERS]}"
     if response.status_code in _RETRIED or response.status_code >= 500:
-        raise RequestFailed(said, retry_after_s(response.headers, default=0.0))
+        pause_s = retry_after_s(response.headers, default=0.0)
+        raise RequestFailed(said, pause_s, is_limited=response.status_code == 429)
     return said

@@ -45,6 +45,7 @@
     ├─ FabricUnavailable             Ray or one of our services does not answer  retryable     503
     │  └─ ServiceUnavailable         an environment's service takes no calls     retryable     503
     ├─ EndpointUnavailable           a policy's model endpoint gives no answer   retryable     502
+    ├─ ConversationRefused           a policy's model cannot answer one conversation           422
     ├─ DeadlineExceeded              (also TimeoutError) something did not happen in time      504
     └─ InternalError                 a bug in aenv-ray; please report it                       500
 
@@ -363,6 +364,13 @@ class EndpointUnavailable(AenvError, code="endpoint_unavailable", http_status=50
     retryable: ClassVar[bool] = True
 
 
+class ConversationRefused(AenvError, code="conversation_refused", http_status=422):
+    """A policy's model fails at the conversation of an episode, but works.
+
+    The conversation contains what tools have returned, which an agent can choose: an outcome.
+    """
+
+
 class DeadlineExceeded(AenvError, TimeoutError, code="deadline_exceeded", http_status=504):
     """Something did not happen in time; the message names it."""
 
@@ -383,7 +391,7 @@ ERRORS: tuple[type[AenvError], ...] = (
     ResetFailed, FileAccessError, PortUnreachable, ToolError, ToolNotFound, ToolInputInvalid,
     ToolTimeout, CallCancelled, CallerUnsupported, FunctionFailed, SandboxExhausted, CircuitOpen,
     FabricUnavailable, ServiceUnavailable,
-    EndpointUnavailable, DeadlineExceeded, InternalError,
+    EndpointUnavailable, ConversationRefused, DeadlineExceeded, InternalError,
 )  # fmt: skip
 """Listed explicitly, because Ray creates subclasses of our errors at run time."""
 

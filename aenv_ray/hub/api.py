@@ -367,6 +367,10 @@ class Hub(ABC):
         """Return the token whose secret has this hash; None if there is no valid one."""
 
     @abstractmethod
+    async def token(self, token_id: str) -> TokenRecord | None:
+        """Return the token with this id; None if it is unknown, expired or revoked."""
+
+    @abstractmethod
     async def tokens(self, owner: str | None = None) -> tuple[TokenRecord, ...]:
         """Return the tokens of an owner, or of all owners, newest first."""
 

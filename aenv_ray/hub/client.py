@@ -178,6 +178,7 @@ class HubClient(Hub):
     quotas = _forwarded(Hub.quotas)
     keep_token = _forwarded(Hub.keep_token)
     check_hash = _forwarded(Hub.check_hash)
+    token = _forwarded(Hub.token)
     tokens = _forwarded(Hub.tokens)
     revoke_token = _forwarded(Hub.revoke_token)
     keep_record = _forwarded(Hub.keep_record)

@@ -304,7 +304,12 @@ class HubCore(StoredEnvironments, Leases):
             )
 
     async def check_hash(self, hashed: str) -> TokenRecord | None:  # noqa: D102
-        text = await self._run(FIND_TOKEN, hashed)
+        return self._valid(await self._run(FIND_TOKEN, hashed))
+
+    async def token(self, token_id: str) -> TokenRecord | None:  # noqa: D102
+        return self._valid(await self._ask("hget", self._keys.token_records, token_id))
+
+    def _valid(self, text: str | None) -> TokenRecord | None:
         record = TokenRecord.model_validate_json(text) if text else None
         return record if record is not None and self._is_valid(record) else None
 

@@ -16,6 +16,7 @@ from typing import Final
 from aenv_ray.errors import (
     CallOutcomeUnknown,
     ConfigError,
+    ConversationRefused,
     DeadlineExceeded,
     InstanceExpired,
     SandboxDiedInside,
@@ -114,8 +115,8 @@ class FailureRewards:
     on_timeout: float | None = 0.0
     """Calls to the sandbox took so long that the policy did not end in time. None: void."""
     on_failure: float | None = 0.0
-    """The reward raised after the agent had acted, or a tool call of the policy raised an error
-    that it did not handle. None: void."""
+    """The reward raised after the agent had acted, a tool call of the policy raised an error that
+    it did not handle, or its model failed at the results of calls. None: void."""
 
     def __post_init__(self) -> None:
         for name in ("on_death", "on_timeout", "on_failure"):
@@ -150,7 +151,8 @@ class FailureRewards:
             case Stage.POLICY if isinstance(exc, ToolTimeout):
                 return FailedEnd(EpisodeStatus.TIMED_OUT, self.on_timeout)
             case Stage.POLICY:
-                reward = self.on_failure if isinstance(exc, ToolError) else None
+                is_outcome = isinstance(exc, ToolError | ConversationRefused)
+                reward = self.on_failure if is_outcome else None
                 return FailedEnd(EpisodeStatus.POLICY_FAILED, reward)
             case Stage.REWARD:
                 # What a task asks for is checked before code runs that an agent can influence.

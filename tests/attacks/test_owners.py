@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
-from aenv_ray.errors import Forbidden, PolicyRefused
+from aenv_ray.actors.calls.port_stream import PortStream
+from aenv_ray.client.async_handle import AsyncEnvHandle
+from aenv_ray.errors import Forbidden, PolicyRefused, Unauthorized
 from aenv_ray.hub import core
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, AuditRecord, EnvironmentQuery, NameRecord, Right, Role
 from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
+from aenv_ray.project.project import Project
+from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from tests.attacks.owners import SECRET, Cast, archived, push
+from tests.contract.gateway.gateway_bench import TOOLS
 from tests.contract.hub.hub_contract import START_S, entry
 from tests.contract.hub.redis_servers import emptied
 from tests.fake_clock import FakeClock
@@ -150,6 +160,150 @@ async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
         assert answer.status_code == 404, answer.text
         assert "environment_not_found" in answer.text
     assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
+
+
+async def test_a_built_in_does_not_open_another_owners_version(
+    cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: everybody may use the built-in, and not what is published under its name."""
+    source = _built_in(cast, tmp_path, monkeypatch)
+    for http in (cast.bob, cast.user):
+        refused = await http.post("/env/helper/1.0.0/sign?style=read")
+        assert (refused.status_code, "environment_not_found" in refused.text) == (404, True)
+        assert (await http.head(f"/artifacts/{cast.archive}")).status_code == 404
+        for path in ("", "/1.0.0", "/1.0.0/status", "/1.0.0/functions", "/versions"):
+            assert (await http.get(f"/env/helper{path}")).status_code == 404, path
+        for change in ("status", "release"):
+            answer = await http.post(f"/env/helper/1.0.0/{change}", json={"status": "Failed"})
+            assert answer.status_code in (403, 404)
+        assert (await http.delete("/env/helper/1.0.0")).status_code in (403, 404)
+        assert (await http.get("/names/helper")).status_code == 404
+        made = await http.post("/env-instance", json={"envName": "helper"})
+        served = await http.post("/env-service", json={"envName": "helper"})
+        assert (made.status_code, served.status_code) == (200, 200), made.text + served.text
+        shown = [
+            made,
+            served,
+            await http.get(f"/instances/{made.json()['data']['id']}"),
+            await http.get("/instances"),
+            await http.get(f"/env-service/{served.json()['data']['id']}"),
+            await http.get("/env-service/*/list"),
+        ]
+        for answer in shown:
+            assert source.digest in answer.text
+            for secret in (cast.archive, "alice", "KEY", "OLD"):
+                assert secret not in answer.text, answer.url
+    mine = (await cast.alice.post("/env/helper/1.0.0/sign?style=read")).json()["data"]
+    assert (await _fetched(cast, mine)).status_code == 200
+
+
+async def test_a_signed_url_opens_no_more_than_its_token_does_now(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """Invariant 15: not what a grant has opened until it was revoked, nor for a revoked token."""
+    assert (await cast.alice.put("/names/helper/grants/bob", json={"right": "use"})).is_success
+    read = (await cast.bob.post("/env/helper/1.0.0/sign?style=read")).json()["data"]
+    assert (await _fetched(cast, read)).status_code == 200
+    assert (await cast.alice.delete("/names/helper/grants/bob")).is_success
+    refused = await _fetched(cast, read)
+    assert (refused.status_code, "environment_not_found" in refused.text) == (404, True)
+    by_admin = (await cast.admin.post("/env/helper/1.0.0/sign?style=read")).json()["data"]
+    assert (await _fetched(cast, by_admin)).status_code == 200
+
+    made = (await cast.admin.post("/tokens", json={"owner": "alice", "role": "publisher"})).json()
+    async with cast.bench.client(made["data"]["token"]) as leaked:
+        read = (await leaked.post("/env/helper/1.0.0/sign?style=read")).json()["data"]
+        write = (await leaked.post("/env/helper/2.0.0/sign?style=write")).json()["data"]
+    assert (await _fetched(cast, read)).status_code == 200
+    assert (await cast.alice.delete(f"/tokens/{made['data']['id']}")).json()["data"] is True
+    assert (await _fetched(cast, read)).status_code == 403
+    async with cast.bench.client(None) as nobody:
+        data = archived(tmp_path, "helper", "2.0.0")
+        assert (await nobody.put(write, content=data)).status_code == 403
+    assert not await cast.bench.hub.has_artifact("alice", hashlib.sha256(data).hexdigest())
+
+
+async def test_what_a_revoked_token_has_begun_to_read_ends(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: a leaked token is worth nothing once it is revoked."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    output, bytes_read = _Pieces(), _Pieces()
+
+    async def logs(self: AsyncEnvHandle, tail: int | None, follow: bool) -> AsyncIterator[str]:
+        del self, tail, follow
+        while True:
+            yield await output.next()
+
+    async def read(self: PortStream) -> bytes:
+        del self
+        return (await bytes_read.next()).encode()
+
+    async def nothing(*_: Any) -> None: ...
+
+    monkeypatch.setattr(AsyncEnvHandle, "logs", logs)
+    monkeypatch.setattr(PortStream, "read", read)
+    for name in ("open", "write", "close"):
+        monkeypatch.setattr(PortStream, name, nothing)
+    monkeypatch.setattr(PortProxy, "_check_declared", nothing)
+    instance = (await cast.alice.post("/env-instance", json={"envName": "probe@1.0.0"})).json()
+    base = f"/instances/{instance['data']['id']}"
+    async with cast.bench.client(made["token"]) as leaked, asyncio.timeout(30):
+        events = asyncio.create_task(leaked.get(f"{base}/events"))
+        followed = asyncio.create_task(leaked.get(f"{base}/logs?follow=true"))
+        port = asyncio.create_task(leaked.get(f"{base}/ports/80/"))
+        await output.give("before")
+        await bytes_read.give("HTTP/1.1 200 OK\r\n\r\nbefore")
+        assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+        output.pieces.put_nowait("after")
+        bytes_read.pieces.put_nowait("after")
+        assert (await followed).text == "before"
+        with pytest.raises(Unauthorized):
+            await port
+        told = (await events).text
+    assert '"status":"Running"' in told
+    assert '"code":"unauthorized"' in told
+    assert (await cast.alice.get(base)).json()["data"]["status"] == "Running"
+
+
+class _Pieces:
+    """What an instance sends, piece by piece."""
+
+    def __init__(self) -> None:
+        self.pieces = asyncio.Queue[str]()
+        self._asked = asyncio.Queue[None]()
+
+    async def next(self) -> str:
+        self._asked.put_nowait(None)
+        return await self.pieces.get()
+
+    async def give(self, piece: str) -> None:
+        """Give a piece, and return once the next one is asked for."""
+        await self._asked.get()
+        self.pieces.put_nowait(piece)
+        await self._asked.get()
+
+
+async def _fetched(cast: Cast, signed: str) -> httpx.Response:
+    """Return the answer to somebody without a token."""
+    async with cast.bench.client(None) as nobody:
+        return await nobody.get(signed)
+
+
+def _built_in(cast: Cast, root: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Make a built-in environment of the version that Alice has published with other content."""
+    archived(root / "built-in", "helper")
+    directory = root / "built-in" / "helper-1.0.0"
+    (directory / "src" / "tools.py").write_text(TOOLS)
+    monkeypatch.setattr(project, "_builtins", lambda: (("helper", directory),))
+
+    async def resolve(reference: str) -> Project:
+        return project.resolve(reference)
+
+    gateway = cast.bench.gateway
+    object.__setattr__(gateway.deps, "resolve", resolve)
+    gateway.creator._resolve = gateway.services._resolve = resolve
+    return project.load(directory)
 
 
 async def test_names_without_an_owner_belong_to_their_first_publisher(

@@ -90,6 +90,9 @@ class Introductions:
         self._tasks = Tasks()
         self._callers: set[_Caller] = set()
         self._counts: Counter[InstanceId] = Counter()
+        self._followed: dict[InstanceId, bool] = {}
+        """Instances that are asked for calls which callers left behind, and whether another caller
+        has left since the latest question was put off."""
 
     async def introduce(self, instance_id: InstanceId, role: DoorRole) -> Introduction:
         """Return an introduction to an instance; does not count as activity.
@@ -181,26 +184,35 @@ class Introductions:
                 if not self._counts[life.record.id]:
                     del self._counts[life.record.id]
         if caller.is_busy and life.record.spec.idle_timeout_s is not None:
-            await self._outlast_calls(life)
+            if life.record.id in self._followed:
+                self._followed[life.record.id] = True
+            else:
+                await self._outlast_calls(life.record.id)
         caller.end()
 
-    async def _outlast_calls(self, life: InstanceLife) -> None:
+    async def _outlast_calls(self, instance_id: InstanceId) -> None:
         """Return once an instance has ended, or its runtime has no call under way.
 
-        A runtime that never answers keeps its instance until the TTL, as one that always answers
-        with a call could.
+        One task asks for all callers that leave meanwhile: a runtime can break their connections as
+        often as they return. A runtime that never answers keeps its instance until the TTL, as one
+        that always answers with a call could.
         """
-        while True:
-            await asyncio.sleep(_ASK_S)
-            try:
-                _, sandbox = await self._calls.enter(life.record.id)
-                answer = await sandbox.request(PENDING_METHOD, {}, deadline_s=_ANSWER_S)
-            except CallOutcomeUnknown:
-                continue  # a tool may keep its interpreter from answering
-            except (AenvError, ValueError):  # it has ended, or has an older runtime
-                return
-            if not (isinstance(answer, dict) and answer.get("calls")):
-                return
+        try:
+            while True:
+                self._followed[instance_id] = False
+                await asyncio.sleep(_ASK_S)
+                try:
+                    _, sandbox = await self._calls.enter(instance_id)
+                    answer = await sandbox.request(PENDING_METHOD, {}, deadline_s=_ANSWER_S)
+                except CallOutcomeUnknown:
+                    continue  # a tool may keep its interpreter from answering
+                except (AenvError, ValueError):  # it has ended, or has an older runtime
+                    return
+                is_pending = isinstance(answer, dict) and bool(answer.get("calls"))
+                if not is_pending and not self._followed[instance_id]:
+                    return
+        finally:
+            del self._followed[instance_id]
 
     async def _admit(self, sock: socket.socket) -> InstanceLife:
         """Pass a connection to the door to a caller with a key.

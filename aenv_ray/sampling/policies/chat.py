@@ -1,28 +1,58 @@
-"""The tool-calling loop: a model asks for tool calls, and gets their results, until it is done."""
+"""The tool-calling loop: a model asks for tool calls, and gets their results, until it is done.
+
+An agent chooses what results contain, and must not void its episode by a result at which the model
+fails (invariant 14). So images are checked before they are passed on, and after a failure the model
+is asked the opening of the conversation, which contains no result. Only if that fails too, the
+model has failed. `ModelRelay` does the same for models of environments.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import logging
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from aenv_ray.client.openai_names import OpenAIToolNames, openai_arguments
-from aenv_ray.errors import ConfigError, ToolError
+from aenv_ray.errors import (
+    AenvError,
+    ConfigError,
+    ConversationRefused,
+    EndpointUnavailable,
+    ToolError,
+)
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.sampling.policies.completion import Completion, ToolRequest
 from aenv_ray.trajectories.attachments import attached
 from aenv_ray.trajectories.schema import Task
 
+logger = logging.getLogger("aenv_ray")
+
 SYSTEM: Final = "Solve the task with the tools. When you have finished, answer without a tool call."
 PROMPT: Final = "{instruction}"
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 MAX_TURNS: Final = 50
 RESULT_CHARACTERS: Final = 20_000
+IMAGE_BYTES: Final = 20 << 20
+"""Largest image that is passed on."""
+EPISODE_IMAGES_BYTES: Final = 64 << 20
+"""Size of all images of an episode that are passed on. Each request contains all of them, and an
+agent that used up the runner's memory would end the episodes of others."""
+_IMAGES: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+    b"RIFF....WEBP": "image/webp",
+}
+"""Images that endpoints read, by their first bytes; a dot is any byte."""
 ChatMessage = dict[str, Any]
 
 
@@ -52,18 +82,32 @@ class Filtered(Exception):
     """The endpoint refuses the conversation because of its content."""
 
 
+class EndpointLimited(EndpointUnavailable):
+    """The endpoint limits requests, whatever is in them."""
+
+
 class ChatModel(Protocol):
     """A model that answers conversations."""
 
     async def complete(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        is_check: bool = False,
     ) -> Completion:
         """Return the answer to a conversation.
+
+        Args:
+            messages: The conversation.
+            tools: The tools that the model may call.
+            is_check: Ask only once, after a failure.
 
         Raises:
             ContextFull: The conversation is too long.
             Filtered: A filter refuses it.
-            EndpointUnavailable: The endpoint gave no answer; the episode is void.
+            EndpointUnavailable: The endpoint gave no answer.
+            Exception: It refuses the conversation.
         """
         ...
 
@@ -175,7 +219,8 @@ async def play(model: ChatModel, options: ChatOptions, env: EpisodeEnv, task: Ta
         ``stop``, a `Stop`; ``text`` of the last answer; and ``turns``.
 
     Raises:
-        EndpointUnavailable: The model could not be asked.
+        EndpointUnavailable: The model could not be asked; the episode is void.
+        ConversationRefused: The model fails at what calls have returned, and works otherwise.
         AenvError: As `EpisodeEnv.call_tool` does, except for `ToolError`, which the model is told.
     """
     return await _Conversation(model, options, env, task).play()
@@ -192,6 +237,7 @@ class _Conversation:
         self._tools = OpenAIToolNames()
         self._tokens = 0
         self._cost = 0.0
+        self._images_bytes = 0
         self._text = ""
         self._opening = opening(options.system, options.prompt, task)
 
@@ -214,7 +260,7 @@ class _Conversation:
     async def _turn(self, turn: int) -> Stop | None:
         """Take one answer and run its calls; return why the episode ends, None if it continues."""
         try:
-            completion = await self._model.complete(self._messages, self._tools.listed)
+            completion = await self._answer()
         except ContextFull:
             return Stop.CONTEXT_FULL
         except Filtered:
@@ -232,6 +278,46 @@ class _Conversation:
         return await self._run(completion.requests) or (
             Stop.MAX_TURNS if turn >= self._options.max_turns else None
         )
+
+    async def _answer(self) -> Completion:
+        """Return the model's answer to the conversation.
+
+        Raises:
+            ContextFull, Filtered: As `ChatModel.complete`.
+            ConversationRefused: The model answers the opening, and not what has been added to it.
+            Exception: The model fails at the opening, too.
+        """
+        try:
+            return await self._model.complete(self._messages, self._tools.listed)
+        except (ContextFull, Filtered, EndpointLimited):
+            raise
+        except Exception:
+            if len(self._messages) == len(self._opening) or not await self._answers_opening():
+                raise
+        try:  # once more: the model may have worked again only now
+            return await self._model.complete(self._messages, self._tools.listed, is_check=True)
+        except (ContextFull, Filtered, EndpointLimited):
+            raise
+        except Exception as exc:
+            said = exc.message if isinstance(exc, AenvError) else f"{type(exc).__name__}: {exc}"
+            raise ConversationRefused(
+                f"the model fails at this conversation, and answers its opening: {said}",
+                hint="look at the last results of calls, such as images: the model cannot read one",
+            ) from exc
+
+    async def _answers_opening(self) -> bool:
+        """Ask the opening again, and return whether the model answers; the answer's cost counts."""
+        *before, last = self._opening
+        # Another text each time, so that no cache answers in place of the model.
+        text = f"{last['content']}\n\n[{secrets.token_hex(4)}]"
+        messages = [*before, {**last, "content": text}]
+        try:
+            answer = await self._model.complete(messages, self._tools.listed, is_check=True)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the first failure is raised
+            logger.info("the model answers no other request either: %s", exc)
+            return False
+        self._count(answer)
+        return True
 
     def _count(self, completion: Completion) -> None:
         self._tokens += self._options.tokens(completion)
@@ -255,17 +341,18 @@ class _Conversation:
 
     async def _run(self, requests: Sequence[ToolRequest]) -> Stop | None:
         results = await self._results(requests)
-        images: list[Mapping[str, Any]] = []
+        images: list[Image] = []
         stop = None
         for request, result in zip(requests, results, strict=True):
+            shown = self._fitting(images_of(result)) if self._options.images else []
             self._say(
                 {
                     "role": "tool",
                     "tool_call_id": request.call_id,
-                    "content": shown_text(result, self._options),
+                    "content": shown_text(result, shown, self._options),
                 }
             )
-            images += images_of(result) if self._options.images else []
+            images += shown
             if not result.is_error and self._name(request) in self._options.stop_tools:
                 stop = Stop.STOP_TOOL
         if images:
@@ -274,6 +361,15 @@ class _Conversation:
             recorded = [note, *map(image_note, images)]
             self._say({"role": "user", "content": content}, content=recorded)
         return stop
+
+    def _fitting(self, images: Sequence[Image]) -> list[Image]:
+        """Return the images for which the conversation has room, and note them."""
+        kept = []
+        for image in images:
+            if self._images_bytes + image.size_bytes <= EPISODE_IMAGES_BYTES:
+                self._images_bytes += image.size_bytes
+                kept.append(image)
+        return kept
 
     async def _results(self, requests: Sequence[ToolRequest]) -> list[ToolResult]:
         if not self._options.parallel:
@@ -299,13 +395,31 @@ class _Conversation:
         return self._tools.own_name(request.name)
 
 
-def shown_text(result: ToolResult, options: ChatOptions) -> str:
-    """Return the text of a result for a model, with notes about what was left out."""
+class Image(NamedTuple):
+    """An image in a result that a model can read, as far as its first bytes say."""
+
+    block: Mapping[str, Any]
+    media_type: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size, within two bytes."""
+        return len(self.block["data"]) * 3 // 4
+
+
+def shown_text(result: ToolResult, images: Sequence[Image], options: ChatOptions) -> str:
+    """Return the text of a result for a model, with notes about what was left out.
+
+    Args:
+        result: The result of a call.
+        images: Those of it that the model gets.
+        options: How long the text may be.
+    """
     parts = []
     for block in result.content:
         if block.get("type") == "text":
             parts.append(str(block.get("text", "")))
-        elif not (options.images and block.get("type") == "image"):
+        elif not any(block is image.block for image in images):
             parts.append(f"[{block.get('type')} {block.get('mimeType', '')} not shown]")
     text = "\n".join(parts)
     if len(text) > options.result_characters:
@@ -313,25 +427,40 @@ def shown_text(result: ToolResult, options: ChatOptions) -> str:
     return f"error: {text}" if result.is_error else text
 
 
-def images_of(result: ToolResult) -> list[Mapping[str, Any]]:
-    """Return the image blocks of a result."""
-    return [
-        block
-        for block in result.content
-        if block.get("type") == "image" and isinstance(block.get("data"), str)
-    ]
+def images_of(result: ToolResult) -> list[Image]:
+    """Return the images of a result that a model can read."""
+    found = ((block, _media_type(block)) for block in result.content)
+    return [Image(block, media_type) for block, media_type in found if media_type is not None]
 
 
-def image_part(image: Mapping[str, Any]) -> ChatMessage:
+def _media_type(block: Mapping[str, Any]) -> str | None:
+    """Return what the data of an image block is; None if it is no image, or too large.
+
+    What the block says of it does not count: endpoints refuse a request with a wrong type.
+    """
+    data = block.get("data")
+    if block.get("type") != "image" or not isinstance(data, str) or len(data) > IMAGE_BYTES * 4 / 3:
+        return None
+    try:
+        content = base64.b64decode(data, validate=True)
+    except ValueError:
+        return None
+    for begin, media_type in _IMAGES.items():
+        if re.match(begin, content, re.DOTALL):
+            return media_type
+    return None
+
+
+def image_part(image: Image) -> ChatMessage:
     """Return an image as a part of a user message."""
-    url = f"data:{image.get('mimeType', 'image/png')};base64,{image['data']}"
+    url = f"data:{image.media_type};base64,{image.block['data']}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def image_note(image: Mapping[str, Any]) -> ChatMessage:
+def image_note(image: Image) -> ChatMessage:
     """Return the note that replaces an image in a record; it names the attachment."""
-    names = [f"{one.media_type}, attachment {one.digest}" for one in attached([image], "")]
-    return {"type": "text", "text": f"[{', '.join(names) or 'an empty image'}]"}
+    (named,) = attached([image.block], "")
+    return {"type": "text", "text": f"[{named.media_type}, attachment {named.digest}]"}
 
 
 # --- prompts --------------------------------------------------------------------------------------

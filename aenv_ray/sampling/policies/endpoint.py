@@ -24,7 +24,7 @@ from aenv_ray.chat_endpoint import (
 )
 from aenv_ray.client.gateway_http import parse_url
 from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unauthorized
-from aenv_ray.sampling.policies.chat import ContextFull, Filtered
+from aenv_ray.sampling.policies.chat import ContextFull, EndpointLimited, Filtered
 from aenv_ray.sampling.policies.completion import (
     Completion,
     InvalidAnswer,
@@ -46,6 +46,8 @@ _CONTEXT_FULL: Final = (
     "prompt is too long", "string_above_max_length",
 )  # fmt: skip
 """How servers say that a conversation is too long."""
+_REQUEST_TOO_LARGE: Final = "request too large"
+"""How OpenAI says, with 429, that a single request exceeds the limit of tokens per minute."""
 _FILTERED: Final = ("content_filter", "content_policy", "content management policy")
 
 
@@ -103,7 +105,11 @@ class Endpoint:
         await self._http.aclose()
 
     async def complete(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        is_check: bool = False,
     ) -> Completion:
         """Return the answer to a conversation; see `ChatModel.complete`.
 
@@ -111,15 +117,17 @@ class Endpoint:
         endpoint cannot be reached, limits requests, fails, or sends no complete answer in time.
 
         Raises:
+            EndpointLimited: It limits requests, also with the last attempt.
             Unauthorized: The endpoint refuses the key; Forbidden likewise.
             ConfigError: It refuses the request, for example because it has no such model.
         """
         body = self._body(messages, tools)
-        for attempt in range(1, self._options.attempts + 1):
+        attempts = 1 if is_check else self._options.attempts
+        for attempt in range(1, attempts + 1):
             try:
                 return await self._answer(body)
             except RequestFailed as exc:
-                pause_s = self._pause(exc, attempt)
+                pause_s = self._pause(exc, attempt, attempts)
                 logger.debug("%s; asking again in %.1f s", exc, pause_s)
                 self._warn(exc, attempt)
                 await self._sleep(pause_s)
@@ -135,7 +143,7 @@ class Endpoint:
                 self._options.base_url, failed, self._options.attempts,
             )  # fmt: skip
 
-    def _pause(self, failed: RequestFailed, attempt: int) -> float:
+    def _pause(self, failed: RequestFailed, attempt: int, attempts: int) -> float:
         """Return the seconds before the next attempt.
 
         Raises:
@@ -143,10 +151,10 @@ class Endpoint:
         """
         options = self._options
         # A limit of a minute or two passes, and one of a day does not.
-        patience_s = LONGEST_PAUSE_S * (options.attempts - attempt)
-        if attempt >= options.attempts or failed.asked_pause_s > patience_s:
+        patience_s = LONGEST_PAUSE_S * (attempts - attempt)
+        if attempt >= attempts or failed.asked_pause_s > patience_s:
             asked = f", and asks for a pause of {failed.asked_pause_s:.0f} s"
-            raise EndpointUnavailable(
+            raise (EndpointLimited if failed.is_limited else EndpointUnavailable)(
                 f"the model endpoint {options.base_url} failed {attempt} times: {failed}"
                 + (asked if failed.asked_pause_s > patience_s else ""),
                 hint="check that it runs and has capacity; raise its attempts or timeout_s, or "
@@ -200,9 +208,11 @@ class Endpoint:
             RequestFailed: The request may be sent again.
         """
         status, options = response.status_code, self._options
+        lowered = content.decode(errors="replace").lower()
+        if status == 429 and _REQUEST_TOO_LARGE in lowered:
+            return ContextFull("the request alone exceeds the limit of tokens per minute")
         said = refusal_of(response, content, self._key)
         if status in {400, 413, 422}:
-            lowered = content.decode(errors="replace").lower()
             if status == 413 or any(words in lowered for words in _CONTEXT_FULL):
                 return ContextFull(said)
             if any(words in lowered for words in _FILTERED):

@@ -61,8 +61,13 @@ class _RemoteModel:
         self._timeout_s = timeout_s
 
     async def complete(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        is_check: bool = False,
     ) -> Completion:
+        del is_check  # it is never asked more than once
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._ask(list(messages), list(tools))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import Final
@@ -11,9 +12,9 @@ from starlette.requests import HTTPConnection
 
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import Forbidden, RateLimited, Unauthorized
+from aenv_ray.errors import FabricUnavailable, Forbidden, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import Lease, Role, unknown_instance
+from aenv_ray.hub.records import Lease, Role, TokenRecord, unknown_instance
 
 _MAX_TOKENS: Final = 10_000
 """Tokens remembered, unknown ones included."""
@@ -121,6 +122,15 @@ class HubAuthenticator:
         request.scope["aenv.principal"] = principal
         return principal
 
+    async def check_again(self, request: HTTPConnection) -> None:
+        """Check that the token of a request, whose answer has begun, is still valid.
+
+        Raises:
+            Unauthorized: It has expired or was revoked.
+        """
+        with contextlib.suppress(FabricUnavailable):  # the answer does not depend on the hub
+            await self(request)
+
     def forget(self) -> None:
         """Clear the cache, because a token was revoked."""
         self._known.clear()
@@ -138,9 +148,14 @@ class HubAuthenticator:
         if record is None:
             self._known.put(key, (None,))
             return None
-        principal = Principal(record.role, record.owner, record.instance_id, record.id)
+        principal = principal_in(record)
         self._known.put(key, (principal,), expires_at=record.expires_at)
         return principal
+
+
+def principal_in(record: TokenRecord) -> Principal:
+    """Return the principal that a token names."""
+    return Principal(record.role, record.owner, record.instance_id, record.id)
 
 
 def principal_of(request: HTTPConnection) -> Principal:

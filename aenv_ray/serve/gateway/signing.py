@@ -1,4 +1,8 @@
-"""Signed URLs: they allow one upload or download without a token, for some minutes."""
+"""Signed URLs: they allow one upload or download without a token, for some minutes.
+
+A URL names the token that it was created with. It allows no more than that token does when the URL
+is used, and nothing once the token is revoked.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from aenv_ray.clock import Clock
 from aenv_ray.errors import Forbidden
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import TokenRecord
 
 SIGNED_S: Final = 900.0
 """How long a signed URL is valid."""
@@ -26,7 +31,8 @@ class UrlSignature(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     expires: int
-    owner: str
+    token: str
+    """Id of the token that it was created with; no secret."""
     signature: str
 
 
@@ -38,28 +44,36 @@ class Signer:
         self._clock = clock
         self._key: bytes | None = None
 
-    async def sign(self, method: str, path: str, owner: str) -> str:
+    async def sign(self, method: str, path: str, token_id: str) -> str:
         """Return a path and query that allow one method for `SIGNED_S`."""
         expires = int(self._clock.now() + SIGNED_S)
-        signature = await self._signature(method, path, owner, expires)
-        return f"{path}?expires={expires}&owner={quote(owner, safe='')}&signature={signature}"
+        signature = await self._signature(method, path, token_id, expires)
+        return f"{path}?expires={expires}&token={quote(token_id, safe='')}&signature={signature}"
 
-    async def check(self, method: str, path: str, given: UrlSignature) -> None:
-        """Check the signature of a request.
+    async def check(self, method: str, path: str, given: UrlSignature) -> TokenRecord:
+        """Check the signature of a request; return the token with which it was created.
 
         Raises:
-            Forbidden: It is wrong, signs another request, or has expired.
+            Forbidden: It is wrong, signs another request, or has expired, or the token is no longer
+                valid.
         """
-        expected = await self._signature(method, path, given.owner, given.expires)
+        expected = await self._signature(method, path, given.token, given.expires)
         is_ours = hmac.compare_digest(expected.encode(), given.signature.encode())
         if not is_ours or given.expires < self._clock.now():
             raise Forbidden(
                 "the signature of the URL is wrong or has expired", hint="request a new signed URL"
             )
+        record = await self._hub.token(given.token)
+        if record is None:
+            raise Forbidden(
+                "the token with which the URL was created has expired or was revoked",
+                hint="request a new signed URL with a valid token",
+            )
+        return record
 
-    async def _signature(self, method: str, path: str, owner: str, expires: int) -> str:
+    async def _signature(self, method: str, path: str, token_id: str, expires: int) -> str:
         if self._key is None:
             fresh = secrets.token_hex(32)
             self._key = (await self._hub.remember(_KEY_NAME, fresh, _KEY_TTL_S)).encode()
-        text = f"{method}\n{path}\n{owner}\n{expires}"
+        text = f"{method}\n{path}\n{token_id}\n{expires}"
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()

@@ -448,12 +448,15 @@ class HubContract(EnvironmentsContract):
         assert await hub.check_token(secret) == record
         for wrong in ("", secret[:-1], secret + "x", record.id, "ü\0", "\udcff"):
             assert await hub.check_token(wrong) is None
+        assert await hub.token(record.id) == record
+        assert await hub.token(secret) is None
         assert [t.id for t in await hub.tokens("somebody")] == [record.id]
         assert len(await hub.tokens()) == 2
         assert secret not in str(await hub.tokens())
         await hub.revoke_token(record.id)
         await hub.revoke_token(record.id)
         assert await hub.check_token(secret) is None
+        assert await hub.token(record.id) is None
         assert await hub.tokens("somebody") == ()
         assert await hub.check_token(other) is not None
 
@@ -464,6 +467,7 @@ class HubContract(EnvironmentsContract):
         assert await hub.check_token(secret) == record
         clock.advance(1)
         assert await hub.check_token(secret) is None
+        assert await hub.token(record.id) is None
         assert await hub.tokens() == ()
 
     async def test_an_agents_token_ends_with_its_instance(self, hub: Hub) -> None:

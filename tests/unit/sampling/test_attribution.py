@@ -10,6 +10,7 @@ from aenv_ray.errors import (
     AenvError,
     CallOutcomeUnknown,
     ConfigError,
+    ConversationRefused,
     DeadlineExceeded,
     FunctionFailed,
     InsideCause,
@@ -68,6 +69,8 @@ def test_an_unhandled_tool_error_counts() -> None:
     late = REWARDS.end_of(ToolTimeout("slow", tool_name="t"), Stage.POLICY, THINKING)
     wrong = REWARDS.end_of(ToolNotFound("no such tool"), Stage.POLICY, THINKING)
     own = REWARDS.end_of(KeyError("action"), Stage.POLICY, BUSY)
+    unreadable = REWARDS.end_of(ConversationRefused("an image"), Stage.POLICY, BUSY)
+    assert (unreadable.status, unreadable.reward) == (EpisodeStatus.POLICY_FAILED, -3.0)
     assert (late.status, late.reward) == (EpisodeStatus.TIMED_OUT, -2.0)
     assert (wrong.status, wrong.reward) == (EpisodeStatus.POLICY_FAILED, -3.0)
     assert (own.status, own.reward) == (EpisodeStatus.POLICY_FAILED, None)

@@ -78,7 +78,7 @@ class PortProxy:
         port = request.path_params["port"]
         if port not in target.ports:
             await self._check_declared(target.instance_id, port)
-        stream = PortStream(self._deps.calls, target.instance_id)
+        stream = _AdmittedStream(self._deps, target.instance_id, request)
         await stream.open(port)
         try:
             yield stream
@@ -99,6 +99,28 @@ class PortProxy:
                 f"environment {info.reference} does not declare port {port}; it declares: {known}",
                 hint="add it to deployConfig.ports and publish a new version of the environment",
             )
+
+
+class _AdmittedStream(PortStream):
+    """A connection that ends with the validity of the client's token.
+
+    Raises:
+        Unauthorized: From `read` and `write`: the token has expired or was revoked.
+    """
+
+    def __init__(self, deps: Deps, instance_id: str, request: HTTPConnection) -> None:
+        super().__init__(deps.calls, instance_id)
+        self._authenticate = deps.authenticate
+        self._request = request
+
+    async def read(self) -> bytes:
+        data = await super().read()
+        await self._authenticate.check_again(self._request)
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._authenticate.check_again(self._request)
+        await super().write(data)
 
 
 def request_target(request: HTTPConnection) -> str:

@@ -38,6 +38,7 @@ from aenv_ray.hub.artifacts import ArtifactStore
 from aenv_ray.hub.records import EnvironmentVersion, Role
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.serve.gateway.artifact_collection import UPLOADS
+from aenv_ray.serve.gateway.auth import principal_in
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.requests import STREAMED, ClientLeft, pieces_of
@@ -314,10 +315,34 @@ async def sign(
     if query.style == "write":
         call.caller.check_role(Role.PUBLISHER)
     else:
-        await call.check_use(name)
+        await _check_read(call, name)
     method = "GET" if query.style == "read" else "PUT"
-    signed = await call.control.signer.sign(method, _signed_path(name, version), call.caller.owner)
-    return call.control_url() + signed
+    path = _signed_path(name, version)
+    return call.control_url() + await call.control.signer.sign(method, path, call.caller.token_id)
+
+
+async def _check_read(call: RouteCall, name: str) -> None:
+    """Check that the caller may read what is published under a name.
+
+    That an environment of this name is built in, which everybody may use, is no such right.
+
+    Raises:
+        EnvironmentNotFound: The name belongs to another owner, who has not granted its use.
+    """
+    if not await call.may_use(name):
+        raise catalog.unpublished(name)
+
+
+async def _admit_signed(call: RouteCall, method: str, path: str, query: UrlSignature) -> None:
+    """Admit a request by its signature, as the principal who signed it.
+
+    Raises:
+        Forbidden: The signature is not valid, or the signer's token no longer is.
+        RateLimited: Too many requests of the signer's owner.
+    """
+    signer = principal_in(await call.control.signer.check(method, path, query))
+    call.control.rate.take(f"signed {signer.owner}")
+    call.request.scope["aenv.principal"] = signer
 
 
 def _signed_path(name: str, version: str) -> str:
@@ -338,16 +363,16 @@ async def put_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> ArtifactObject:
     """Upload by a signed URL."""
-    await call.control.signer.check("PUT", _signed_path(name, version), query)
-    call.control.rate.take(f"signed {query.owner}")
-    document = _upload_name(f"{name}@{version}", query.owner)
-    mine = {n for n in await call.hub.documents(UPLOADS) if n.partition(" ")[2] == query.owner}
+    await _admit_signed(call, "PUT", _signed_path(name, version), query)
+    owner = call.caller.owner
+    document = _upload_name(f"{name}@{version}", owner)
+    mine = {n for n in await call.hub.documents(UPLOADS) if n.partition(" ")[2] == owner}
     if document not in mine and len(mine) >= MAX_UPLOADS:
         raise ArtifactQuotaExceeded(
-            f"{query.owner} has uploaded archives of {len(mine)} versions that are not published",
+            f"{owner} has uploaded archives of {len(mine)} versions that are not published",
             hint="publish them, or wait: they are forgotten after a day",
         )
-    stored = await _stored(call, query.owner)
+    stored = await _stored(call, owner)
     at = call.control.deps.clock.now()
     await call.hub.put_document(UPLOADS, document, {"archive": stored.digest, "at": at})
     return stored
@@ -364,8 +389,8 @@ async def get_signed(
     call: PublicCall, name: str, version: str, query: Annotated[UrlSignature, Query()]
 ) -> Response:
     """Download by a signed URL."""
-    await call.control.signer.check("GET", _signed_path(name, version), query)
-    call.control.rate.take(f"signed {query.owner}")
+    await _admit_signed(call, "GET", _signed_path(name, version), query)
+    await _check_read(call, name)
     entry = await call.hub.environment(name, version)
     if not entry.archive:
         raise EnvironmentNotFound(

@@ -410,10 +410,20 @@ def instance_object(
 def shown_environment(
     entry: EnvironmentVersion | None, reference: str, digest: str, created_at: float
 ) -> dict[str, Any]:
-    """Return the environment of an instance or service as JSON; `entry` is None if unpublished."""
-    name, _, version = reference.rpartition("/")[2].partition("@")
-    entry = entry or EnvironmentVersion(
-        name=name, version=version, digest=digest, archive="", archive_bytes=0, config={},
-        created_at=created_at,
-    )  # fmt: skip
+    """Return the environment of an instance or service as JSON.
+
+    Args:
+        entry: The published version of this reference, None if there is none. One with another
+            digest is not shown: it is another environment than the built-in one, or the project,
+            that the instance was created from, and may belong to another owner (invariant 15).
+        reference: ``name@version``, or a path.
+        digest: The digest of what the instance or service was created from.
+        created_at: Shown as that of the environment if there is no entry.
+    """
+    if entry is None or entry.digest != digest:
+        name, _, version = reference.rpartition("/")[2].partition("@")
+        entry = EnvironmentVersion(
+            name=name, version=version, digest=digest, archive="", archive_bytes=0, config={},
+            created_at=created_at,
+        )  # fmt: skip
     return EnvironmentObject.of(entry).model_dump(exclude={"functions"})

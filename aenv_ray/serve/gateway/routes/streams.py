@@ -17,6 +17,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
     InstanceReleased,
     SandboxLost,
+    Unauthorized,
     to_wire,
 )
 from aenv_ray.hub.records import Lease
@@ -52,14 +53,16 @@ async def logs(call: UserCall, id: str, query: Annotated[LogsQuery, Query()]) ->
     if query.follow:
         await instance.info()  # before the answer begins: an ended instance has its own status
         pieces = instance.logs(query.tail, True)
-        return StreamingResponse(_until_ended(pieces), media_type="text/plain")
+        return StreamingResponse(_until_ended(call, pieces), media_type="text/plain")
     text = "".join([piece async for piece in instance.logs(query.tail, False)])
     return PlainTextResponse(text)
 
 
-async def _until_ended(pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
-    with contextlib.suppress(*_ENDED):
+async def _until_ended(call: RouteCall, pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """Yield the output until the instance, or the validity of the caller's token, has ended."""
+    with contextlib.suppress(*_ENDED, Unauthorized):
         async for piece in pieces:
+            await call.control.deps.authenticate.check_again(call.request)
             yield piece.encode()
 
 
@@ -81,7 +84,7 @@ async def _changes(call: RouteCall, lease: Lease) -> AsyncIterator[bytes]:
     try:
         async for change in _watch(call, lease):
             yield change
-    except AenvError as exc:  # the hub is away, and the answer has begun
+    except AenvError as exc:  # the hub is away, or the token revoked, and the answer has begun
         yield _event("error", to_wire(exc))
 
 
@@ -102,6 +105,7 @@ async def _watch(call: RouteCall, lease: Lease) -> AsyncIterator[bytes]:
             return
         await asyncio.sleep(_POLL_S)
         silent_s += _POLL_S
+        await call.control.deps.authenticate.check_again(call.request)
         try:
             lease = await call.hub.lease(lease.id)
         except InstanceNotFound:

@@ -204,6 +204,75 @@ async def test_a_call_outlives_its_caller(
     assert await live(host) == 0
 
 
+async def test_callers_that_leave_do_not_pile_up(
+    host: Host, started: Start, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a runtime breaks all connections in mid-call and says that a call runs on."""
+    calls, asked = 1, 0
+
+    async def request(self: DoorSandbox, method: str, *args: object, **options: float) -> object:
+        nonlocal asked
+        asked += 1
+        return {"calls": calls}
+
+    monkeypatch.setattr(introductions, "_ASK_S", 0.0)
+    monkeypatch.setattr(DoorSandbox, "request", request)
+    spec = await started(idle_timeout_s=10.0)
+    assert host._introductions is not None
+    before = len(host._introductions._tasks)
+    for number in range(20):
+        introduction = await host.introduce(spec.instance_id, DoorRole.OWNER)
+        assert introduction is not None
+        caller = await Caller.introduced(introduction, spec)
+        await caller.report(is_busy=True)
+        caller.close()
+        await gone(host)
+        asked_before = asked
+        async with asyncio.timeout(30):
+            while asked < asked_before + 3:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert len(host._introductions._tasks) == before + 1, number
+    clock.advance(100.0)
+    assert await live(host) == 1
+    calls = 0
+    await unobserved(host)
+    clock.advance(11.0)
+    assert await live(host) == 0
+
+
+async def test_a_caller_that_leaves_late_is_asked_for_once_more(
+    host: Host, caller: Caller, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime may not have read the last caller's calls when it answered for an earlier one."""
+    monkeypatch.setattr(introductions, "_ASK_S", 0.0)
+    (info,) = await host.instances()
+    introduction = await host.introduce(info.id, DoorRole.OWNER)
+    assert introduction is not None
+    late = Caller(*await present(introduction, DoorClaim(info.id, introduction.key)))
+    await late.report(is_busy=True)
+    answers, asked = asyncio.Queue[int](), asyncio.Queue[None]()
+
+    async def request(self: DoorSandbox, method: str, *args: object, **options: float) -> object:
+        asked.put_nowait(None)
+        return {"calls": await answers.get()}
+
+    monkeypatch.setattr(DoorSandbox, "request", request)
+    await caller.report(is_busy=True)
+    async with asyncio.timeout(30):
+        caller.close()
+        await asked.get()
+        late.close()
+        await gone(host)
+        answers.put_nowait(0)
+        await asked.get()
+        clock.advance(100.0)
+        assert await live(host) == 1
+        answers.put_nowait(0)
+    await unobserved(host)
+    clock.advance(11.0)
+    assert await live(host) == 0
+
+
 async def test_an_introduction_is_not_activity(
     host: Host, caller: Caller, clock: FakeClock
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import pickle
@@ -11,11 +12,19 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.errors import ConfigError, SandboxDiedInside, ToolError, ToolTimeout
+from aenv_ray.errors import (
+    ConfigError,
+    ConversationRefused,
+    EndpointUnavailable,
+    Forbidden,
+    SandboxDiedInside,
+    ToolError,
+    ToolTimeout,
+)
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import OpenAIPolicy, Task, Usage
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
-from aenv_ray.sampling.policies import base
+from aenv_ray.sampling.policies import base, chat
 from aenv_ray.sampling.policies.chat import rendered
 from tests.emulators.model_endpoint import (
     Answer,
@@ -23,6 +32,7 @@ from tests.emulators.model_endpoint import (
     body,
     completion,
     delta,
+    dies,
     refusal,
     serving,
     stream,
@@ -30,8 +40,8 @@ from tests.emulators.model_endpoint import (
 )
 
 TASK = Task.model_validate({"id": "t1", "instruction": "Add 1.", "level": {"name": "easy", "n": 2}})
-HI = f"sha256:{hashlib.sha256(b'hi').hexdigest()}"
-PIXEL = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+PIXEL = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
 
 
 class FakeInstance:
@@ -43,6 +53,7 @@ class FakeInstance:
         self.running = 0
         self.most_running = 0
         self.call_ids: list[str | None] = []
+        self.pictures: list[dict[str, Any]] = [PIXEL]
 
     async def list_tools(self) -> list[dict[str, Any]]:
         names = ("add", "fs/read file", "picture", "raises", "slow", "dies")
@@ -66,7 +77,7 @@ class FakeInstance:
             case "fs/read file":
                 return text("x" * 100)
             case "picture":
-                return ToolResult([{"type": "text", "text": "see"}, PIXEL])
+                return ToolResult([{"type": "text", "text": "see"}, *self.pictures])
             case "raises":
                 return ToolResult([{"type": "text", "text": "alas"}], is_error=True)
             case "slow":
@@ -83,9 +94,17 @@ def text(value: str) -> ToolResult:
 class Played:
     """One episode and what it left."""
 
-    def __init__(self, endpoint: ModelEndpoint, task: Task = TASK, **options: Any) -> None:
+    def __init__(
+        self,
+        endpoint: ModelEndpoint,
+        task: Task = TASK,
+        log: EpisodeLog | None = None,
+        pictures: list[dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
         self.instance = FakeInstance()
-        self.log = EpisodeLog()
+        self.instance.pictures = pictures or [PIXEL]
+        self.log = log or EpisodeLog()
         env = EpisodeEnv(self.instance, self.log)  # type: ignore[arg-type]  # has what is used
         policy = OpenAIPolicy("m", base_url=endpoint.url, **options)
         self.output = asyncio.run(policy(env, task))
@@ -293,9 +312,167 @@ def test_images_are_sent_to_models_that_accept_them_and_described_to_others() ->
     assert played.told == ["see"]
     shown = endpoint.requests[1]["messages"][-1]
     assert shown["role"] == "user"
-    assert shown["content"][1]["image_url"]["url"] == "data:image/png;base64,aGk="
+    assert shown["content"][1]["image_url"]["url"] == f"data:image/png;base64,{PIXEL['data']}"
     recorded = played.log.messages[-2]["content"][1]
-    assert recorded == {"type": "text", "text": f"[image/png, attachment {HI}]"}
+    digest = f"sha256:{hashlib.sha256(PNG).hexdigest()}"
+    assert recorded == {"type": "text", "text": f"[image/png, attachment {digest}]"}
+
+
+def image(data: Any, media_type: Any = "image/png") -> dict[str, Any]:
+    text = base64.b64encode(data).decode() if isinstance(data, bytes) else data
+    return {"type": "image", "data": text, "mimeType": media_type}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        image(b"no image"), image(b""), image("&%$"), image("a"), image("\u00fc"), image(7),
+        image(None), image(PIXEL["data"] + "\n"), {"type": "image"},
+        image(b"RIFF0000AVI "), image(PNG + b"x" * 100),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_not_sent(
+    block: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: the endpoint would refuse the request, which voids the episode."""
+    monkeypatch.setattr(chat, "IMAGE_BYTES", 99)
+    calls = completion(None, tool_call("picture", {}))
+    with serving(calls, completion("nice")) as endpoint:
+        played = Played(endpoint, images=True, pictures=[block, PIXEL])
+    assert played.told == [f"see\n[image {block.get('mimeType', '')} not shown]"]
+    _, only = endpoint.requests[1]["messages"][-1]["content"]
+    assert only["image_url"]["url"].endswith(PIXEL["data"])
+    with serving(calls, completion("nice")) as endpoint:
+        assert Played(endpoint, images=True, pictures=[block]).told == played.told
+    assert endpoint.requests[1]["messages"][-1]["role"] == "tool"
+
+
+def test_the_images_of_an_episode_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 7: every request contains all of them, and runners play many episodes."""
+    monkeypatch.setattr(chat, "EPISODE_IMAGES_BYTES", 3 * len(PNG))
+    calls = completion(None, tool_call("picture", {}))
+    with serving(calls, calls, completion("nice")) as endpoint:
+        played = Played(endpoint, images=True, pictures=[PIXEL, dict(PIXEL)])
+    assert played.told == ["see", "see\n[image image/png not shown]"]
+    sent = json.dumps(endpoint.requests[2]["messages"])
+    assert sent.count(PIXEL["data"]) == 3
+
+
+@pytest.mark.parametrize("claimed", ["x/y", "", None, 7, "image/gif;a=,b", ["image/png"]])
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (PNG, "image/png"), (b"\xff\xd8\xff\xe0 JFIF", "image/jpeg"), (b"GIF89a...", "image/gif"),
+        (b"RIFF\n\0\0\0WEBPVP8 ", "image/webp"),
+    ],
+)  # fmt: skip
+def test_an_image_is_sent_as_what_it_is(data: bytes, media_type: str, claimed: Any) -> None:
+    """Invariant 14: the type that a result claims may be one that the endpoint refuses."""
+    calls = completion(None, tool_call("picture", {}))
+    with serving(calls, completion("nice")) as endpoint:
+        Played(endpoint, images=True, pictures=[image(data, claimed)])
+    (part,) = endpoint.requests[1]["messages"][-1]["content"][1:]
+    assert part["image_url"]["url"].startswith(f"data:{media_type};base64,")
+
+
+# --- failures of the model ------------------------------------------------------------------------
+
+ACTS = completion(None, tool_call("add", {"a": 1}))
+UNREADABLE = refusal(400, "cannot identify image file")
+FAILURES = {
+    "400": (UNREADABLE, ConfigError),
+    "422": (refusal(422, "invalid"), ConfigError),
+    "403": (refusal(403, "blocked by a firewall"), Forbidden),
+    "500": (refusal(500, "oops"), EndpointUnavailable),
+    "dies": (dies, EndpointUnavailable),
+    "nonsense": (body({"choices": []}), EndpointUnavailable),
+}
+
+
+@pytest.mark.parametrize(("failure", "_"), FAILURES.values(), ids=FAILURES)
+def test_a_result_at_which_the_model_fails_does_not_void_the_episode(
+    failure: Answer, _: type[Exception]
+) -> None:
+    """Invariant 14: an agent can choose it. The answer to our own request is paid for."""
+    log = EpisodeLog()
+    with (
+        serving(ACTS, failure, completion("Hello.", usage=(7, 3)), failure) as endpoint,
+        pytest.raises(ConversationRefused, match="answers its opening: the model endpoint"),
+    ):
+        Played(endpoint, log=log, attempts=1, prices=(1e6, 1e6))
+    opening, played, own, again = endpoint.requests
+    assert again == played
+    assert len(own["messages"]) == len(opening["messages"]) == 2
+    assert own["messages"][1]["content"].startswith("Add 1.\n\n[")
+    assert own["tools"] == opening["tools"]
+    assert log.usage == Usage(requests=2, prompt_tokens=17, completion_tokens=8, cost=25.0)
+    assert "Hello." not in str(log.messages)
+
+
+@pytest.mark.parametrize(("failure", "error"), FAILURES.values(), ids=FAILURES)
+def test_a_model_that_answers_nothing_voids_the_episode(
+    failure: Answer, error: type[Exception]
+) -> None:
+    """Invariant 2: the model fails, whatever it is asked."""
+    with serving(ACTS, failure) as endpoint, pytest.raises(error):
+        Played(endpoint, attempts=1)
+    assert len(endpoint.requests) == 3
+
+
+@pytest.mark.parametrize(("failure", "error"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_at_the_opening_is_the_models(failure: Answer, error: type[Exception]) -> None:
+    """Nothing in it is an agent's."""
+    with serving(failure) as endpoint, pytest.raises(error):
+        Played(endpoint, attempts=1)
+    assert len(endpoint.requests) == 1
+
+
+def test_an_episode_continues_once_the_model_works_again() -> None:
+    with serving(ACTS, refusal(503, "restarts"), completion("Hi."), completion("2")) as endpoint:
+        played = Played(endpoint, attempts=1)
+    assert played.output == {"stop": "answered", "turns": 2, "text": "2"}
+    assert played.log.usage == Usage(requests=3, prompt_tokens=30, completion_tokens=15)
+
+
+def test_no_cache_answers_the_models_check() -> None:
+    """Invariant 2: a proxy may answer a request that it knows although the model is away."""
+    asked = []
+    for _ in range(2):
+        with (
+            serving(ACTS, UNREADABLE, completion("Hi."), UNREADABLE) as endpoint,
+            pytest.raises(ConversationRefused),
+        ):
+            Played(endpoint)
+        asked += [endpoint.requests[n]["messages"] for n in (0, 2)]
+    assert asked[0] == asked[2]
+    assert len({json.dumps(one) for one in asked}) == 3
+
+
+def test_a_limit_of_requests_is_not_a_result_at_which_the_model_fails() -> None:
+    """Invariant 2: it depends on what others ask; but not a limit that one request exceeds."""
+    with (
+        serving(ACTS, refusal(429, "slow down"), completion("Hi.")) as endpoint,
+        pytest.raises(EndpointUnavailable),
+    ):
+        Played(endpoint, attempts=1)
+    assert len(endpoint.requests) == 2
+    large = refusal(429, "Request too large for m: Limit 30000, Requested 37000.")
+    with serving(ACTS, large) as endpoint:
+        assert Played(endpoint).output["stop"] == "context_full"
+
+
+@pytest.mark.parametrize(
+    ("failure", "stop"),
+    [
+        (refusal(400, "maximum context length is 10 tokens"), "context_full"),
+        (refusal(413, "payload too large"), "context_full"),
+        (refusal(400, "content_filter"), "refused"),
+    ],
+)
+def test_a_conversation_that_grew_too_long_is_scored(failure: Answer, stop: str) -> None:
+    with serving(ACTS, failure) as endpoint:
+        assert Played(endpoint).output["stop"] == stop
+    assert len(endpoint.requests) == 2
 
 
 # --- prompts and options --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import logging
 import socket
@@ -33,7 +34,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.models import Isolation, ToolResult
-from aenv_ray.sampling import Episode, EpisodeStatus, Task
+from aenv_ray.sampling import Episode, EpisodeStatus, OpenAIPolicy, Task
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.scripted import null
@@ -53,6 +54,7 @@ from aenv_ray.sampling.runners.runner import (
 from aenv_ray.sampling.tasks import archives
 from aenv_ray.sampling.user_code import PolicyTimedOut
 from aenv_ray.trajectories.schema import Call
+from tests.emulators.model_endpoint import completion, refusal, serving, tool_call
 
 
 class _Handle:
@@ -271,6 +273,38 @@ async def test_an_agent_that_keeps_its_sandbox_from_reading_gets_a_failed_episod
         reader.close()
     assert (fields["status"], fields["reward"]) == (EpisodeStatus.DIED_INSIDE, 0.0)
     assert "has not read" in fields["error"]
+
+
+class _Painter(_NoRoom):
+    """An instance whose tool returns an image that only begins like one."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        return [{"name": "paint", "inputSchema": {"type": "object"}}]
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        data = base64.b64encode(b"\x89PNG\r\n\x1a\n, or so").decode()
+        return ToolResult([{"type": "image", "data": data, "mimeType": "image/png"}])
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_an_image_that_the_model_cannot_read_does_not_void_an_episode(is_down: bool) -> None:
+    """Invariant 14; if the model answers nothing else either, it is void (invariant 2)."""
+    paints = completion(None, tool_call("paint", {}))
+    unreadable = refusal(400, "cannot identify image file")
+    own = unreadable if is_down else completion("Hello.")
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, -1.0), None)
+    instance = cast("Any", _Painter())
+    env = EpisodeEnv(instance, EpisodeLog())
+    with serving(paints, unreadable, own, unreadable) as endpoint:
+        policy = OpenAIPolicy("m", base_url=endpoint.url, images=True)
+        runner = Runner(policy, cast("Any", None), rules, cast("Any", None))
+        fields = await runner._roll_out(instance, Task(id="t", reward=Call()), env, _Phases())
+    assert fields["status"] is EpisodeStatus.POLICY_FAILED
+    assert fields["reward"] == (None if is_down else -1.0)
+    assert fields["error"].startswith("config_error" if is_down else "conversation_refused")
 
 
 async def test_a_slow_setup_does_not_void_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
