@@ -9,13 +9,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.scripted import null, reference
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.tasks.archives import check_files
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
+from aenv_ray.sampling.tasks.feed import checked_task
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task, recordable_task
+from aenv_ray.trajectories.storable import storable_text
 
 REPETITIONS: Final = 3
 """How often each policy plays a task."""
@@ -52,6 +54,11 @@ class DroppedTask(BaseModel):
     detail: str
     """What was found."""
 
+    @field_validator("task_id", "detail")
+    @classmethod
+    def _storable(cls, value: str | None) -> str | None:
+        return value if value is None else storable_text(value)
+
 
 class Synthesis(BaseModel):
     """What became of the proposed tasks."""
@@ -69,6 +76,10 @@ class Synthesis(BaseModel):
         """Return how many tasks were dropped for each reason that occurred."""
         reasons = [one.reason for one in self.dropped]
         return {reason: reasons.count(reason) for reason in DropReason if reason in reasons}
+
+    def recordable(self) -> Synthesis:
+        """Return it with the tasks as a file can hold them; see `recordable_task`."""
+        return self.model_copy(update={"kept": tuple(map(recordable_task, self.kept))})
 
 
 Play = Callable[[Sampling], None]
@@ -158,13 +169,12 @@ class Synthesizer:
             one = DroppedTask(number=number, task_id=name, reason=reason, detail=detail)
             dropped.append(one)
 
+        where = f"proposal {number}"
         try:
-            task = proposal if isinstance(proposal, Task) else Task.model_validate(proposal)
-        except ValidationError as exc:
-            wrong = exc.errors()[0]
-            where = ".".join(map(str, wrong["loc"]))
+            task = checked_task(where, proposal)
+        except ConfigError as exc:
             task_id = proposal.get("id") if isinstance(proposal, Mapping) else None
-            drop(task_id, DropReason.INVALID, f"{where}: {wrong['msg']}" if where else wrong["msg"])
+            drop(task_id, DropReason.INVALID, exc.message.removeprefix(f"{where}: "))
             return None
         try:
             check_files([task], "a proposal", hint="")
@@ -282,16 +292,19 @@ def _outcomes(episodes: Sequence[Episode]) -> str:
 
 def _question(task: Task) -> str:
     """Return what a task asks for: equal for tasks that differ only in id, solution or spaces."""
-    data = task.model_dump(mode="json", exclude={"id", "reference", "wrong"}, fallback=repr)
+    written = recordable_task(task)
+    data = written.model_dump(mode="json", exclude={"id", "reference", "wrong"})
     data["instruction"] = " ".join(task.instruction.casefold().split())
     if not data["instruction"]:
-        data["reference"] = [call.model_dump(mode="json", fallback=repr) for call in task.reference]
+        data["reference"] = [call.model_dump(mode="json") for call in written.reference]
     return json.dumps(data, sort_keys=True)
 
 
 def _read(proposals: Iterable[Any]) -> list[Any]:
     try:
         return list(proposals)
+    except ConfigError:  # of a file
+        raise
     except Exception as exc:
         raise ConfigError(
             f"the generator of tasks raised {type(exc).__name__}: {exc}",

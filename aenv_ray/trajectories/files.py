@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import FileLock, write_atomically
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
+from aenv_ray.trajectories.schema import Episode, check_version
 
 logger = logging.getLogger("aenv_ray")
 _INDEX: Final = re.compile(rb'\{"index":(\d+),')
@@ -82,6 +82,13 @@ class EpisodeFile:
             self._written += 1
         except OSError as exc:
             self.failure = self._failed(exc)
+        except ValueError as exc:  # JSON cannot represent a value
+            self.failure = ConfigError(
+                f"episode {episode.index} of task {episode.task_id!r} cannot be written to "
+                f"{self._path}, which has {self._written} episodes: {exc}",
+                hint="correct the task or the policy; episodes and summary() are complete",
+            )
+        if self.failure is not None:
             logger.warning("%s; the run continues", self.failure.message)
 
     def close(self) -> None:
@@ -234,12 +241,7 @@ def _episode(path: Path, number: int, line: bytes) -> Episode:
             f"{path}, line {number}: not an episode",
             hint="give the output of `aenv sample` or `aenv_ray.sample`",
         ) from None
-    if episode.schema_version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path}, line {number}: schema version {episode.schema_version} is newer than "
-            f"{SCHEMA_VERSION}, the newest that this aenv-ray reads",
-            hint="update aenv-ray",
-        )
+    check_version(episode.schema_version, f"{path}, line {number}")
     return episode
 
 

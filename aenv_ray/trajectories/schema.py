@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
@@ -19,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from aenv_ray.errors import FunctionFailed
-from aenv_ray.trajectories.storable import storable
+from aenv_ray.errors import ConfigError, FunctionFailed
+from aenv_ray.trajectories.storable import may_be_deep, storable, storable_text
 
 SCHEMA_VERSION: Final = 1
 """Incremented when the meaning of a field changes. Fields that are added have defaults."""
@@ -92,6 +91,7 @@ class Task(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     id: str
+    """Lone surrogates, which no file can hold, are replaced: runs are resumed by ids."""
     instruction: str = ""
     setup: Call | None = None
     """Called before the policy; None if the task needs no setup."""
@@ -118,6 +118,11 @@ class Task(BaseModel):
     limit applies."""
     unsupported: str | None = None
     """Why the task cannot be played here: its episode is ``refused``. None: it can."""
+
+    @field_validator("id")
+    @classmethod
+    def _storable(cls, value: str) -> str:
+        return storable_text(value)
 
 
 class Attachment(BaseModel):
@@ -147,7 +152,8 @@ class Step(BaseModel):
     is_error: bool
     """Whether the tool failed, or the call had no result."""
     error: str | None = None
-    """Error code if the call had no result."""
+    """Error code if the call had no result: ``call_cancelled`` if it was cancelled, or under way
+    when the policy ended or its time was up."""
     duration_s: float
     """Seconds from the call to its result."""
     call_id: str | None = None
@@ -156,6 +162,8 @@ class Step(BaseModel):
     """Seconds from the start of the episode to the call."""
     attachments: tuple[Attachment, ...] = ()
     """Images and other data of the result, and its text if `text` is truncated."""
+    timeout_s: float | None = None
+    """Seconds after which the call would have been stopped; None in records without it."""
 
     @field_validator("tool", "arguments", "text")
     @classmethod
@@ -310,12 +318,15 @@ class Episode(BaseModel):
     episode, even if it made no call."""
     generation: Generation | None = None
     """The tokens, if the trainer recorded them."""
+    unrecorded_calls: int = 0
+    """How often the policy ran a command (`exec`) or wrote a file (`write_file`): these are not
+    steps, so the episode cannot be replayed."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON cannot represent are replaced by their
-    repr."""
+    repr, and data that is nested too deeply by a note."""
     _contents: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
-    @field_validator("reward_detail", "messages", "output", "error")
+    @field_validator("task_id", "group", "policy", "reward_detail", "messages", "output", "error")
     @classmethod
     def _storable(cls, value: Any) -> Any:
         return tuple(map(storable, value)) if isinstance(value, tuple) else storable(value)
@@ -332,14 +343,38 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
 
 
+def check_version(version: int, where: str) -> None:
+    """Check that records are of a version of the schema that is known here.
+
+    Raises:
+        ConfigError: They are newer.
+    """
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{where}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that "
+            "this aenv-ray reads",
+            hint="update aenv-ray",
+        )
+
+
 def recordable_task(task: Task) -> Task:
-    """Return the task with every value that JSON cannot represent replaced by its repr."""
-    try:
-        task.model_dump_json()
-    except ValueError:
-        data = json.loads(json.dumps(task.model_dump(), default=repr, skipkeys=True))
-        return Task.model_validate(data)
-    return task
+    """Return the task as a record can hold it: its values are changed as by `storable`."""
+    with contextlib.suppress(ValueError):  # JSON cannot represent a value
+        if not may_be_deep(task.model_dump_json().encode()):
+            return task
+    return Task.model_validate(_storable_fields(task))
+
+
+def _storable_fields(model: BaseModel) -> dict[str, Any]:
+    return {name: _storable_field(value) for name, value in model}
+
+
+def _storable_field(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _storable_fields(value)
+    if isinstance(value, tuple):
+        return [_storable_field(item) for item in value]
+    return storable(value)
 
 
 def reward_number(detail: Any) -> float:

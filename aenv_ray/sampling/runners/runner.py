@@ -55,6 +55,7 @@ from aenv_ray.trajectories.schema import (
     recordable_task,
     reward_number,
 )
+from aenv_ray.trajectories.storable import shown
 
 T = TypeVar("T")
 
@@ -182,9 +183,12 @@ class Runner:
                 fields["seed"] = None
             env = EpisodeEnv(instance.env, log)
             with logs.about(instance=fields["instance_id"]):
-                fields |= await self._roll_out(instance.env, task, env, phases)
+                try:
+                    fields |= await self._roll_out(instance.env, task, env, phases)
+                finally:
+                    is_idle = env.end()
             # A call that is still under way could reach the next episode.
-            is_reusable = env.end() and fields["status"] is EpisodeStatus.COMPLETED
+            is_reusable = is_idle and fields["status"] is EpisodeStatus.COMPLETED
             if _SUBMISSION in fields:
                 submission, left = fields.pop(_SUBMISSION), instance
                 instance = None
@@ -440,7 +444,7 @@ class Resets:
         if not self._has_reset:
             await self.seed(instance, task)
             return True
-        given = task.model_dump(mode="json", exclude=_NOT_FOR_RESETS)
+        given = recordable_task(task).model_dump(mode="json", exclude=_NOT_FOR_RESETS)
         try:
             result = await instance.env.reset(given, task.seed, CALL_TIMEOUT_S)
         except (ToolNotFound, ConfigError):  # no reset, or an image with a runtime without resets
@@ -661,8 +665,5 @@ def _recordable(output: Any) -> Any:
     try:
         json.dumps(output, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
-        try:
-            return repr(output)[:TEXT_LIMIT]
-        except Exception:  # noqa: BLE001  # its __repr__ raised, or it is nested too deeply
-            return f"an object of {type(output).__name__} that cannot be shown"
+        return shown(output)[:TEXT_LIMIT]
     return output

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aenv_ray.cli.sampling.synthesize import _proposals
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, EpisodeStatus, Sampling, Task
 from aenv_ray.sampling.policies.scripted import reference
@@ -162,3 +165,29 @@ def test_a_generator_is_read_up_to_its_limit_and_its_error_is_reported() -> None
 def test_options_that_confirm_no_task_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Synthesizer("e", **wrong)
+
+
+def test_a_kept_task_can_be_written_whatever_it_holds() -> None:
+    """Otherwise one task would lose the results of all, after they were played."""
+    odd = _proposal("a", "half \ud83d", image=b"\xff")
+    no_task = {"id": "half \ud83d"}
+    found = Synthesizer("e", repetitions=2, play=_Played({})).check(
+        [odd, odd | {"id": "b"}, no_task]
+    )
+    (kept,) = found.recordable().kept
+    assert Task.model_validate_json(kept.model_dump_json()) == kept
+    assert kept.instruction == "half \ufffd"
+    assert [one.number for one in found.dropped] == [1, 2]
+    assert found.recordable().model_dump_json()
+
+
+def test_a_file_of_proposals_may_have_some_that_are_no_tasks(tmp_path: Path) -> None:
+    """As files that models write; only as many rows as asked for are read."""
+    lines = [_proposal("a"), {"instruction": "no id"}, 3, _proposal("b"), _proposal("c")]
+    path = tmp_path / "proposed.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "{broken")
+    kept, dropped, _ = _checked({}, *_proposals(str(path), 4, 0))
+    assert kept == ["a", "b"]
+    assert dropped == {1: DropReason.INVALID, 2: DropReason.INVALID}
+    with pytest.raises(ConfigError, match=r"proposed\.jsonl, line 6: Expecting"):
+        Synthesizer("e", play=_Played({})).check(_proposals(str(path), 9, 0))
