@@ -57,6 +57,10 @@ class PodInstance:
     controls: list[ControlConnection] = field(default_factory=list)
     readers: set[asyncio.Event] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
+    unexplained: EndCause | None = None
+    """The cause of its end unless the API still shows a reason from outside."""
+    decision: asyncio.TimerHandle | None = None
+    """When `unexplained` becomes the cause."""
 
     @classmethod
     def new(cls, instance_id: InstanceId, name: str, nonce: str) -> PodInstance:
@@ -71,7 +75,10 @@ class PodInstance:
         return bool(annotations.get(names.NONCE) == self.nonce)
 
     def update(self, pod: Mapping[str, Any], gone: bool) -> EndCause | None:
-        """Update from the API's view of its pod; return the cause if the pod has ended."""
+        """Update from the API's view of its pod; return the cause if the pod has ended.
+
+        It is None, too, while the reason of its end is `unexplained`.
+        """
         self.uid = pod["metadata"]["uid"]
         self.node = pod["spec"].get("nodeName") or ""
         self.unscheduled_reason = pod_status.unscheduled(pod) or ""
@@ -83,7 +90,8 @@ class PodInstance:
                 self._fail(failure)
                 return None
         if pod_status.is_over(pod):
-            return pod_status.end_cause(pod)
+            self.unexplained = pod_status.unexplained_end(pod) if self.is_up else None
+            return None if self.unexplained else pod_status.end_cause(pod)
         address = pod_status.address(pod)
         if address is not None and not self.address.done():
             self.address.set_result(address)
@@ -99,11 +107,15 @@ class PodInstance:
         if self.ended.done():
             return
         self.ended.set_result(cause)
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel_timers()
         for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:
                 sandbox.end(cause)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self.timer, self.decision):
+            if timer is not None:
+                timer.cancel()
 
     async def take_control(self, key: HostKey, on_ended: Callable[[EndCause, str], None]) -> None:
         """Become its host, from the pod's point of view; `on_ended` gets cause and log.
@@ -149,8 +161,7 @@ class PodInstance:
 
     async def close(self) -> None:
         """Disconnect; the pod keeps running."""
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel_timers()
         await self.release_control()
         for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:
