@@ -202,7 +202,7 @@ class KubernetesEngine(Engine):
         body = manifest.pod_manifest(spec, plan, self._clock.now())
         self._instances[spec.instance_id] = instance
         try:
-            instance.uid = (await pods.create(body))["metadata"]["uid"]
+            instance.created(await pods.create(body))
             await await_containers(instance, self._schedule_s)
             self._planner.add_node(plan.image, instance.node)
             ends_in_s = spec.deadline - self._clock.now()

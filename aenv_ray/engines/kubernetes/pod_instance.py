@@ -46,6 +46,9 @@ class PodInstance:
     failed: asyncio.Future[None]
     """The exception that prevents it from starting; never has a result."""
     uid: str = ""
+    mounts: Mapping[str, list[str]] = field(default_factory=dict)
+    """By container: where the pod's volumes are mounted, those of the cluster's webhooks included.
+    """
     has_sidecar: bool = False
     has_storage: bool = False
     is_up: bool = False
@@ -68,6 +71,15 @@ class PodInstance:
         loop = asyncio.get_running_loop()
         ended, address, failed = (loop.create_future() for _ in range(3))
         return cls(instance_id, name, nonce, ended, address, failed)
+
+    def created(self, pod: Mapping[str, Any]) -> None:
+        """Note what the API made of the pod's manifest."""
+        self.uid = pod["metadata"]["uid"]
+        self.mounts = {
+            container["name"]: [mount["mountPath"] for mount in container["volumeMounts"]]
+            for container in pod["spec"]["containers"]
+            if "volumeMounts" in container
+        }
 
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Return whether a pod is this instance's, not an earlier instance's of the same name."""

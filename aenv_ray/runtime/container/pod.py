@@ -35,6 +35,7 @@ from typing import Any, Final, NoReturn
 
 from aenv_ray.runtime.container import handshake
 from aenv_ray.runtime.container.connection_handover import hand_over
+from aenv_ray.runtime.container.image_volumes import MOUNTS, image_volumes
 from aenv_ray.runtime.container.pod_log import PodLog
 from aenv_ray.runtime.system import linux
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
@@ -81,7 +82,8 @@ def main(
         boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
             or ``{"failed": text}``, and is closed.
         order: ``file_bytes`` (limit of a file; 0 for none), ``home`` (a directory), ``key`` (hex),
-            ``unpack`` (for the unpacker: ``hidden`` is the directory to hide, or ""),
+            ``mounts`` (the paths of the pod's volumes in this container), ``unpack`` (for the
+            unpacker: ``hidden`` is the directory to hide, or ""),
             ``variables, arguments, serving, absence, directory, server, boot_s, ends_in_s,
             grace_s``.
         instance: The process of the instance, which waits: ``pid``, ``link`` (a socket to it),
@@ -98,6 +100,9 @@ def main(
     supervisor = Supervisor(listener, key, order["grace_s"], termination_log, instance["link"])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ignore_signals_from_inside()
+    if volumes := image_volumes(MOUNTS.read_text(), order["mounts"]):
+        boot.sendall(json.dumps({"failed": _unlimited(volumes)}).encode() + b"\n")
+        os._exit(1)
     supervisor.start(order, instance)
     threading.Thread(target=_end_on_sigterm, args=(supervisor,), daemon=True).start()
     report = supervisor.await_boot(order["boot_s"])
@@ -109,6 +114,15 @@ def main(
     with contextlib.suppress(OSError), boot:  # without a host everything ends
         boot.sendall(json.dumps(report).encode() + b"\n")
     os._exit(supervisor.wait())
+
+
+def _unlimited(volumes: list[str]) -> str:
+    where = ", ".join(volumes)
+    return (
+        f"the image declares volumes ({where}), and nothing limits what is written there: build it "
+        "without VOLUME, or set ignore_image_defined_volumes = true in containerd's configuration "
+        "on the nodes"
+    )
 
 
 def _hide_source(unpacker: socket.socket) -> dict[str, str] | None:

@@ -34,7 +34,7 @@ from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
-from tests.emulators.kubernetes.node import SHELL_IMAGE, Delays
+from tests.emulators.kubernetes.node import SHELL_IMAGE, VOLUME_IMAGE, Delays
 
 pytestmark = pytest.mark.namespaces
 
@@ -465,6 +465,17 @@ async def test_the_error_names_an_image_that_cannot_be_pulled(
     with pytest.raises(SandboxStartFailed, match=r"example/none:1.*does not exist") as raised:
         await bench.start(bench.contract_project(deploy))
     assert "AENV_KUBERNETES_PULL_SECRETS" in str(raised.value.hint)
+    assert node.sandboxes() == []
+
+
+async def test_an_image_with_volumes_is_refused(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 14: an agent could fill the node's disk there, which then evicts other pods."""
+    deploy = {"container": {"image": VOLUME_IMAGE, "readOnlyRoot": True}}
+    with pytest.raises(SandboxStartFailed, match=r"volumes \(/data\).*ignore_image"):
+        await bench.start(bench.contract_project(deploy))
+    dual = bench.contract_project({"podTemplate": "DualContainer"})
+    with pytest.raises(SandboxStartFailed, match=r"its sidecar: .*volumes \(/data\)"):
+        await bench.start(dual, datasource=VOLUME_IMAGE)
     assert node.sandboxes() == []
 
 
