@@ -20,6 +20,7 @@ from aenv_ray.hub.records import (
     EnvironmentQuery,
     EnvironmentStatus,
     EnvironmentVersion,
+    Group,
     Lease,
     LeaseQuery,
     NameRecord,
@@ -262,15 +263,23 @@ class Hub(ABC):
     async def end_leases(self, instance_ids: Sequence[str]) -> None:
         """Delete leases and return their quota; unknown ids are ignored."""
 
-    async def remember(self, key: str, value: str, ttl_s: float) -> str:
+    async def remember(self, key: str, value: str, ttl_s: float, group: Group | None = None) -> str:
         """Store `value` under `key` unless the key has a value; return the stored value.
 
         For idempotency keys: all callers get the value of the first one.
+
+        Args:
+            key: The key.
+            value: Its value, if it has none.
+            ttl_s: How long it is stored.
+            group: Limits how many keys are stored. "" is returned for a new key of a full group.
         """
-        return (await self.remember_all({key: value}, ttl_s))[key]
+        return (await self.remember_all({key: value}, ttl_s, group))[key]
 
     @abstractmethod
-    async def remember_all(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+    async def remember_all(
+        self, values: Mapping[str, str], ttl_s: float, group: Group | None = None
+    ) -> dict[str, str]:
         """Do what `remember` does for several keys at once; return the stored value of each."""
 
     @abstractmethod
@@ -281,8 +290,11 @@ class Hub(ABC):
         """
 
     @abstractmethod
-    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:
-        """Forget the values that `remember` stored under these keys after `ttl_s` at the latest."""
+    async def shorten(self, keys: Sequence[str], ttl_s: float, group: Group | None = None) -> None:
+        """Forget the values that `remember` stored under these keys after `ttl_s` at the latest.
+
+        `group` is the one that they were stored with.
+        """
 
     # --- quotas and tokens ------------------------------------------------------------------
 

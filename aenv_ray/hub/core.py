@@ -18,6 +18,7 @@ from aenv_ray.hub.records import (
     ArtifactsHeld,
     AuditRecord,
     EnvironmentQuery,
+    Group,
     LeaseQuery,
     Role,
     TokenRecord,
@@ -228,14 +229,26 @@ version that noted it. Writes only once, because a Redis without memory or disk 
 
 REMEMBER: Final = """
 local stored = {}
-for i = 2, #ARGV, 2 do
+local group, most, time = KEYS[1]..'once:group:'..ARGV[2], tonumber(ARGV[3]), redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if most then redis.call('ZREMRANGEBYSCORE', group, '-inf', now) end
+for i = 4, #ARGV, 2 do
   local key = KEYS[1]..'once:'..ARGV[i]
-  redis.call('SET', key, ARGV[i + 1], 'NX', 'PX', ARGV[1])
-  stored[#stored + 1] = redis.call('GET', key)
+  if not most then
+    redis.call('SET', key, ARGV[i + 1], 'NX', 'PX', ARGV[1])
+  elseif redis.call('EXISTS', key) == 0 and redis.call('ZCARD', group) < most then
+    redis.call('SET', key, ARGV[i + 1], 'PX', ARGV[1])
+    redis.call('ZADD', group, now + ARGV[1], ARGV[i])
+    if redis.call('PTTL', group) < tonumber(ARGV[1]) then
+      redis.call('PEXPIRE', group, ARGV[1])
+    end
+  end
+  stored[#stored + 1] = redis.call('GET', key) or ''
 end
 return stored
 """
-"""Arguments: milliseconds, then key and value alternating. Returns the stored values."""
+"""Arguments: milliseconds; a group, how many keys it may have ("": any number); then key and value
+alternating. Returns the stored values; "" if the group is full."""
 
 REPLACE_REMEMBERED: Final = """
 local key = KEYS[1]..'once:'..ARGV[2]
@@ -247,13 +260,20 @@ return ARGV[4]
 """Arguments: milliseconds, key, the old value, the new one. Returns the stored value."""
 
 SHORTEN: Final = """
-for i = 2, #ARGV do
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 3, #ARGV do
   local key = KEYS[1]..'once:'..ARGV[i]
-  if redis.call('PTTL', key) > tonumber(ARGV[1]) then redis.call('PEXPIRE', key, ARGV[1]) end
+  if redis.call('PTTL', key) > tonumber(ARGV[1]) then
+    redis.call('PEXPIRE', key, ARGV[1])
+    if ARGV[2] ~= '' then
+      redis.call('ZADD', KEYS[1]..'once:group:'..ARGV[2], 'XX', now + ARGV[1], ARGV[i])
+    end
+  end
 end
 return 1
 """
-"""Arguments: milliseconds, then keys."""
+"""Arguments: milliseconds, the group of the keys or "", then keys."""
 
 REPLACE_DOCUMENT: Final = """
 local key = KEYS[1]..'doc:'..ARGV[1]
@@ -361,10 +381,11 @@ class HubCore(StoredEnvironments, Leases):
         await self._ask("delete", f"{self._keys.root}artifact:leaving:{digest}")
 
     async def remember_all(  # noqa: D102
-        self, values: Mapping[str, str], ttl_s: float
+        self, values: Mapping[str, str], ttl_s: float, group: Group | None = None
     ) -> dict[str, str]:
         pairs = [text for pair in values.items() for text in pair]
-        stored = await self._run(REMEMBER, _remembered_ms(ttl_s), *pairs)
+        name, most = ("", "") if group is None else (group.name, str(group.most))
+        stored = await self._run(REMEMBER, _remembered_ms(ttl_s), name, most, *pairs)
         return dict(zip(values, map(str, stored), strict=True))
 
     async def replace_remembered(  # noqa: D102
@@ -372,8 +393,11 @@ class HubCore(StoredEnvironments, Leases):
     ) -> str:
         return str(await self._run(REPLACE_REMEMBERED, _remembered_ms(ttl_s), key, old, new))
 
-    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:  # noqa: D102
-        await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), *keys)
+    async def shorten(  # noqa: D102
+        self, keys: Sequence[str], ttl_s: float, group: Group | None = None
+    ) -> None:
+        name = "" if group is None else group.name
+        await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), name, *keys)
 
     async def keep_record(self, entry: AuditRecord, nonce: str) -> None:  # noqa: D102
         text = entry.model_copy(update={"at": self._clock.now()}).model_dump_json(exclude={"id"})

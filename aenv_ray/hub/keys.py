@@ -100,6 +100,9 @@ time after its end, unless noted.
 ``P:once:<key>``
     string: the first value stored under an idempotency key. Lives for the caller's TTL. Under
     ``audit:<nonce>``, for minutes: this record is in the audit log.
+``P:once:group:<name>``
+    sorted set: keys of a group whose number is limited -> when each is forgotten, in milliseconds
+    since the epoch. Lives as long as the last of them.
 ``P:doc:<kind>``
     hash: name -> JSON document, such as a service. Lives until deleted. Those of
     `RUNNING_KINDS` describe the gateway that runs, and are not part of backups.

@@ -234,6 +234,13 @@ class Quota(Frozen):
     max_instances: int = Field(ge=0)
 
 
+class Group(_Frozen):
+    """Limit of the idempotency keys that somebody may store at once."""
+
+    name: str
+    most: int = Field(ge=0)
+
+
 # --- tokens --------------------------------------------------------------------------------------
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import httpx
 import pytest
 
+from aenv_ray.errors import CapacityExceeded
 from aenv_ray.hub import core, environments, services
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.serve.gateway import artifact_collection, idempotency
 from aenv_ray.serve.gateway.artifact_collection import ArtifactCollector
 from aenv_ray.serve.gateway.routes import artifacts
+from aenv_ray.serve.services import sessions
 from aenv_ray.serve.services import storage as storages
+from aenv_ray.serve.services.sessions import Sessions
 from tests.attacks.owners import Cast
 from tests.fake_clock import FakeClock
 
@@ -68,6 +72,38 @@ async def test_failed_creates_leave_small_records_that_expire_soon(cast: Cast) -
             assert 0 < await redis.ttl(key) <= idempotency.FAILED_TTL_S
     assert len(sizes) == 9
     assert max(sizes) < 400
+
+
+async def test_clients_of_services_do_not_fill_the_hub(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: anybody with a token can send a new session id, or call id, with each call."""
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(sessions, "MAX_CALLS", 3)
+
+    async def is_alive(_: str) -> bool:
+        return True
+
+    hub = cast.bench.hub
+    services_of_una = [Sessions(hub, "una", uid, is_alive) for uid in ("first", "second")]
+    long = "\U0001f4a5" * 190
+    for number in range(5):
+        for service in services_of_una:
+            with contextlib.suppress(CapacityExceeded):
+                await service.holder(f"{long}{number}", "desk-1")
+            with contextlib.suppress(CapacityExceeded):
+                await service.holder_of_call(f"{long}{number}", "desk-1", 60.0)
+    with pytest.raises(CapacityExceeded, match="3 sessions in 24 hours"):
+        await services_of_una[0].holder("new", "desk-1")
+    with pytest.raises(CapacityExceeded, match="3 calls with ids"):
+        await services_of_una[0].holder_of_call("new", "desk-1", 60.0)
+    assert await services_of_una[0].holder(f"{long}0", "desk-2") == "desk-1"
+    assert await services_of_una[0].holder_of_call(f"{long}0", "desk-2", 60.0) == "desk-1"
+    kept = [key async for key in hub._redis.scan_iter("{aenv}:once:service-*")]
+    assert len(kept) == 6
+    assert max(map(len, kept)) < 110
+    another = Sessions(hub, "bob", "third", is_alive)
+    assert await another.holder("new", "desk-3") == "desk-3"
 
 
 async def test_the_number_and_size_of_an_owners_services_are_limited(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
 from aenv_ray.actors.calls.port_stream import PortStream
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import Forbidden, PolicyRefused, Unauthorized
 from aenv_ray.hub import core
@@ -25,8 +26,10 @@ from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.data.ports import PortProxy
+from aenv_ray.serve.gateway.creation import Creation
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
+from aenv_ray.serve.services.service_replica import SERVICE_LABEL
 from tests.attacks.owners import SECRET, Cast, archived, push
 from tests.contract.gateway.gateway_bench import TOOLS
 from tests.contract.hub.hub_contract import START_S, entry
@@ -338,6 +341,30 @@ async def test_labels_of_the_fabric_are_reserved(cast: Cast, label: str) -> None
         assert f"label '{label}' is reserved" in refused.text
     listed = await cast.bench.gateway.deps.fabric.list_instances()
     assert not any(label in info.labels for info in listed)
+
+
+async def test_a_service_shows_no_log_of_a_former_service_of_its_name(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: sandboxes of a deleted service finish their calls, and its name is free."""
+    creator = cast.bench.gateway.creator
+    for owner in ("alice", "bob"):
+        options = CreateOptions(
+            actor="shared", lifetime="detached", owner=owner, engine=None, idle_timeout=None,
+            fabric_labels={SERVICE_LABEL: "desk"},
+        )  # fmt: skip
+        await creator.create(Creation("probe", options, 1, owner), 60.0)
+
+    async def output(*_: object) -> AsyncGenerator[str]:
+        yield "secret\n"
+
+    monkeypatch.setattr(AsyncEnvHandle, "logs", output)
+    owners = {info.id: info.owner for info in await cast.bench.fabric.list_instances()}
+    assert sorted(filter(None, owners.values())) == ["alice", "bob"]
+    desk = {"envName": "probe", "service_name": "desk"}
+    assert (await cast.bob.post("/env-service", json=desk)).status_code == 200
+    lines = (await cast.bob.get("/env-service/desk/logs")).text.splitlines()
+    assert [owners[line.partition(":")[0]] for line in lines] == ["bob"]
 
 
 # --- roles ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -9,11 +10,13 @@ from typing import Final
 import pytest
 
 from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.kubernetes import engine as kubernetes_engine
 from aenv_ray.errors import InsideCause, SandboxDiedInside
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, value_of
 from tests.contract.docker.docker_node import base_image, shell_image
 from tests.contract.engines import engine_on
 from tests.contract.kubernetes.kubernetes_node import KubernetesNode
+from tests.emulators.kubernetes.node import PYTHON_IMAGE
 
 _EVERY_SIGNAL: Final = "for n in $(seq 1 64); do kill -$n 1 2>/dev/null; done; echo sent"
 _WITH_HANDLERS: Final = """
@@ -141,3 +144,52 @@ import os, subprocess
 subprocess.run(["kill", "-{number}", str(os.getpid())])
 subprocess.run(["sleep", "30"])
 """
+
+
+_FORGED_SIGTERM: Final = """
+import ctypes, os, platform, signal, struct, time
+
+number = {"x86_64": 129, "aarch64": 138}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+ready, begun = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 65))
+    os.write(begun, b"x")
+    time.sleep(60)
+os.read(ready, 1)
+
+
+def send(pid, signal_number):
+    info = struct.pack("5i", signal_number, 0, -1, 0, 0).ljust(128, b"\\0")  # SI_QUEUE
+    return libc.syscall(number, pid, signal_number, info)
+
+
+while send(child, 40) == 0:  # until the user's queue is full, so that the kernel drops the sender
+    pass
+print("queued", ctypes.get_errno() == 11, send(1, 15), flush=True)
+time.sleep(60)
+"""
+"""Sends process 1 a SIGTERM that looks as if it came from outside the pod."""
+
+
+@pytest.mark.namespaces
+@pytest.mark.timeout(120)
+async def test_a_forged_sigterm_is_an_outcome(
+    pods: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: process 1 takes it for one from outside, and the API does not."""
+    monkeypatch.setattr(kubernetes_engine, "NODE_LOST_S", 1.0)
+    dual = {"podTemplate": "DualContainer"}
+    async with engine_on(pods) as engine:
+        bench = Bench(engine, tmp_path)
+        with pytest.raises(SandboxDiedInside, match="SIGTERM") as raised:
+            await execute(await bench.start(), ["python3", "-c", _FORGED_SIGTERM])
+        assert raised.value.died_of is InsideCause.SIGNAL
+        project = bench.project({"tools.py": _SIDECAR}, {"deployConfig": dual})
+        sandbox = await bench.start(project, datasource=PYTHON_IMAGE)
+        command = f"python3 -c {shlex.quote(_FORGED_SIGTERM)}"
+        with pytest.raises(SandboxDiedInside, match=r"its sidecar: .*SIGTERM") as raised:
+            await call(sandbox, "run", {"command": command})
+        assert raised.value.died_of is InsideCause.SIGNAL
+        await eventually(lambda: not pods.left_over(), "nothing is left")

@@ -110,9 +110,10 @@ async def boot(
 
     async def boot_one(port: int, request_of: Callable[..., BootRequest], prefix: str) -> None:
         container_key = key.secret(instance.name, instance.nonce, str(port))
-        await _boot_container(
-            instance, port, key, request_of(spec, plan, container_key, ends_in_s), bundles, prefix
-        )
+        message, directories = request_of(spec, plan, container_key, ends_in_s)
+        container = names.SIDECAR_CONTAINER if prefix else names.MAIN_CONTAINER
+        message["mounts"] = instance.mounts[container]
+        await _boot_container(instance, port, key, (message, directories), bundles, prefix)
 
     try:
         async with asyncio.TaskGroup() as group:

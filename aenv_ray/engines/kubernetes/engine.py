@@ -64,6 +64,9 @@ RELEASED: Final = "it was released"
 _OVERDUE_S: Final = 2.0
 """How long a pod may take to end itself after its deadline."""
 _CLOSE_S: Final = 10.0
+NODE_LOST_S: Final = 90.0
+"""How long to wait for the reason of an unexplained end. Kubernetes takes a node for lost that has
+not reported for 50 s, and the pod tolerates that for 30 s more: then the API deletes it."""
 
 
 class KubernetesEngine(Engine):
@@ -156,6 +159,8 @@ class KubernetesEngine(Engine):
             self._finish(instance, cause)
             if not gone:
                 self._removals.spawn(self._discard(instance))
+        elif instance.unexplained is not None:
+            self._await_reason(instance)
 
     def pods(self) -> Mapping[str, int]:  # noqa: D102
         return {} if self._pods_or_none is None else self._pods_or_none.phases()
@@ -197,7 +202,7 @@ class KubernetesEngine(Engine):
         body = manifest.pod_manifest(spec, plan, self._clock.now())
         self._instances[spec.instance_id] = instance
         try:
-            instance.uid = (await pods.create(body))["metadata"]["uid"]
+            instance.created(await pods.create(body))
             await await_containers(instance, self._schedule_s)
             self._planner.add_node(plan.image, instance.node)
             ends_in_s = spec.deadline - self._clock.now()
@@ -219,11 +224,17 @@ class KubernetesEngine(Engine):
 
     async def _connect(self, instance: PodInstance, isolation: Isolation, mode: str) -> DoorSandbox:
         async def find_cause() -> EndCause:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CAUSE_WAIT_S):
+                    return await asyncio.shield(instance.ended)
+            if instance.unexplained is None:
+                raise TimeoutError
             return await asyncio.shield(instance.ended)
 
         async def open_door(port: int) -> DoorSandbox:
             dial = partial(instance.connect, port, self._key, {"kind": "door"})
-            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, CAUSE_WAIT_S, dial)
+            wait_s = CAUSE_WAIT_S + NODE_LOST_S
+            sandbox = DoorSandbox(instance.id, isolation, mode, find_cause, wait_s, dial)
             await sandbox.open()
             return sandbox
 
@@ -272,6 +283,8 @@ class KubernetesEngine(Engine):
             instance.is_up = True
             self._instances[instance_id] = instance
         cause = instance.update(pod, False)
+        if instance.unexplained is not None:
+            cause = pod_status.end_cause(pod)  # the reason may be that of the end of its host
         try:
             if cause is not None or not instance.address.done():
                 await self._discard(instance)
@@ -319,6 +332,8 @@ class KubernetesEngine(Engine):
         instance = self._instances.get(instance_id)
         pod = await self._find(instance_id)
         if instance is None or instance.ended.done() or pod_status.is_over(pod):
+            if instance is not None and instance.unexplained is not None:
+                raise lost(instance_id, await asyncio.shield(instance.ended))
             raise lost(instance_id, "it does not run")
         check_deadline(pod, deadline, self._settings.grace_s)
         with pod_status.api_errors(self._client):
@@ -355,11 +370,22 @@ class KubernetesEngine(Engine):
 
     # --- ends -------------------------------------------------------------------------------------
 
+    def _await_reason(self, instance: PodInstance) -> None:
+        """End a pod as from inside, unless the API shows a reason from outside in time."""
+
+        def decide() -> None:
+            if instance.unexplained is not None:
+                self._finish(instance, instance.unexplained)
+                self._removals.spawn(self._discard(instance))
+
+        if instance.decision is None:
+            instance.decision = asyncio.get_running_loop().call_later(NODE_LOST_S, decide)
+
     def _enforce_deadline(self, instance: PodInstance, deadline: float) -> None:
         """Delete a pod that does not end itself at its deadline."""
 
         def overdue() -> None:
-            self._finish(instance, EndCause(TTL_PASSED))
+            self._finish(instance, instance.unexplained or EndCause(TTL_PASSED))
             self._removals.spawn(self._discard(instance))
 
         if instance.timer is not None:

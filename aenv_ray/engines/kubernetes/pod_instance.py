@@ -46,6 +46,9 @@ class PodInstance:
     failed: asyncio.Future[None]
     """The exception that prevents it from starting; never has a result."""
     uid: str = ""
+    mounts: Mapping[str, list[str]] = field(default_factory=dict)
+    """By container: where the pod's volumes are mounted, those of the cluster's webhooks included.
+    """
     has_sidecar: bool = False
     has_storage: bool = False
     is_up: bool = False
@@ -57,6 +60,10 @@ class PodInstance:
     controls: list[ControlConnection] = field(default_factory=list)
     readers: set[asyncio.Event] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
+    unexplained: EndCause | None = None
+    """The cause of its end unless the API still shows a reason from outside."""
+    decision: asyncio.TimerHandle | None = None
+    """When `unexplained` becomes the cause."""
 
     @classmethod
     def new(cls, instance_id: InstanceId, name: str, nonce: str) -> PodInstance:
@@ -65,13 +72,25 @@ class PodInstance:
         ended, address, failed = (loop.create_future() for _ in range(3))
         return cls(instance_id, name, nonce, ended, address, failed)
 
+    def created(self, pod: Mapping[str, Any]) -> None:
+        """Note what the API made of the pod's manifest."""
+        self.uid = pod["metadata"]["uid"]
+        self.mounts = {
+            container["name"]: [mount["mountPath"] for mount in container["volumeMounts"]]
+            for container in pod["spec"]["containers"]
+            if "volumeMounts" in container
+        }
+
     def owns(self, pod: Mapping[str, Any]) -> bool:
         """Return whether a pod is this instance's, not an earlier instance's of the same name."""
         annotations = pod["metadata"].get("annotations") or {}
         return bool(annotations.get(names.NONCE) == self.nonce)
 
     def update(self, pod: Mapping[str, Any], gone: bool) -> EndCause | None:
-        """Update from the API's view of its pod; return the cause if the pod has ended."""
+        """Update from the API's view of its pod; return the cause if the pod has ended.
+
+        It is None, too, while the reason of its end is `unexplained`.
+        """
         self.uid = pod["metadata"]["uid"]
         self.node = pod["spec"].get("nodeName") or ""
         self.unscheduled_reason = pod_status.unscheduled(pod) or ""
@@ -83,7 +102,8 @@ class PodInstance:
                 self._fail(failure)
                 return None
         if pod_status.is_over(pod):
-            return pod_status.end_cause(pod)
+            self.unexplained = pod_status.unexplained_end(pod) if self.is_up else None
+            return None if self.unexplained else pod_status.end_cause(pod)
         address = pod_status.address(pod)
         if address is not None and not self.address.done():
             self.address.set_result(address)
@@ -99,11 +119,15 @@ class PodInstance:
         if self.ended.done():
             return
         self.ended.set_result(cause)
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel_timers()
         for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:
                 sandbox.end(cause)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self.timer, self.decision):
+            if timer is not None:
+                timer.cancel()
 
     async def take_control(self, key: HostKey, on_ended: Callable[[EndCause, str], None]) -> None:
         """Become its host, from the pod's point of view; `on_ended` gets cause and log.
@@ -149,8 +173,7 @@ class PodInstance:
 
     async def close(self) -> None:
         """Disconnect; the pod keeps running."""
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel_timers()
         await self.release_control()
         for sandbox in (self.sandbox, self.sidecar):
             if sandbox is not None:

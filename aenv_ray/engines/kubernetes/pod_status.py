@@ -27,7 +27,7 @@ from aenv_ray.errors import (
     SandboxStartFailed,
     inside_cause,
 )
-from aenv_ray.runtime.container.pod import HOST_GONE, TTL_PASSED
+from aenv_ray.runtime.container.pod import ENDED_BY_SIGTERM, HOST_GONE, TTL_PASSED
 
 Pod = Mapping[str, Any]
 
@@ -179,6 +179,34 @@ def end_cause(pod: Pod) -> EndCause:
             cause = _container_cause(pod, container["name"], ended)
             return cause if container["name"] == names.MAIN_CONTAINER else of_sidecar(cause)
     return EndCause(str(status.get("message") or REMOVED))
+
+
+def unexplained_end(pod: Pod) -> EndCause | None:
+    """Return the cause if process 1 of a pod ended by a SIGTERM for which the API shows no reason.
+
+    A process inside can send one that looks as if it came from outside, so such an end counts as
+    one from inside. The reason may come later than the end of a container: a kubelet writes it when
+    all containers have ended, and that of a node that is gone comes with the pod's deletion.
+    """
+    if _is_explained(pod):
+        return None
+    cause = end_cause(pod)
+    if not cause.text.removeprefix(SIDECAR).startswith(ENDED_BY_SIGTERM):
+        return None
+    return replace(cause, inside=InsideCause.SIGNAL)
+
+
+def _is_explained(pod: Pod) -> bool:
+    """Return whether the API shows that something outside of a pod ended it."""
+    status = pod["status"]
+    return (
+        "deletionTimestamp" in pod["metadata"]
+        or bool(status.get("reason"))
+        or any(
+            condition["type"] == "DisruptionTarget" and condition["status"] == "True"
+            for condition in status.get("conditions") or ()
+        )
+    )
 
 
 def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:

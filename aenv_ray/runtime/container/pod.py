@@ -35,12 +35,15 @@ from typing import Any, Final, NoReturn
 
 from aenv_ray.runtime.container import handshake
 from aenv_ray.runtime.container.connection_handover import hand_over
+from aenv_ray.runtime.container.image_volumes import MOUNTS, image_volumes
 from aenv_ray.runtime.container.pod_log import PodLog
 from aenv_ray.runtime.system import linux
 from aenv_ray.runtime.system.signals import ignore_signals_from_inside
 
 TTL_PASSED: Final = "its TTL passed"
 HOST_GONE: Final = "its host is gone"
+ENDED_BY_SIGTERM: Final = "its main process was ended by SIGTERM"
+"""Whether that came from outside is not known here: see `_is_from_outside`."""
 TERMINATION_LOG: Final = "/dev/termination-log"
 _MEMORY: Final = Path("/sys/fs/cgroup")
 _HANDSHAKE_S: Final = 10.0
@@ -51,6 +54,9 @@ _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TC
 """Without keep-alive, the connection of a host whose node is gone would stay open for hours."""
 _SI_USER: Final = 0
 """Code of a signal from kill(2); see sigaction(2)."""
+_SIGTERM_S: Final = 0.5
+"""How much later than the instance's process this one may hear of a SIGTERM: a node that shuts down
+sends it to every process of a pod."""
 _MIN_TIMEOUT_S: Final = 0.001
 """A socket timeout of 0 would make the socket non-blocking."""
 _READERS_S: Final = 5.0
@@ -76,7 +82,8 @@ def main(
         boot: The connection that delivered the order; it gets one JSON line, ``{"ready": facts}``
             or ``{"failed": text}``, and is closed.
         order: ``file_bytes`` (limit of a file; 0 for none), ``home`` (a directory), ``key`` (hex),
-            ``unpack`` (for the unpacker: ``hidden`` is the directory to hide, or ""),
+            ``mounts`` (the paths of the pod's volumes in this container), ``unpack`` (for the
+            unpacker: ``hidden`` is the directory to hide, or ""),
             ``variables, arguments, serving, absence, directory, server, boot_s, ends_in_s,
             grace_s``.
         instance: The process of the instance, which waits: ``pid``, ``link`` (a socket to it),
@@ -93,8 +100,11 @@ def main(
     supervisor = Supervisor(listener, key, order["grace_s"], termination_log, instance["link"])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ignore_signals_from_inside()
+    if volumes := image_volumes(MOUNTS.read_text(), order["mounts"]):
+        boot.sendall(json.dumps({"failed": _unlimited(volumes)}).encode() + b"\n")
+        os._exit(1)
     supervisor.start(order, instance)
-    threading.Thread(target=_end_on_sigterm, args=(termination_log,), daemon=True).start()
+    threading.Thread(target=_end_on_sigterm, args=(supervisor,), daemon=True).start()
     report = supervisor.await_boot(order["boot_s"])
     if "ready" in report and order["unpack"]["hidden"]:
         report = _hide_source(instance["unpacker"]) or report
@@ -104,6 +114,15 @@ def main(
     with contextlib.suppress(OSError), boot:  # without a host everything ends
         boot.sendall(json.dumps(report).encode() + b"\n")
     os._exit(supervisor.wait())
+
+
+def _unlimited(volumes: list[str]) -> str:
+    where = ", ".join(volumes)
+    return (
+        f"the image declares volumes ({where}), and nothing limits what is written there: build it "
+        "without VOLUME, or set ignore_image_defined_volumes = true in containerd's configuration "
+        "on the nodes"
+    )
 
 
 def _hide_source(unpacker: socket.socket) -> dict[str, str] | None:
@@ -151,6 +170,7 @@ class Supervisor:
         self._inside: str | None = None
         """What in the sandbox caused its end, as the host's error tree names it; None: nothing."""
         self._code = 0
+        self._sigterm = threading.Event()
         self._termination_log = termination_log
         self._log_writer: threading.Thread | None = None
 
@@ -227,6 +247,8 @@ class Supervisor:
         self._wait_for_end()
         tail = self._log.tail
         self._termination_log.write({"cause": self._cause, "inside": self._inside}, tail)
+        if self._cause == ENDED_BY_SIGTERM:
+            return 0  # the API tells the host why
         with self._changed:
             controls = list(self._control_connections)
         for control in controls:
@@ -236,6 +258,14 @@ class Supervisor:
         for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))
         return 0 if self._cause == TTL_PASSED else self._code
+
+    def end_by_sigterm(self) -> None:
+        """End as Kubernetes asks for, and write the termination log after all others have ended."""
+        self._cause = self._cause or ENDED_BY_SIGTERM
+        self._sigterm.set()
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
 
     def _wait_for_end(self) -> None:
         """Wait for the end of the instance's process, note the cause, and kill all others."""
@@ -250,6 +280,8 @@ class Supervisor:
                         self._cause, self._inside = "its main process was stopped", "signal"
                     os.kill(pid, signal.SIGKILL)
             self._code = os.waitstatus_to_exitcode(status)
+            if self._code == -signal.SIGTERM:
+                self._sigterm.wait(_SIGTERM_S)
             if not self._cause:
                 self._cause, self._inside = _cause(self._code)
             self._code = self._code if self._code >= 0 else 128 - self._code
@@ -365,22 +397,23 @@ def _image_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
-def _end_on_sigterm(termination_log: TerminationLog) -> None:
-    """Exit with 0 at a SIGTERM from outside the pod.
+def _end_on_sigterm(supervisor: Supervisor) -> None:
+    """End the pod, with exit code 0, at a SIGTERM from outside it.
 
     A released pod then counts as succeeded, and monitoring reports no failure.
     """
     while not _is_from_outside(signal.sigwaitinfo({signal.SIGTERM})) and os.getpid() == 1:
         pass  # from a process of the agent
-    termination_log.write({"cause": "its main process was ended by SIGTERM"}, b"")
-    os._exit(0)
+    supervisor.end_by_sigterm()
 
 
 def _is_from_outside(info: signal.struct_siginfo) -> bool:
-    """Return whether a signal was sent by `kill` from outside this pid namespace.
+    """Return whether a signal looks as if `kill` sent it from outside this pid namespace.
 
-    Such a sender has no process id here. A process of the agent can claim to have none, with
-    rt_sigqueueinfo(2), but then the kernel accepts no code for which `kill` stands.
+    Such a sender has no process id here. A process of the agent has one, or, with
+    rt_sigqueueinfo(2), another code. But if it first fills the queue of its user's pending signals,
+    the kernel forgets both. So the host asks the API why the pod ended
+    (`aenv_ray.engines.kubernetes.pod_status.unexplained_end`).
     """
     return info.si_pid == 0 and info.si_code == _SI_USER
 

@@ -83,7 +83,7 @@ class ServiceReplica:
         self._fabric, hub = await asyncio.to_thread(_connected)
         self._instances = AsyncFabric(self._fabric)
         self._calls = InstanceCalls(self._instances.handle, self._instances.forget)
-        self._sessions = Sessions(hub, self._record.uid, self._is_alive)
+        self._sessions = Sessions(hub, self._record.owner, self._record.uid, self._is_alive)
         self._project = await _project(self._record, hub, artifacts_url)
         self._storages = StorageRecords(hub)
         self._name = ray_serve.current_replica()

@@ -8,6 +8,7 @@ the sandbox is gone, one call of the session fails with SessionLost; the next ca
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,8 +16,15 @@ from typing import Final
 
 from aenv_ray.background_tasks import start_shared
 from aenv_ray.bounded_cache import BoundedCache
-from aenv_ray.errors import AenvError, CallOutcomeUnknown, ConfigError, SessionLost
+from aenv_ray.errors import (
+    AenvError,
+    CallOutcomeUnknown,
+    CapacityExceeded,
+    ConfigError,
+    SessionLost,
+)
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import Group
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +37,13 @@ _ENDED_S: Final = 1.0
 """Interval at which the hub is told of calls that have ended."""
 _MAX_KNOWN: Final = 10_000
 _MAX_KEY: Final = 200
+MAX_SESSIONS: Final = 100_000
+MAX_CALLS: Final = 500_000
+"""How many sessions, and calls with ids of clients, the hub holds of all services of an owner: its
+memory is that of all owners. This many calls in `CALL_KEPT_S` are 550 per second."""
+_FULL_RETRY_S: Final = 60.0
+_LONGEST_KEPT_BYTES: Final = 63
+"""The hub holds a digest of a longer id."""
 
 IsAlive = Callable[[str], Awaitable[bool]]
 
@@ -38,15 +53,17 @@ class Sessions:
 
     Args:
         hub: Records the bindings.
+        owner: The owner of the service.
         scope: Unique id of the service.
         is_alive: Whether the sandbox of an instance id answers; may raise FabricUnavailable.
     """
 
-    def __init__(self, hub: Hub, scope: str, is_alive: IsAlive) -> None:
+    def __init__(self, hub: Hub, owner: str, scope: str, is_alive: IsAlive) -> None:
         self._hub = hub
         self._scope = scope
         self._is_alive = is_alive
-        self._lookups = _Lookups(hub)
+        self._group = Group(name=f"service-sessions:{owner}", most=MAX_SESSIONS)
+        self._lookups = _Lookups(hub, Group(name=f"service-calls:{owner}", most=MAX_CALLS))
         self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
         """By session: the number of its current binding, and the instance id."""
 
@@ -55,12 +72,13 @@ class Sessions:
 
         Raises:
             SessionLost: The instance is gone. One caller gets this error.
+            CapacityExceeded: The owner's services have too many sessions.
             ConfigError: The session id is invalid.
         """
         _check(session)
         turn, holder = self._known.get(session) or (0, "")
         while not holder:
-            found = await self._hub.remember(self._key(session, turn), own, SESSION_KEPT_S)
+            found = await self._remembered(self._key(session, turn), own)
             if found == own or await self._is_alive(found):
                 holder = found
                 self._known.put(session, (turn, holder))
@@ -95,11 +113,14 @@ class Sessions:
 
         Raises:
             CallOutcomeUnknown: The instance is gone.
+            CapacityExceeded: The hub holds too many calls of the owner's services.
             ConfigError: The call id is invalid.
         """
         _check(call_id)
         key = self._key_of_call(call_id)
         found = await self._lookups.remember(key, own, timeout_s + CALL_KEPT_S)
+        if not found:
+            raise _too_many(f"{MAX_CALLS} calls with ids")
         if found != own and not await self._is_alive(found):
             raise CallOutcomeUnknown(
                 f"call {call_id} began in sandbox {found}, which is gone",
@@ -115,13 +136,19 @@ class Sessions:
     async def _is_first_to_learn(self, session: str, turn: int) -> bool:
         mark = secrets.token_hex(8)
         key = f"{self._key(session, turn)}:told"
-        return await self._hub.remember(key, mark, SESSION_KEPT_S) == mark
+        return await self._remembered(key, mark) == mark
+
+    async def _remembered(self, key: str, value: str) -> str:
+        found = await self._hub.remember(key, value, SESSION_KEPT_S, self._group)
+        if not found:
+            raise _too_many(f"{MAX_SESSIONS} sessions in {SESSION_KEPT_S / 3600:g} hours")
+        return found
 
     def _key_of_call(self, call_id: str) -> str:
-        return f"service-call:{self._scope}:{call_id}"
+        return f"service-call:{self._scope}:{_short(call_id)}"
 
     def _key(self, session: str, turn: int) -> str:
-        return f"service-session:{self._scope}:{turn}:{session}"
+        return f"service-session:{self._scope}:{turn}:{_short(session)}"
 
 
 class _Lookups:
@@ -129,10 +156,12 @@ class _Lookups:
 
     Args:
         hub: Records which instance a call began in.
+        group: Limits how many are recorded.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, group: Group) -> None:
         self._hub = hub
+        self._group = group
         self._waiting: dict[str, tuple[str, asyncio.Future[str]]] = {}
         self._kept_s = 0.0
         """How long to record those that wait: as long as the longest of them needs."""
@@ -162,7 +191,7 @@ class _Lookups:
                 await asyncio.sleep(_ENDED_S)
                 ended, self._ended = self._ended, set()
                 try:
-                    await self._hub.shorten(tuple(ended), CALL_KEPT_S)
+                    await self._hub.shorten(tuple(ended), CALL_KEPT_S, self._group)
                 except AenvError as exc:
                     logger.info("%d ids of calls are kept longer: %s", len(ended), exc.message)
         finally:
@@ -175,7 +204,7 @@ class _Lookups:
                 kept_s, self._kept_s = self._kept_s, 0.0
                 try:
                     values = {key: value for key, (value, _) in batch.items()}
-                    stored = await self._hub.remember_all(values, kept_s)
+                    stored = await self._hub.remember_all(values, kept_s, self._group)
                 except AenvError as exc:
                     for _, future in batch.values():
                         future.set_exception(exc)
@@ -193,6 +222,21 @@ def _lost(session: str, holder: str) -> SessionLost:
         instance_id=holder,
         hint="the next call of this session starts anew in another sandbox",
     )
+
+
+def _too_many(what: str) -> CapacityExceeded:
+    return CapacityExceeded(
+        f"the services of this owner have the largest number of {what}",
+        retry_after_s=_FULL_RETRY_S,
+        hint="use a session again instead of a new one, and send call ids only with calls that may "
+        "be repeated",
+    )
+
+
+def _short(key: str) -> str:
+    """Return an id of limited size, which stands for one that a client chose."""
+    data = key.encode()
+    return key if len(data) <= _LONGEST_KEPT_BYTES else hashlib.sha256(data).hexdigest()
 
 
 def _check(key: str) -> None:

@@ -30,6 +30,7 @@ from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     AuditRecord,
     EnvironmentQuery,
+    Group,
     LeaseQuery,
     Quota,
     Right,
@@ -569,6 +570,19 @@ class HubContract(EnvironmentsContract):
             while await hub.remember("soon", "b", 0.001) == "first":  # noqa: ASYNC110  # Redis forgets it
                 await asyncio.sleep(0.01)
         assert await hub.remember("stays", "second", 60) == "first"
+
+    async def test_the_number_of_keys_of_a_group_is_limited(self, hub: Hub) -> None:
+        """Invariant 7: Redis refuses to write when it is full, so the hub would stop for all."""
+        few, other = Group(name="few", most=2), Group(name="other", most=1)
+        values = {"a": "1", "b": "2", "c": "3"}
+        assert await hub.remember_all(values, 60, few) == {"a": "1", "b": "2", "c": ""}
+        assert await hub.remember("a", "4", 60, few) == "1", "it is stored already"
+        assert await hub.remember("c", "3", 60, other) == "3"
+        await hub.shorten(["a"], 0.001, few)
+        async with asyncio.timeout(10):
+            while not await hub.remember("d", "5", 60, few):  # noqa: ASYNC110  # Redis forgets it
+                await asyncio.sleep(0.01)
+        assert await hub.remember("e", "6", 60, few) == ""
 
     async def test_a_value_is_replaced_only_if_it_is_unchanged(self, hub: Hub) -> None:
         await hub.remember("k", "first", 60)

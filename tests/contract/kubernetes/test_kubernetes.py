@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.engines.base import Sandbox
+from aenv_ray.engines.base import EndCause, Sandbox
 from aenv_ray.engines.kubernetes import client, manifest, names
+from aenv_ray.engines.kubernetes import engine as kubernetes_engine
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.pod_instance import open_authenticated
@@ -21,7 +22,9 @@ from aenv_ray.errors import (
     CapacityExceeded,
     ConfigError,
     FabricUnavailable,
+    InsideCause,
     PolicyRefused,
+    SandboxDiedInside,
     SandboxLost,
     SandboxStartFailed,
 )
@@ -32,7 +35,7 @@ from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, e
 from tests.contract.engines import end_of, engine_on
 from tests.contract.kubernetes.kubernetes_node import RAY_POD, KubernetesNode
 from tests.contract.processes import naming
-from tests.emulators.kubernetes.node import OPENSSL_CONF, SHELL_IMAGE, Delays
+from tests.emulators.kubernetes.node import OPENSSL_CONF, SHELL_IMAGE, VOLUME_IMAGE, Delays
 
 pytestmark = pytest.mark.namespaces
 
@@ -354,13 +357,90 @@ async def test_the_error_says_that_a_node_ended_the_pod(
     assert words in await end_of(sandbox)
 
 
+_DISRUPTED: dict[str, Any] = {
+    "reason": "Terminated",
+    "message": "Pod was terminated in response to imminent node shutdown.",
+    "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param(_DISRUPTED, id="node shutdown"),
+        pytest.param({"reason": "Evicted", "message": "The node was low on memory"}, id="eviction"),
+        pytest.param({"reason": "Preempting", "message": "for a critical pod"}, id="preemption"),
+    ],
+)
+@pytest.mark.parametrize("template", ["SingleContainer", "DualContainer"])
+async def test_a_sigterm_that_the_node_explains_is_no_outcome(
+    bench: Bench, node: KubernetesNode, status: dict[str, Any], template: str
+) -> None:
+    """Invariant 2: the explanation comes only when all containers have ended."""
+    project = bench.contract_project({"podTemplate": template})
+    image = {"datasource": SHELL_IMAGE} if template == "DualContainer" else {}
+    sandbox = await bench.start(project, **image)
+    node.cluster.terminate(node.pod(sandbox.instance_id), status)
+    assert (await _end_cause_of(sandbox)).inside is None
+
+
+async def test_a_sigterm_before_the_loss_of_its_node_is_no_outcome(
+    bench: Bench, node: KubernetesNode
+) -> None:
+    """Invariant 2: the pod reports its end, and the API later deletes it with its node."""
+    sandbox = await bench.start()
+    name = node.pod(sandbox.instance_id)
+    node.cluster.terminate(name, {})
+    await eventually(lambda: node.cluster.phases[name] == "Succeeded", "it has ended", WITHIN_S)
+    assert await bench.running() == set()
+    assert sandbox.end_cause is None, "it waits for a reason"
+    with node.cluster.edited("pods", name) as pod:
+        pod["status"]["conditions"] = [
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        ]
+    cause = await _end_cause_of(sandbox)
+    assert cause.inside is None
+    assert "no longer answers" in cause.text
+
+
+async def test_a_sigterm_without_a_reason_is_an_outcome(
+    bench: Bench, node: KubernetesNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: also for who renews it meanwhile, or waits for its TTL."""
+    monkeypatch.setattr(kubernetes_engine, "NODE_LOST_S", 1.0)
+    sandbox = await bench.start()
+    name = node.pod(sandbox.instance_id)
+    node.cluster.terminate(name, {})
+    await eventually(lambda: node.cluster.phases[name] == "Succeeded", "it has ended", WITHIN_S)
+    with pytest.raises(SandboxDiedInside):
+        await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 60.0)
+    assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
+
+    monkeypatch.undo()
+    monkeypatch.setattr(kubernetes_engine, "_OVERDUE_S", 0.0)
+    sandbox = await bench.start()
+    await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 2.0)
+    node.cluster.terminate(node.pod(sandbox.instance_id), {})
+    assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
+
+
+async def _end_cause_of(sandbox: Sandbox) -> EndCause:
+    await end_of(sandbox)
+    assert sandbox.end_cause is not None
+    return sandbox.end_cause
+
+
 async def test_the_error_says_that_a_pod_was_deleted_by_hand(
     bench: Bench, node: KubernetesNode
 ) -> None:
     """Invariant 2."""
     sandbox = await bench.start()
     node.cluster.delete("pods", node.pod(sandbox.instance_id))
-    assert "deleted by someone other than its host" in await end_of(sandbox)
+    cause = await _end_cause_of(sandbox)
+    assert "deleted by someone other than its host" in cause.text
+    assert cause.inside is None
     assert await bench.running() == set()
 
 
@@ -386,6 +466,17 @@ async def test_the_error_names_an_image_that_cannot_be_pulled(
     with pytest.raises(SandboxStartFailed, match=r"example/none:1.*does not exist") as raised:
         await bench.start(bench.contract_project(deploy))
     assert "AENV_KUBERNETES_PULL_SECRETS" in str(raised.value.hint)
+    assert node.sandboxes() == []
+
+
+async def test_an_image_with_volumes_is_refused(bench: Bench, node: KubernetesNode) -> None:
+    """Invariant 14: an agent could fill the node's disk there, which then evicts other pods."""
+    deploy = {"container": {"image": VOLUME_IMAGE, "readOnlyRoot": True}}
+    with pytest.raises(SandboxStartFailed, match=r"volumes \(/data\).*ignore_image"):
+        await bench.start(bench.contract_project(deploy))
+    dual = bench.contract_project({"podTemplate": "DualContainer"})
+    with pytest.raises(SandboxStartFailed, match=r"its sidecar: .*volumes \(/data\)"):
+        await bench.start(dual, datasource=VOLUME_IMAGE)
     assert node.sandboxes() == []
 
 

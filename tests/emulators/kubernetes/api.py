@@ -225,6 +225,23 @@ class EmulatedCluster:
 
         self._call(run)
 
+    def terminate(self, name: str, status: Mapping[str, Any]) -> None:
+        """End a pod with SIGTERM, as a node that evicts it or shuts down.
+
+        Args:
+            name: The pod.
+            status: What the node adds to the pod's status once all containers have ended; empty:
+                nothing, as a node does that is not told to wait for its pods.
+        """
+
+        def run() -> None:
+            pod = self._pod(name)
+            uid = pod["metadata"]["uid"]
+            self.node.mark(uid, status)
+            self._begin(self.node.end(uid, _grace_s(pod, {})))
+
+        self._call(run)
+
     def warnings(self, pod: str) -> list[str]:
         """Return the reasons of the warning events about a pod, which may be gone."""
         return [

@@ -23,7 +23,9 @@ SHELL_IMAGE: Final = "emulated/shell:1"
 RAY_IMAGE: Final = "emulated/ray:2"
 OPENSSL_CONF: Final = "/etc/ssl/of-the-image.cnf"
 """A variable of `SHELL_IMAGE`."""
-IMAGES: Final = frozenset({PYTHON_IMAGE, SHELL_IMAGE, RAY_IMAGE})
+VOLUME_IMAGE: Final = "emulated/volume:1"
+"""Has Python, and ``VOLUME /data``."""
+IMAGES: Final = frozenset({PYTHON_IMAGE, SHELL_IMAGE, RAY_IMAGE, VOLUME_IMAGE})
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _END_S: Final = 30.0
 
@@ -62,6 +64,8 @@ class EmulatedNode:
         self._numbers = 0
         self._directory = Path(tempfile.mkdtemp(prefix="aenv-node-"))
         self._directory.chmod(0o755)
+        self._disk = Path(tempfile.mkdtemp(prefix="aenv-node-", dir="/var/tmp"))  # /tmp: in memory?
+        self._disk.chmod(0o755)
         self._socket = self._directory / "pods"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -86,6 +90,7 @@ class EmulatedNode:
                 self._process.kill()
                 await self._process.wait()
             shutil.rmtree(self._directory)
+            shutil.rmtree(self._disk)
 
     def address(self) -> str:
         """Return an unused loopback address."""
@@ -94,7 +99,9 @@ class EmulatedNode:
 
     async def run(self, pod: dict[str, Any]) -> None:
         """Run a pod to its end, reporting its status."""
-        running = _RunningPod(pod, self._socket, self.address(), self._set_status, self.delays)
+        running = _RunningPod(
+            pod, self._socket, self._disk, self.address(), self._set_status, self.delays
+        )
         self._running[pod["metadata"]["uid"]] = running
         try:
             await running.run()
@@ -138,6 +145,7 @@ class _RunningPod:
         self,
         pod: dict[str, Any],
         server: Path,
+        disk: Path,
         address: str,
         set_status: SetStatus,
         delays: Delays,
@@ -146,6 +154,7 @@ class _RunningPod:
         self._delays = delays
         self._server = server
         self._directory = server.parent
+        self._disk = disk
         self._address = address
         self._set = set_status
         self._states: dict[str, dict[str, Any]] = {}
@@ -311,6 +320,15 @@ class _RunningPod:
         claimed.mkdir(parents=True, exist_ok=True)
         return {"claimed": str(claimed)}
 
+    def _image_volumes(self, pod_name: str, container: Mapping[str, Any]) -> dict[str, str]:
+        """Return directories on disk for the volumes of an image, by path, as containerd does."""
+        if container["image"] != VOLUME_IMAGE:
+            return {}
+        directory = self._disk / f"{pod_name}-{container['name']}"
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o777)
+        return {"/data": str(directory)}
+
     def _container(self, pod_name: str, container: Mapping[str, Any]) -> dict[str, Any]:
         message = self._directory / f"{pod_name}-{container['name']}.message"
         message.write_text("")
@@ -339,6 +357,7 @@ class _RunningPod:
                 }
                 for mount in container["volumeMounts"]
             ],
+            "image_volumes": self._image_volumes(pod_name, container),
             "shown": _shown(container["image"]),
             "drops_capabilities": _drops_capabilities(container["securityContext"]),
             "uid": container["securityContext"]["runAsUser"],
@@ -357,6 +376,7 @@ def _drops_capabilities(security: Mapping[str, Any]) -> bool:
 def _path(image: str) -> str:
     return {
         PYTHON_IMAGE: f"{sys.base_prefix}/bin:{_SYSTEM_PATH}",
+        VOLUME_IMAGE: f"{sys.base_prefix}/bin:{_SYSTEM_PATH}",
         SHELL_IMAGE: "/tools",
         RAY_IMAGE: f"{sys.prefix}/bin:{_SYSTEM_PATH}",
     }[image]
@@ -371,6 +391,7 @@ def _shown(image: str) -> list[str]:
     """Return the directories of this machine that an image has in addition to the system's."""
     return {
         PYTHON_IMAGE: [sys.base_prefix],
+        VOLUME_IMAGE: [sys.base_prefix],
         SHELL_IMAGE: [],
         # Parent directories first.
         RAY_IMAGE: sorted([sys.base_prefix, sys.prefix, _package()], key=len),

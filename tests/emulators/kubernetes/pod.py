@@ -210,6 +210,9 @@ def _build_root(root: Path, container: dict[str, Any]) -> str:
     message = path / "dev" / "termination-log"
     message.touch()
     linux.mount(container["message_path"], str(message), None, linux.MS_BIND)
+    for where, source in container["image_volumes"].items():
+        (path / where.strip("/")).mkdir()
+        linux.mount(source, str(path / where.strip("/")), None, linux.MS_BIND)
     for mount in container["mounts"]:
         target = path / mount["path"].strip("/")
         target.mkdir(parents=True, exist_ok=True)

@@ -142,7 +142,12 @@ async def logs(call: UserCall, id: str, query: Annotated[LogsTail, Query()]) -> 
 
 async def _sandboxes(call: RouteCall, record: ServiceRecord) -> list[InstanceInfo]:
     live = await call.control.deps.fabric.list_instances()
-    return [one for one in live if one.labels.get(SERVICE_LABEL) == record.id]
+    # Sandboxes of a deleted service, whose name another owner has since taken, may still run.
+    return [
+        one
+        for one in live
+        if one.labels.get(SERVICE_LABEL) == record.id and one.owner == record.owner
+    ]
 
 
 async def _log(call: RouteCall, instance_id: str, tail: int | None) -> str:

@@ -33,6 +33,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.ids import InstanceId
 from aenv_ray.project.config import EnvironmentConfig, NetworkMode
+from aenv_ray.runtime.container.pod import ENDED_BY_SIGTERM
 from aenv_ray.runtime.container.pod_log import KEEP_BYTES, LIMIT_BYTES, PodLog
 from aenv_ray.runtime.fork.jail_spec import DEFAULT_STORAGE_BYTES
 from tests.emulators.kubernetes.rules import check_schema, violations
@@ -410,6 +411,27 @@ def test_ends_from_inside_are_told_from_losses(
 ) -> None:
     """Invariant 14: a process inside can write the message of its container before it dies."""
     assert pod_status.end_cause(pod).inside is inside
+
+
+def test_a_sigterm_is_from_outside_only_if_the_api_shows_a_reason() -> None:
+    """Invariants 2 and 14: who sent it cannot be told in the pod."""
+    left = json.dumps({"cause": ENDED_BY_SIGTERM, "inside": None, "log": ""})
+    ended = {"terminated": {"exitCode": 0, "message": left}}
+    unexplained = pod_status.unexplained_end(pod_with(ended))
+    assert unexplained is not None
+    assert unexplained.inside is InsideCause.SIGNAL
+    deleted = pod_with(ended)
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}]
+    for pod in (
+        deleted,
+        pod_with(ended, reason="Terminated"),
+        pod_with(ended, conditions=disrupted),
+    ):
+        assert pod_status.unexplained_end(pod) is None
+        assert pod_status.end_cause(pod).inside is None
+    exited = {"terminated": {"exitCode": 3, "message": LEFT}}
+    assert pod_status.unexplained_end(pod_with(exited)) is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from aenv_ray.errors import (
     SessionLost,
     ToolTimeout,
 )
+from aenv_ray.hub.records import Group
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.runtime.door.async_calls import CALL_ID
@@ -49,11 +50,14 @@ class Memory:
         self.requests = 0
         self.failure: FabricUnavailable | None = None
 
-    async def remember(self, key: str, value: str, ttl_s: float) -> str:
-        return (await self.remember_all({key: value}, ttl_s))[key]
+    async def remember(self, key: str, value: str, ttl_s: float, group: Group) -> str:
+        return (await self.remember_all({key: value}, ttl_s, group))[key]
 
-    async def remember_all(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+    async def remember_all(
+        self, values: Mapping[str, str], ttl_s: float, group: Group
+    ) -> dict[str, str]:
         assert ttl_s > 0
+        assert group.name.endswith(":ann")
         self.requests += 1
         await asyncio.sleep(0)
         if self.failure is not None:
@@ -63,7 +67,8 @@ class Memory:
                 self.kept[key], self.kept_until[key] = value, self.clock.now() + ttl_s
         return {key: self.kept[key] for key in values}
 
-    async def shorten(self, keys: Sequence[str], ttl_s: float) -> None:
+    async def shorten(self, keys: Sequence[str], ttl_s: float, group: Group) -> None:
+        assert group.name == "service-calls:ann"
         for key in keys:
             self.kept_until[key] = min(self.kept_until[key], self.clock.now() + ttl_s)
         self.shortened += keys
@@ -75,7 +80,9 @@ class Fleet:
     def __init__(self) -> None:
         self.alive = {"one", "two", "three"}
         self.hub: Any = Memory()
-        self.sessions = {name: Sessions(self.hub, "uid", self._is_alive) for name in self.alive}
+        self.sessions = {
+            name: Sessions(self.hub, "ann", "uid", self._is_alive) for name in self.alive
+        }
 
     async def _is_alive(self, instance_id: str) -> bool:
         return instance_id in self.alive
@@ -98,7 +105,7 @@ async def test_session_lost_is_raised_once() -> None:
         await fleet.holder("two")
     assert [await fleet.holder(at) for at in ("three", "two", "three")] == ["three"] * 3
     fleet.alive.remove("three")
-    fleet.sessions["two"] = Sessions(fleet.hub, "uid", fleet._is_alive)  # a new replica
+    fleet.sessions["two"] = Sessions(fleet.hub, "ann", "uid", fleet._is_alive)  # a new replica
     with pytest.raises(SessionLost):
         await fleet.holder("two")
     assert await fleet.holder("two") == "two"
@@ -254,13 +261,14 @@ async def test_no_shared_request_to_the_hub_belongs_to_the_task_of_a_call(
     fleet = Fleet()
     remember_all, shorten = fleet.hub.remember_all, fleet.hub.shorten
 
-    async def remember(values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+    async def remember(*arguments: Any) -> dict[str, str]:
         seen.append(task.get())
-        return await remember_all(values, ttl_s)
+        found: dict[str, str] = await remember_all(*arguments)
+        return found
 
-    async def shortened(keys: Sequence[str], ttl_s: float) -> None:
+    async def shortened(*arguments: Any) -> None:
         seen.append(task.get())
-        await shorten(keys, ttl_s)
+        await shorten(*arguments)
 
     monkeypatch.setattr(fleet.hub, "remember_all", remember)
     monkeypatch.setattr(fleet.hub, "shorten", shortened)
