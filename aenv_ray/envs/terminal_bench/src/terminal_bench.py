@@ -38,6 +38,7 @@ class _Task:
     variables: dict[str, str]
     fingerprints: dict[str, Any]
     package_settings: dict[str, Any] | None
+    project: dict[str, Any]
     terminal: str = field(default_factory=lambda: f"aenv-terminal-{secrets.token_hex(8)}")
 
 
@@ -72,7 +73,8 @@ def start_task(
             "load the task again from its directory, which tells whether it can be played"
         )
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
-    answer = container.run(*container.GRADER, request={"do": "prepare"}, timeout_s=START_S)
+    request = {"do": "prepare", "directory": place}
+    answer = container.run(*container.GRADER, request=request, timeout_s=START_S)
     if "not_root" in answer:
         raise RuntimeError(
             f"the task's image has a USER other than root (user id {answer['not_root']}), and this "
@@ -211,7 +213,7 @@ def run_tests(
         "do": "grade", "tests": tests, "script": script, "timeout_s": timeout_s,
         "variables": {**task.variables, **variables}, "directory": task.directory,
         "fingerprints": task.fingerprints, "package_settings": task.package_settings,
-        "plugin": container.PLUGIN,
+        "project": task.project, "plugin": container.PLUGIN, "start": container.START,
     }  # fmt: skip
     try:
         container.run(*container.GRADER, request={"do": "end_others"}, timeout_s=START_S)

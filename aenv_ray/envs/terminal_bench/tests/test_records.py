@@ -12,7 +12,7 @@ import terminal_bench
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: str, **__: Any) -> dict[str, Any]:
-        return {"fingerprints": {}, "package_settings": None}
+        return {"fingerprints": {}, "package_settings": None, "project": {}}
 
     monkeypatch.setattr(container, "run", run)
     monkeypatch.setattr(terminal_bench, "_task", None)
