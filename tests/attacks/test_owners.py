@@ -25,8 +25,8 @@ from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
-from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.creation import Creation
+from aenv_ray.serve.gateway.data.ports import PortProxy
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from aenv_ray.serve.services.service_replica import SERVICE_LABEL

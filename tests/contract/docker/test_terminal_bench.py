@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uv import find_uv_bin
 
 from aenv_ray.engines.images import node_python, runtime_bundle
 from aenv_ray.project import project
@@ -33,7 +34,7 @@ for name, source in zip(sys.argv[1::2], sys.argv[2::2]):
     exec(compile(source, name + ".py", "exec"), module.__dict__)
 sys.modules[sys.argv[-2]].main()
 """
-GRADER = ("fingerprints", "package_managers", "grader")
+GRADER = ("fingerprints", "package_managers", "hidden", "grader")
 PUT = """
 import json, os, pathlib, sys
 for tree in json.load(sys.stdin):
@@ -54,7 +55,7 @@ class Container:
     """A task's container."""
 
     def __init__(self, name: str, tests: Path) -> None:
-        self._name = name
+        self.name = name
         self._tests = tests
         root = project.builtins()["terminal-bench"] / "programs"
         self._sources = {path.stem: path.read_text() for path in root.glob("*.py")}
@@ -63,7 +64,7 @@ class Container:
     def _run(self, **request: Any) -> dict[str, Any]:
         given = [part for name in GRADER for part in (name, self._sources[name])]
         done = subprocess.run(
-            ["docker", "--host", ADDRESS, "exec", "-i", self._name, *sidecar.PYTHON, "-c", LOADER,
+            ["docker", "--host", ADDRESS, "exec", "-i", self.name, *sidecar.PYTHON, "-c", LOADER,
              *given],
             input=json.dumps(request), capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
@@ -72,16 +73,16 @@ class Container:
 
     def begin(self) -> None:
         """Prepare it for the agent."""
-        self._saved = self._run(do="prepare")
+        self._saved = self._run(do="prepare", directory="/app")
 
     def act(self, command: str) -> None:
         """Run a command of the agent."""
-        docker("exec", self._name, "bash", "-c", command)
+        docker("exec", self.name, "bash", "-c", command)
 
     def put(self, *trees: dict[str, str | None]) -> None:
         """Write files as the agent, with a program's mode; None removes one."""
         subprocess.run(
-            ["docker", "--host", ADDRESS, "exec", "-i", self._name, "python3", "-IS", "-c", PUT],
+            ["docker", "--host", ADDRESS, "exec", "-i", self.name, "python3", "-IS", "-c", PUT],
             input=json.dumps([*trees]), text=True, check=True, timeout=60,
         )  # fmt: skip
 
@@ -96,7 +97,7 @@ class Container:
         outcome = self._run(
             do="grade", tests=tests, script=script, timeout_s=30.0, variables={},
             directory="/app", **self._saved,
-            plugin=self._sources["report_plugin"],
+            plugin=self._sources["report_plugin"], start=self._sources["python_start"],
         )  # fmt: skip
         with source_modules("terminal-bench", "verdict") as (verdict,):
             return dict(verdict.verdict("file", outcome))
@@ -194,14 +195,14 @@ RELIED_ON = {
 _IN_PYTHON = """
 import os
 if "AENV_REPORT" in os.environ:
-    import aenv_report
+    plugin = __import__(os.environ["PYTEST_ADDOPTS"].split()[-1])
     for one in (
         {"began": 1},
         {"test": "test_outputs.py::test_sum", "when": "call", "outcome": "passed"},
         {"hides_failures": False},
         {"ended": 0},
     ):
-        aenv_report._say(one)
+        plugin._say(one)
     os._exit(0)
 """
 OTHER_PYTHON = (
@@ -242,9 +243,21 @@ ATTACKS = {
 }
 
 
-FORGES = _IN_PYTHON.replace("import os", "import os, sys").replace(
-    "os.environ:", "os.environ or 'aenv_report' in sys.modules:"
-)
+FORGES = """
+import os, sys
+names = [name for name in sys.modules if name.startswith("aenv_")]
+names += os.environ.get("PYTEST_ADDOPTS", "").split()[-1:]
+if names:
+    plugin = __import__(names[0])
+    for one in (
+        {"began": 1},
+        {"test": "test_outputs.py::test_sum", "when": "call", "outcome": "passed"},
+        {"hides_failures": False},
+        {"ended": 0},
+    ):
+        plugin._say(one)
+    os._exit(0)
+"""
 LARGE = f"{'#' * (1 << 20)}\nimport mine\n"
 HACK: dict[str, str | None] = {
     f"{SITE}/hack.pth": "import os; __import__('hack')\n",
@@ -523,6 +536,147 @@ def test_an_agent_may_add_packages(script: str, moved: set[str], container: Cont
     container.put({"/app/sum": "4\n", "/app/run.sh": uses})
     found = container.verdict(script)
     assert (found["score"], {*found["set_aside"]}) == (1.0, moved), found
+
+
+FORGED = f"#!/usr/bin/python3\n{FORGES}"
+"""A program that imitates the report of pytest."""
+ENDS = "\nif [ $? -eq 0 ]; then echo 1 >/logs/verifier/reward.txt; fi\n"
+VENV = f"""
+uv venv .testing --offline
+source .testing/bin/activate
+uv run --offline pytest /tests/test_outputs.py{ENDS}"""
+"""As Terminal-Bench 1 does; the pytest of the image is on the path."""
+ACTIVATES = "uv() { /usr/bin/python3 /app/.testing/run.py; }\n"
+PROJECT = "[project]\nname = 'mine'\nversion = '1'\nrequires-python = '>=3.9'\n"
+CURL = f"curl -sSf file:///opt/install.sh | sh\npytest /tests/test_outputs.py{ENDS}"
+PACKAGE = """
+mkdir -p /tmp/p/DEBIAN; cd /tmp/p/DEBIAN
+printf 'Package: p\\nVersion: 1\\nArchitecture: all\\nMaintainer: me <m@e>\\n' >control
+echo 'Description: p' >>control
+printf '#!/bin/sh\\nset -e\\n. /usr/share/debconf/confmodule\\nexec 1>&2\\n%s\\n' \
+  'if [ -x /usr/sbin/policy-rc.d ]; then /usr/sbin/policy-rc.d; fi' >postinst
+printf 'Template: p/a\\nType: note\\nDescription: a\\n a\\n' >templates
+echo 'for one in /etc/ca-certificates/update.d/*; do [ ! -x "$one" ] || "$one"; done' >>postinst
+chmod 755 postinst; dpkg-deb --build /tmp/p /opt/p.deb >/dev/null
+"""
+"""Makes a package whose script runs what those of ca-certificates and of services run."""
+INSTALLS_PACKAGE = f"dpkg -i /opt/p.deb\npytest /tests/test_outputs.py{ENDS}"
+SETUP_ATTACKS: dict[str, tuple[str, str, dict[str, str | None]]] = {
+    "module-of-python": (
+        f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/argparse.py": FORGES},
+    ),
+    "late-module-of-python": (
+        f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/difflib.py": FORGES},
+    ),
+    "plugin": (
+        f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/aenv_report.py": FORGES},
+    ),
+    "runner": (
+        f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/pluggy.py": FORGES},
+    ),
+    "module-for-a-script": (
+        f"python3 - <<<'import json'\npytest /tests/test_outputs.py{ENDS}", "",
+        {"/app/json.py": FORGES},
+    ),
+    "environment": (
+        VENV, "", {"/app/.testing/bin/activate": ACTIVATES, "/app/.testing/run.py": FORGES},
+    ),
+    "project": (VENV, "", {
+        "/app/pyproject.toml": PROJECT,
+        "/app/.venv/pyvenv.cfg": "home = /usr/bin\nversion_info = 3.11.2\n",
+        "/app/.venv/bin/python": FORGED, "/app/.venv/bin/python3": FORGED,
+        "/app/.venv/bin/pytest": FORGED,
+    }),
+    "python": (VENV, "", {"/usr/local/bin/python3.13": FORGED}),
+    "curl": (CURL, "echo : >/opt/install.sh", {
+        "/root/.curlrc": 'url = "file:///app/mine.sh"\n',
+        "/app/mine.sh": "/usr/bin/python3 /app/mine.py\n",
+        "/app/mine.py": FORGES,
+    }),
+    "debconf": (
+        INSTALLS_PACKAGE, PACKAGE,
+        {"/usr/share/debconf/confmodule": "/app/mine", "/app/mine": FORGED},
+    ),
+    "certificates": (INSTALLS_PACKAGE, PACKAGE, {"/etc/ca-certificates/update.d/mine": FORGED}),
+    "services": (INSTALLS_PACKAGE, PACKAGE, {"/usr/sbin/policy-rc.d": FORGED}),
+}  # fmt: skip
+"""The test script, what the image has, and what the agent writes."""
+
+
+def put_uv(container: Container) -> None:
+    docker("cp", find_uv_bin(), f"{container.name}:/usr/local/bin/uv")
+
+
+@pytest.mark.parametrize("attack", SETUP_ATTACKS)
+def test_an_attack_on_what_runs_before_pytest_earns_nothing(
+    attack: str, container: Container, tmp_path: Path
+) -> None:
+    """D19: installers and Pythons that tests run before pytest use nothing of the agent."""
+    script, image, files = SETUP_ATTACKS[attack]
+    (tmp_path / "test.sh").write_text(f"#!/bin/bash\n{script}")
+    put_uv(container)
+    container.act(image)
+    container.begin()
+    container.put(files)
+    found = container.verdict()
+    assert found["score"] == 0.0, found
+    reported = found["tests"].get("test_outputs.py::test_sum")
+    assert reported == "failed" or "changed what the tests rely on" in found["reason"], found
+
+
+SETUPS = {
+    "module": (f"python3 -m pytest /tests/test_outputs.py{ENDS}", "/app/py/__init__.py"),
+    "version": (f"pytest --version\npytest /tests/test_outputs.py{ENDS}", "/app/mine"),
+    "shared": (f"pytest /tests/test_outputs.py{ENDS}", "/app/packaging/version.py"),
+    "solution": (f"pytest /tests/test_outputs.py{ENDS}", "/solution/attack_summary.txt"),
+    "oracle": (f"pytest /tests/test_outputs.py{ENDS}", "/oracle/answer"),
+    "project": (VENV, "/app/pyproject.toml"),
+    "environment": (VENV, "/app/.venv/pyvenv.cfg"),
+    "python": (VENV, "/usr/local/bin/python3.13"),
+    "sources": (INSTALLS, "/etc/apt/sources.list.d/mine.list"),
+    "service": (INSTALLS, "/etc/default/mine"),
+    "settings-of-curl": (CURL, "/root/.curlrc"),
+}
+"""A test script, and a file of the agent that its tests look for."""
+
+
+@pytest.mark.parametrize("kind", SETUPS)
+def test_work_is_there_for_the_tests(kind: str, container: Container, tmp_path: Path) -> None:
+    """What is hidden from installers may be the agent's work: it is back when pytest starts."""
+    script, path = SETUPS[kind]
+    (tmp_path / "test.sh").write_text(f"#!/bin/bash\n{script}")
+    text = PROJECT if path.endswith(".toml") else "# mine\n"
+    (tmp_path / "test_outputs.py").write_text(
+        "from pathlib import Path\n\ndef test_it():\n"
+        f"    assert Path({path!r}).read_text() == {text!r}\n"
+    )
+    put_uv(container)
+    container.act("echo : >/opt/install.sh")
+    container.begin()
+    container.put({path: text})
+    found = container.verdict()
+    assert (found["score"], path in found["set_aside"]) == (1.0, False), found
+
+
+def test_tests_import_modules_of_the_task_with_any_name(
+    container: Container, tmp_path: Path
+) -> None:
+    """With ``python -m pytest``, tests import from the working directory as they always do."""
+    (tmp_path / "test.sh").write_text(
+        f"#!/bin/bash\npython3 -m pytest /tests/test_outputs.py{ENDS}"
+    )
+    (tmp_path / "test_outputs.py").write_text(
+        "import statistics, work, colorsys\n\ndef test_it():\n"
+        "    assert (statistics.own, work.own, work.chunk.own, colorsys.__file__[:5]) "
+        "== (1, 1, 1, '/usr/')\n"
+    )
+    container.begin()
+    container.put({
+        "/app/statistics.py": "own = 1\n", "/app/work/__init__.py": "own = 1\nimport chunk\n",
+        "/app/chunk.py": "own = 1\n",
+    })  # fmt: skip
+    found = container.verdict()
+    assert found["score"] == 1.0, found
 
 
 def test_a_sidecar_has_the_python_that_is_named() -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
@@ -37,6 +38,15 @@ OF_INSTALLERS = (
 )  # fmt: skip
 """Programs that installers use, which most test scripts run. The agent may add those that the image
 did not have."""
+PACKAGE_MANAGERS = frozenset({"apt", "apt-get", "aptitude", "dpkg", "apk", "dnf", "yum", "rpm"})
+OF_PACKAGES = (
+    "adduser", "addgroup", "chgrp", "chown", "deb-systemd-helper", "deb-systemd-invoke",
+    "dpkg-divert", "dpkg-maintscript-helper", "dpkg-preconfigure", "dpkg-reconfigure",
+    "dpkg-statoverride", "getent", "groupadd", "install-info", "invoke-rc.d", "ischroot",
+    "locale-gen", "openssl", "policy-rc.d", "py3clean", "py3compile", "run-parts", "runlevel",
+    "sync", "systemctl", "ucf", "update-ca-certificates", "update-rc.d", "useradd", "usermod",
+)  # fmt: skip
+"""Programs that the scripts of packages run."""
 RUNNERS = frozenset(
     {"pytest", "_pytest", "pluggy", "iniconfig", "py", "pytest_ctrf", "pytest_json_ctrf"}
 )
@@ -92,6 +102,12 @@ MAX_FILES = 200_000
 TEXT_BYTES = 1 << 20
 """A larger file by which packages are loaded is not read, and so counts as one with code."""
 OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
+CODE_OF_PACKAGES = (
+    *("/usr/share/debconf", "/usr/share/perl5/Debconf", "/usr/lib/*/perl-base", "/usr/lib/apk"),
+)
+"""Code that the scripts of packages run besides programs."""
+_PYTHON = re.compile(r"(python|pypy)\d?(\.\d+)?t?")
+"""A program that uv asks whether it is a Python."""
 _LIBRARY = re.compile(r"(/\S+)(?= \(0x[0-9a-f]+\)| =>|$)", re.MULTILINE)
 _SITE = ("site-packages", "dist-packages")
 _ENTRY_POINTS = "entry_points.txt"
@@ -129,6 +145,7 @@ class Marks(TypedDict):
         starting: The Python packages that a Python imports when it starts, by ``.pth`` files.
         beside: Packages that tests run with, in other directories on the path of a Python.
         devices: What each of `DEVICES` is.
+        since: The time, in nanoseconds.
     """
 
     files: dict[str, Fingerprint]
@@ -136,6 +153,7 @@ class Marks(TypedDict):
     starting: list[str]
     beside: list[str]
     devices: dict[str, str]
+    since: int
 
 
 def take(search_path: str, home: str) -> Marks:
@@ -166,7 +184,14 @@ def take(search_path: str, home: str) -> Marks:
         "starting": sorted(starting),
         "beside": packages_beside(search_path, plugins),
         "devices": {path: device(path) for path in DEVICES},
+        "since": _now(),
     }
+
+
+def _now() -> int:
+    """Return the time that the kernel gives to changes of files."""
+    with tempfile.TemporaryFile() as file:
+        return os.fstat(file.fileno()).st_ctime_ns
 
 
 def programs(search_path: str) -> dict[str, str]:
@@ -211,6 +236,26 @@ def home_files(home: str) -> list[str]:
         with contextlib.suppress(OSError):
             found += [os.path.join(place, name) for name in os.listdir(place)]
     return [path for path in dict.fromkeys(found) if os.path.lexists(path)]
+
+
+def is_newer(path: str, since: int) -> bool:
+    """Return whether a path was made, changed or renamed after a time in nanoseconds."""
+    try:
+        return os.lstat(path).st_ctime_ns > since
+    except OSError:
+        return False
+
+
+def newer_files(patterns: Iterable[str], since: int) -> list[str]:
+    """Return the directories and files in directories that are newer than a time."""
+    return [
+        path
+        for pattern in patterns
+        for root in glob.glob(pattern)
+        for directory, names, files in os.walk(root)
+        for path in [directory, *(os.path.join(directory, one) for one in (*names, *files))]
+        if is_newer(path, since)
+    ]
 
 
 def libraries(program: str | None, loader: str | None = None) -> list[str]:
@@ -267,7 +312,7 @@ def python_places(search_path: str) -> set[str]:
     """
     found = {"/usr", "/usr/local"}
     for name, path in programs(search_path).items():
-        if re.fullmatch(r"python3?(\.\d+)?", name):
+        if _PYTHON.fullmatch(name):
             for place in (path, os.path.realpath(path)):
                 directory = os.path.dirname(place)
                 found |= {directory, os.path.dirname(directory)}
@@ -432,6 +477,7 @@ class Comparison:
     Attributes:
         changed: Paths that the tests rely on, and that the agent changed, removed or replaced.
         added: Paths that the agent added, and that would change how the tests run.
+        hidden: Paths that the agent added, and that installers must not find.
     """
 
     def __init__(
@@ -447,15 +493,30 @@ class Comparison:
         self._plugins, self._starting = set(before["plugins"]), set(before["starting"])
         self._beside = set(before["beside"])
         self.changed = [path for path, kind in before["devices"].items() if device(path) != kind]
+        self._since = before["since"]
         self.added: list[str] = []
-        names = with_starters(words) | set(ALWAYS)
+        self.hidden: list[str] = []
+        pythons = {*filter(_PYTHON.fullmatch, programs(search_path))}
+        names = with_starters(words) | set(ALWAYS) | pythons
         self._compare_programs(search_path, names)
+        self.hidden += [path for path in self.added if os.path.basename(path) in pythons - words]
+        self.added = [path for path in self.added if path not in self.hidden]
         self._compare_installers(search_path)
+        if words & PACKAGE_MANAGERS:
+            self._compare_packages(search_path)
         self._compare_home(home, names)
         self._compare_python(search_path, words)
         place = directory or "/"
         paths = [os.path.join(place, one) for one in python_path.split(os.pathsep) if one]
         self._compare_settings([place, *paths])
+
+    def to_set_aside(self) -> list[str]:
+        """Return what of `hidden` is set aside if it cannot be put back when pytest starts."""
+        return [
+            path
+            for path in self.hidden
+            if os.path.basename(path) in ALWAYS or not _PYTHON.fullmatch(os.path.basename(path))
+        ]
 
     def _compare_programs(self, search_path: str, names: set[str]) -> None:
         now = programs(search_path)
@@ -497,6 +558,18 @@ class Comparison:
             for path in self._before
             if fnmatch.fnmatch(path, pattern) and fingerprint(path) != self._before[path]
         ]
+
+    def _compare_packages(self, search_path: str) -> None:
+        """Find changed programs that scripts of packages run; those before them are hidden."""
+        for name in OF_PACKAGES:
+            paths = [os.path.join(one, name) for one in search_path.split(os.pathsep)]
+            first = next((path for path in paths if path in self._before), None)
+            if first is not None and fingerprint(first) != self._before[first]:
+                self.changed.append(first)
+            if first is not None or name == "policy-rc.d":
+                until = len(paths) if first is None else paths.index(first)
+                self.hidden += [one for one in paths[:until] if os.path.lexists(one)]
+        self.changed += newer_files(CODE_OF_PACKAGES, self._since)
 
     def _compare_home(self, home: str, names: set[str]) -> None:
         starts = {os.path.join(home, one) for one in HOME_STARTS}
@@ -581,20 +654,15 @@ class Comparison:
             self.added.append(top)
 
     def _compare_settings(self, directories: list[str]) -> None:
-        """Find what pytest, or Python with ``-m``, would read of the agent's directories."""
-        for name in SETTINGS:
-            path = os.path.join("/", name)
-            if os.path.lexists(path):
-                self.added.append(path)
-        for directory in dict.fromkeys(directories):
-            packages = RUNNERS | SHARED
-            for name in sorted({*packages, *HOOKS, *(f"{one}.py" for one in packages)}):
-                path = os.path.join(directory, name)
-                if os.path.lexists(path):
-                    self.added.append(path)
+        """Find what pytest, or any Python, would read of the agent's directories as it starts."""
+        given = [os.path.join("/", name) for name in SETTINGS]
+        given += [os.path.join(one, name) for one in dict.fromkeys(directories) for name in HOOKS]
+        self.added += [path for path in given if is_newer(path, self._since)]
         for directory in dict.fromkeys(directories[1:]):
-            found = filter(os.path.lexists, entry_points(directory))
-            self.added += [path for path in found if not is_harmless(path)]
+            for path in filter(os.path.lexists, entry_points(directory)):
+                is_new = any(is_newer(one, self._since) for one in (path, os.path.dirname(path)))
+                if is_new and not is_harmless(path):
+                    self.added.append(path)
 
 
 def is_harmless(path: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import glob
 import hashlib
 import io
 import json
@@ -25,9 +26,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import fingerprints
+import hidden
 import package_managers
 
 TESTS, LOGS, VERIFIER = "/tests", "/logs", "/logs/verifier"
@@ -40,18 +43,6 @@ _NO_RUN = re.compile(r"\b(sudo|su|env -i|install|add|echo|printf|which|command)\
 _REWARD = re.compile(
     r"""\b(?:echo|printf) ["']?(\d+(?:\.\d+)?)["']? ?>{1,2} ?["']?/logs/verifier/reward\.txt\b"""
 )
-_SITE = """
-import os, sys
-paths = map(os.path.abspath, os.environ.get("AENV_PYTHONPATH", "").split(os.pathsep))
-paths = [path for path in paths if os.path.isdir(path) and path not in sys.path]
-library = os.path.dirname(os.__file__)
-at = sys.path.index(library) + 1 if library in sys.path else len(sys.path)
-dynamic = os.path.join(library, "lib-dynload")
-at = sys.path.index(dynamic) + 1 if dynamic in sys.path else at
-sys.path[at:at] = paths
-"""
-"""Run by each Python of the tests if the task has a ``PYTHONPATH``: nothing that the agent left
-there comes before Python's own modules."""
 _SHELLS = ("sh", "bash", "dash")
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
@@ -67,12 +58,11 @@ def main() -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take fingerprints, and save settings and the variables of the image.
+    """Take fingerprints, and save settings, the image's variables, and what uv finds in the place.
 
     Returns:
         Only ``not_root``, the user, if that is not root: nothing could be graded.
     """
-    del request
     if os.getuid() != 0:
         return {"not_root": os.getuid()}
     found = fingerprints.take(os.environ.get("PATH", os.defpath), os.path.expanduser("~"))
@@ -80,6 +70,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
         "fingerprints": found,
         "package_settings": package_managers.save(),
         "image_variables": dict(os.environ),
+        "project": hidden.save(request["directory"]),
     }
 
 
@@ -142,12 +133,13 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     if left:
         return {"refused": f"processes of the agent did not end: {left[:20]}"}
     aside = _fresh_directory()
-    for path in (TESTS, LOGS, VERIFIER, "/solution", "/oracle"):
+    for path in (TESTS, LOGS, VERIFIER):
         _remove(path)
+    words = _words(request["tests"])
     compared = fingerprints.Comparison(
         request["fingerprints"],
         os.environ.get("PATH", os.defpath),
-        _words(request["tests"]),
+        words,
         request["directory"],
         os.path.expanduser("~"),
         _python_path(request),
@@ -155,25 +147,48 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     if compared.changed:
         names = ", ".join([*dict.fromkeys(compared.changed)][:20])
         return {"refused": f"the agent changed what the tests rely on: {names}"}
+    scripts = _texts(request["tests"], (request["script"],))
+    is_pytest = runs_pytest(scripts)
+    if not is_pytest:  # nothing would be put back
+        compared.added += compared.to_set_aside()
     stuck = fingerprints.set_aside(compared.added, aside)
     if stuck:
         return {"refused": f"what the agent added cannot be set aside: {', '.join(stuck[:20])}"}
+    concealed = hidden.Hidden()
     try:
-        restored = package_managers.restore(request["package_settings"])
+        restored, changes = package_managers.restore(
+            request["package_settings"],
+            uses_packages=bool(words & fingerprints.PACKAGE_MANAGERS) and is_pytest,
+        )
         package_managers.forget(compared.added)
+        if is_pytest:
+            concealed.hide([*compared.hidden, *_found_by_uv(request, scripts)], request["project"])
     except OSError as exc:
-        return {"refused": f"settings of package managers cannot be restored: {exc}"}
+        return {"refused": f"files of the agent cannot be replaced by those of the image: {exc}"}
     for path in (LOGS, VERIFIER, TESTS):
         os.mkdir(path, 0o755)
     _extract(request["tests"], TESTS)
     verifier = os.open(VERIFIER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    outcome = _run(request, aside)
+
+    def put_back() -> None:
+        concealed.put_back()
+        package_managers.put_back(changes)
+
+    outcome = _run(request, aside, put_back)
     outcome["reward"] = _reward(verifier)
     outcome["set_aside"] = [*compared.added, *restored]
     outcome["replaced_tests"] = replaced_tests(outcome["sessions"], request["tests"])
-    outcome["runs_pytest"] = runs_pytest(_texts(request["tests"], (request["script"],)))
+    outcome["runs_pytest"] = is_pytest
     outcome["rewards_written"] = rewards_written_by(request["tests"])
     return outcome
+
+
+def _found_by_uv(request: dict[str, Any], scripts: list[str]) -> list[str]:
+    """Return what the agent has put where uv looks, or makes virtual environments."""
+    script = "\n".join(line for one in scripts for line in _code(one))
+    directory, since = request["directory"], request["fingerprints"]["since"]
+    found = hidden.found_by_uv(script, directory, request["project"])
+    return [*found, *hidden.made_by_script(script, directory, since)]
 
 
 def _fresh_directory() -> str:
@@ -215,7 +230,7 @@ def rewards_written_by(archive: str) -> list[float] | None:
 
 def rewards_written(texts: list[str]) -> list[float] | None:
     """Return the numbers that tests write as the reward; None if they write anything else."""
-    found = []
+    found: list[float] = []
     for line in (line for text in texts for line in _code(text) if "reward" in line):
         numbers = _REWARD.findall(line)
         if len(numbers) != line.count("reward"):
@@ -269,29 +284,31 @@ def _python_path(request: dict[str, Any]) -> str:
     return str({**os.environ, **request["variables"]}.get("PYTHONPATH", ""))
 
 
-def python_variables(directory: str, path: str) -> dict[str, str]:
-    """Return the variables by which Python finds the plugin in a directory, and then a path."""
-    if not path:
-        return {"PYTHONPATH": directory}
+def python_variables(directory: str, path: str, start: str) -> dict[str, str]:
+    """Return the variables by which Python finds the plugin in a directory, and then a path.
+
+    Args:
+        directory: A new directory.
+        path: The task's ``PYTHONPATH``; "" for none.
+        start: What each Python runs as it starts.
+    """
     with open(f"{directory}/sitecustomize.py", "w", encoding="utf-8") as file:
-        file.write(_SITE)
-    return {"PYTHONPATH": directory, "AENV_PYTHONPATH": path}
+        file.write(start)
+    return {"PYTHONPATH": directory, **({"AENV_PYTHONPATH": path} if path else {})}
 
 
-def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
+def _run(request: dict[str, Any], directory: str, put_back: Callable[[], None]) -> dict[str, Any]:
     script = os.path.join(TESTS, request["script"])
     os.chmod(script, 0o755)
     name = f"aenv-report-{secrets.token_hex(12)}"
-    report = Report(name)
-    module = "aenv_report"
+    report = Report(name, put_back)
+    module = f"aenv_{secrets.token_hex(12)}"
     with open(f"{directory}/{module}.py", "w", encoding="utf-8") as file:
         file.write(request["plugin"])
-    variables = {
-        **request["image_variables"],
-        **request["variables"],
-        "PYTEST_ADDOPTS": f"-p {module}",
-        **python_variables(directory, _python_path(request)),
-        "AENV_REPORT": name,
+    with open(f"{directory}/.curlrc", "w", encoding="utf-8"):
+        pass  # without one, curl reads that of the home directory
+    given = {**request["image_variables"], **request["variables"]}
+    for_installers = {
         # Nothing that the agent left is read as a setting or a cache.
         "PYTHONPYCACHEPREFIX": f"{directory}/cache",
         "PYTHONNOUSERSITE": "1",
@@ -299,10 +316,20 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
         "UV_CACHE_DIR": f"{directory}/uv",
         "UV_TOOL_DIR": f"{directory}/tools",
         "UV_PYTHON_INSTALL_DIR": f"{directory}/pythons",
+        "UV_VENV_CLEAR": "1",
         "PIP_CONFIG_FILE": "/dev/null",
         "PIP_NO_CACHE_DIR": "1",
         "CURL_HOME": directory,
         "WGETRC": "/dev/null",
+        **_perl_variables(),
+    }
+    variables = {
+        **given,
+        "PYTEST_ADDOPTS": f"-p {module}",
+        **python_variables(directory, _python_path(request), request["start"]),
+        "AENV_REPORT": name,
+        **for_installers,
+        "AENV_FOR_INSTALLERS": " ".join(one for one in for_installers if one not in given),
     }
     for unwanted in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"):
         variables.pop(unwanted, None)
@@ -321,6 +348,14 @@ def _run(request: dict[str, Any], directory: str) -> dict[str, Any]:
     }
 
 
+def _perl_variables() -> dict[str, str]:
+    """Return variables by which Debian's Perl takes its own modules first."""
+    found = sorted(glob.glob("/usr/lib/*/perl-base"))
+    is_first = fingerprints.programs(os.environ.get("PATH", os.defpath)).get("perl")
+    is_debian = is_first in ("/usr/bin/perl", "/bin/perl")
+    return {"PERL5LIB": found[0]} if found and is_debian else {}
+
+
 def _command(script: str) -> list[str]:
     """Return the command of a script: by its own interpreter, if that is not a shell."""
     with open(script, "rb") as file:
@@ -335,9 +370,15 @@ def _command(script: str) -> list[str]:
 
 
 class Report:
-    """Listens for the plugin in the processes of pytest; each of its connections is a session."""
+    """Listens for the plugin in the processes of pytest; each of its connections is a session.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: That of the socket.
+        started: Called once, when pytest starts; pytest waits for it.
+    """
+
+    def __init__(self, name: str, started: Callable[[], None]) -> None:
+        self._started = started
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"\0{name}")
         self._listener.listen(64)
@@ -383,7 +424,11 @@ class Report:
         for key in ready:
             if key.fileobj is self._listener:
                 connection, _ = self._listener.accept()
+                if not self._received:
+                    self._started()
                 connection.setblocking(False)
+                with contextlib.suppress(OSError):  # it has ended
+                    connection.send(b"\n")
                 self._received.append(bytearray())
                 selector.register(connection, selectors.EVENT_READ, self._received[-1])
                 count += 1
@@ -412,7 +457,8 @@ class Report:
                     message = json.loads(line)
                     if isinstance(message, dict):
                         messages.append(message)
-            found.append(messages[-MAX_TESTS:])
+            if not any("starting" in one for one in messages[:1]):
+                found.append(messages[-MAX_TESTS:])
         return found
 
 

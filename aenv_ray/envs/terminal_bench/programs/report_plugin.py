@@ -14,6 +14,8 @@ import socket
 import sys
 
 MAX_DIRECTORIES = 20
+_INFORMS = {"--version", "-V", "--help", "-h"}
+"""Options with which pytest runs no tests."""
 _CANARY = """
 def test_passing():
     pass
@@ -35,13 +37,15 @@ def _connect():
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     of_task = os.environ.pop("AENV_PYTHONPATH", "").split(os.pathsep)
     _defer(set(map(os.path.abspath, filter(None, of_task))))
+    for variable in os.environ.pop("AENV_FOR_INSTALLERS", "").split():
+        os.environ.pop(variable, None)
     paths += of_task
     paths = [path for path in paths if path and os.path.abspath(path) != directory]
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     else:
         os.environ.pop("PYTHONPATH", None)
-    if name is None:
+    if name is None or _INFORMS.intersection(sys.argv[1:]):
         return
     try:
         import ctypes
@@ -51,6 +55,7 @@ def _connect():
         sys.stderr.write("pytest's process is not protected: no ctypes\n")
     _connection = socket.socket(socket.AF_UNIX)
     _connection.connect("\0" + name)
+    _connection.recv(1)  # sent when files of the agent that installers might use are back
 
 
 def _defer(directories):

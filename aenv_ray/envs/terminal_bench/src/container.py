@@ -17,13 +17,16 @@ _SOURCES: Final = {
         "terminal",
         "fingerprints",
         "package_managers",
+        "hidden",
         "grader",
+        "python_start",
         "report_plugin",
     )
 }
-GRADER: Final = ("fingerprints", "package_managers", "grader")
+GRADER: Final = ("fingerprints", "package_managers", "hidden", "grader")
 """The grader and what it imports."""
 PLUGIN: Final = _SOURCES["report_plugin"]
+START: Final = _SOURCES["python_start"]
 _LOADER: Final = """
 import sys, types
 for name, source in zip(sys.argv[1::2], sys.argv[2::2]):

@@ -39,6 +39,7 @@ class _Task:
     fingerprints: dict[str, Any]
     package_settings: dict[str, Any] | None
     image_variables: dict[str, str]
+    project: dict[str, Any]
     terminal: str = field(default_factory=lambda: f"aenv-terminal-{secrets.token_hex(8)}")
 
 
@@ -73,9 +74,8 @@ def start_task(
             "load the task again from its directory, which tells whether it can be played"
         )
     place = directory or sidecar.exec(["/bin/sh", "-c", "pwd"]).text().strip()
-    answer = container.run(
-        *container.GRADER, request={"do": "prepare"}, timeout_s=START_S, as_image=True
-    )
+    request = {"do": "prepare", "directory": place}
+    answer = container.run(*container.GRADER, request=request, timeout_s=START_S, as_image=True)
     if "not_root" in answer:
         raise RuntimeError(
             f"the task's image has a USER other than root (user id {answer['not_root']}), and this "
@@ -215,7 +215,7 @@ def run_tests(
         "variables": {**task.variables, **variables}, "directory": task.directory,
         "fingerprints": task.fingerprints, "package_settings": task.package_settings,
         "image_variables": task.image_variables,
-        "plugin": container.PLUGIN,
+        "project": task.project, "plugin": container.PLUGIN, "start": container.START,
     }  # fmt: skip
     try:
         container.run(*container.GRADER, request={"do": "end_others"}, timeout_s=START_S)

@@ -12,7 +12,9 @@ import terminal_bench
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: str, **__: Any) -> dict[str, Any]:
-        return {"fingerprints": {}, "package_settings": None, "image_variables": {}}
+        return {
+            "fingerprints": {}, "package_settings": None, "image_variables": {}, "project": {},
+        }  # fmt: skip
 
     monkeypatch.setattr(container, "run", run)
     monkeypatch.setattr(terminal_bench, "_task", None)
