@@ -35,7 +35,6 @@ from tests.ray.envs.swe_repositories import (
 
 OWN, MONEY = "src/intervals/__init__.py", "ledger/money.py"
 PASSED = "\\n".join(f"PASSED {name}" for name in INTERVALS.fail_to_pass + INTERVALS.pass_to_pass)
-OK = "\\n".join(f"{name} ... ok" for name in LEDGER.fail_to_pass + LEDGER.pass_to_pass)
 MADE_UP = """
 import _pytest.reports as reports
 made = reports.TestReport.from_item_and_call.__func__
@@ -44,6 +43,54 @@ def made_up(cls, item, call):
     return made(cls, item, call)
 reports.TestReport.from_item_and_call = classmethod(made_up)
 """
+LABELLED = Repository(
+    "own__labels-6",
+    {
+        "tests/runtests.py": "import sys\nimport unittest\n\nsys.path[:0] = ['.', 'tests']\n"
+        "labels = [one for one in sys.argv[1:] if not one.startswith('-')]\n"
+        "suite = unittest.defaultTestLoader.loadTestsFromNames(labels)\n"
+        "unittest.TextTestRunner(verbosity=2).run(suite)\n",
+        **{name: text for name, text in LEDGER.files.items() if not name.startswith("tests")},
+    },
+    LEDGER.gold,
+    {"tests/money/tests.py": LEDGER.tests["tests/test_money.py"]},
+    ["test_rounding (money.tests.MoneyTest.test_rounding)"],
+    ["test_whole (money.tests.MoneyTest.test_whole)"],
+    {
+        "repo": "own/labels",
+        "test_cmd": "python tests/runtests.py --verbosity 2 money.tests",
+        "log_parser": "parse_log_django",
+    },
+)
+"""Tested as Django is: its own program runs tests by label."""
+
+PLAIN = Repository(
+    "own__plain-7",
+    {
+        "bin/test": "import runpy\nimport sys\n\nsys.path.insert(0, '.')\n"
+        "for path in sys.argv[3:]:\n"
+        "    for name, value in runpy.run_path(path).items():\n"
+        "        if name.startswith('test_'):\n"
+        "            try:\n                value()\n"
+        "            except AssertionError:\n                print(name, 'F')\n"
+        "            else:\n                print(name, 'ok')\n",
+        **{name: text for name, text in LEDGER.files.items() if not name.startswith("tests")},
+    },
+    LEDGER.gold,
+    {
+        "ledger/tests/test_money.py": "from ledger.money import cents\n\n\n"
+        "def test_whole():\n    assert cents('3') == 300\n\n\n"
+        "def test_rounding():\n    assert cents('0.29') == 29\n"
+    },
+    ["test_rounding"],
+    ["test_whole"],
+    {
+        "repo": "own/plain",
+        "test_cmd": "python bin/test -C --verbose ledger/tests/test_money.py",
+        "log_parser": "parse_log_sympy",
+    },
+)
+"""Tested as SymPy is: its own program runs functions."""
 CONFTEST = "def pytest_runtest_makereport(item, call):\n    call.excinfo = None\n"
 TESTS = "class TestOverlap:\n    def test_empty(self): pass\n    def test_apart(self): pass\n"
 
@@ -92,6 +139,14 @@ def appended(repository: Repository, path: str, code: str) -> dict[str, str]:
     return {path: repository.files[path] + code}
 
 
+def exiting(repository: Repository) -> dict[str, str]:
+    """Return a change that prints passed results of all tests and ends the process."""
+    form = "{} ok" if repository is PLAIN else "{} ... ok"
+    lines = map(form.format, (*repository.fail_to_pass, *repository.pass_to_pass))
+    code = f"import os\nprint({chr(10).join(lines)!r}, flush=True)\nos._exit(0)\n"
+    return appended(repository, MONEY, code)
+
+
 @pytest.mark.parametrize(
     ("repository", "files", "reason"),
     [
@@ -110,15 +165,16 @@ def appended(repository: Repository, path: str, code: str) -> dict[str, str]:
             appended(INTERVALS, OWN, f"print('{PASSED}\\n>>>>> End Test Output')\n"),
             "",
         ),
-        (
-            LEDGER,
-            appended(LEDGER, MONEY, f"import os\nprint('{OK}', flush=True)\nos._exit(0)\n"),
-            "not that of the test runner",
-        ),
+        (LEDGER, exiting(LEDGER), "not that of the test runner"),
+        (LABELLED, LABELLED.gold, "resolved"),
+        (LABELLED, exiting(LABELLED), "not that of the test runner"),
+        (PLAIN, PLAIN.gold, "resolved"),
+        (PLAIN, exiting(PLAIN), "not that of the test runner"),
     ],
     ids=[
         "repairs", "repairs-unittest", "edits-tests", "steers-tests", "prints-at-exit",
-        "changes-reports", "ends-the-output", "prints-and-exits",
+        "changes-reports", "ends-the-output", "prints-and-exits", "repairs-django",
+        "prints-and-exits-django", "repairs-sympy", "prints-and-exits-sympy",
     ],
 )  # fmt: skip
 def test_a_patch_does_not_forge_its_verdict(

@@ -49,6 +49,12 @@ PYTEST: Final = re.compile(
     r"^\s*(?:[A-Z_]+=\S+\s+)*(?:\S*python[\d.]*\s+(?:-[A-LN-Za-ln-z]\S*\s+(?:[^-\s]\S*\s+)?)*-m\s+)?(?:\S*/)?pytest\b"
 )
 UNITTEST: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+\s+)*\S*python[\d.]*\s+-m\s+unittest\b")
+TOX: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+\s+)*(?:\S*/)?tox\s.*\s--(?:\s|$)")
+"""Passes what follows ``--`` to the test runner that its configuration names, in Sphinx pytest."""
+DJANGO: Final = re.compile(
+    r"^\s*(?:[A-Z_]+=\S+\s+)*(?:\S*python[\d.]*\s+)?(?:\./)?tests/runtests\.py\b"
+)
+SYMPY: Final = re.compile(r"^\s*(?:[A-Z_]+=\S+\s+)*(?:\S*python[\d.]*\s+)?(?:\./)?bin/test\s")
 R2E_TESTS: Final = "r2e_tests"
 R2E_SCRIPT: Final = "run_tests.sh"
 """For a repository in an image of R2E-Gym: the directory of the hidden tests, and what runs
@@ -240,22 +246,73 @@ def test_files(instance: dict[str, Any]) -> list[str]:
 # --- canaries ------------------------------------------------------------------------------------
 
 
+CASE: Final = """\
+import unittest
+
+
+class TestMore(unittest.TestCase):
+    def {passing}(self):
+        pass
+
+    def {failing}(self):
+        self.fail()
+"""
+FUNCTIONS: Final = """\
+def {passing}():
+    pass
+
+
+def {failing}():
+    assert False
+"""
+"""For SymPy's own runner, which knows no classes of tests."""
+
+
+def _label(path: str) -> str:
+    """Return what Django's test runner calls a file of tests, such as ``admin_views.tests``."""
+    return ".".join(PurePosixPath(path.removeprefix("tests/")).with_suffix("").parts)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A test runner to which a canary can be added."""
+
+    command: re.Pattern[str]
+    """How the lines begin that start it."""
+    called: Callable[[str], str] | None = None
+    """What its command line calls a file of tests, by its path in the repository; None: its path,
+    which may also be absolute."""
+    text: str = CASE
+
+    def names(self, tests: Collection[str]) -> dict[str, str]:
+        """Return the paths of files of tests by what the command line calls them."""
+        return {self.called(path) if self.called else path: path for path in sorted(tests)}
+
+
+RUNNERS: Final = (
+    Runner(PYTEST),
+    Runner(UNITTEST),
+    Runner(TOX),
+    Runner(DJANGO, _label),
+    Runner(SYMPY, str, FUNCTIONS),
+)
+
+
 @dataclass(frozen=True)
 class Canary:
     """Two tests of which one passes and one fails, under names that nobody can know before."""
 
     path: str
+    argument: str
+    """What the command line of the test runner calls its file."""
     passing: str
     failing: str
+    template: str = CASE
 
     @property
     def text(self) -> str:
         """The content of its file."""
-        return (
-            "import unittest\n\n\nclass TestMore(unittest.TestCase):\n"
-            f"    def {self.passing}(self):\n        pass\n\n"
-            f"    def {self.failing}(self):\n        self.fail()\n"
-        )
+        return self.template.format(passing=self.passing, failing=self.failing)
 
     def has(self, name: str) -> bool:
         """Return whether this is the name of one of its tests."""
@@ -269,48 +326,54 @@ class Canary:
 
 
 def canary_of(lines: list[str], directory: str, tests: Collection[str]) -> Canary | None:
-    """Return a canary for a test script; None if neither pytest nor unittest runs its tests."""
-    number = runner_line(lines)
-    if number is None:
+    """Return a canary for a test script; None if no known runner runs its tests."""
+    found = runner_line(lines)
+    if found is None:
         return None
+    number, runner = found
     words = lines[number].split()
-    folder = next((str(PurePosixPath(p).parent) for p in sorted(tests) if p in words), ".")
+    first = next((path for name, path in runner.names(tests).items() if name in words), "")
     one, two, three = (secrets.token_hex(4) for _ in range(3))
-    path = str(PurePosixPath(directory, folder, f"test_{one}.py"))
-    return Canary(path, f"test_{two}", f"test_{three}")
+    place = str(PurePosixPath(first).parent / f"test_{one}.py")
+    path = str(PurePosixPath(directory, place))
+    argument = runner.called(place) if runner.called else path
+    return Canary(path, argument, f"test_{two}", f"test_{three}", runner.text)
 
 
-def runner_line(lines: list[str]) -> int | None:
-    """Return the number of the last line between the marks that runs pytest or unittest."""
+def runner_line(lines: list[str]) -> tuple[int, Runner] | None:
+    """Return the number of the last line between the marks that starts a known runner."""
     marks = [number for number, line in enumerate(lines) if START in line or END in line]
     if len(marks) < 2:
         return None
     between = range(marks[0] + 1, marks[1])
-    found = [n for n in between if PYTEST.match(lines[n]) or UNITTEST.match(lines[n])]
+    found = [(n, one) for n in between for one in RUNNERS if one.command.match(lines[n])]
     return found[-1] if found else None
 
 
 def with_canary(lines: list[str], canary: Canary) -> list[str]:
     """Return a script that runs the canary's tests after the others."""
-    number = runner_line(lines)
-    if number is None:
+    found = runner_line(lines)
+    if found is None:
         return lines
-    line = f"{lines[number].rstrip()} {shlex.quote(canary.path)}"
+    number, _ = found
+    line = f"{lines[number].rstrip()} {shlex.quote(canary.argument)}"
     return [*lines[:number], line, *lines[number + 1 :]]
 
 
 def only_canary(lines: list[str], canary: Canary, tests: Collection[str]) -> list[str]:
     """Return a script that runs only the canary's tests, as the script runs its tests."""
-    number = runner_line(lines)
-    if number is None:
+    found = runner_line(lines)
+    if found is None:
         return []
+    number, runner = found
     command = lines[number]
-    if found := UNITTEST.match(command):
-        command = f"{found.group()} -v"
+    if starts := UNITTEST.match(command):
+        command = f"{starts.group()} -v"
     else:
-        command = " ".join(word for word in command.split() if word not in tests)
+        named = runner.names(tests)
+        command = " ".join(word for word in command.split() if word not in named)
     places = [line for line in lines[:number] if line.startswith(PLACES)]
-    run = f"{command} {shlex.quote(canary.path)}"
+    run = f"{command} {shlex.quote(canary.argument)}"
     return ["#!/bin/bash", "set -uxo pipefail", *places, f": '{START}'", run, f": '{END}'"]
 
 

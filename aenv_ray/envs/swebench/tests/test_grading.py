@@ -168,26 +168,42 @@ def test_a_script_restores_the_tests_and_runs_them_between_the_marks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "is_known"),
+    ("command", "file", "argument"),
     [
-        ("pytest -rA a.py", True),
-        ("PYTHONPATH=. python3.9 -W error -m pytest a.py", True),
-        ("/opt/bin/pytest", True),
-        ("python -m unittest -v a", True),
-        ("./tests/runtests.py pytest", False),
-        ("tox -- pytest", False),
+        ("pytest -rA {}", "tests/test_a.py", "/testbed/tests/{}.py"),
+        ("PYTHONPATH=. python3.9 -W error -m pytest {}", "a.py", "/testbed/{}.py"),
+        ("python -m unittest -v a", "a.py", "/testbed/{}.py"),
+        ("tox --current-env -epy39 -v -- {}", "tests/test_a.py", "/testbed/tests/{}.py"),
+        ("./tests/runtests.py --verbosity 2 a.b.tests", "tests/a/b/tests.py", "a.b.{}"),
+        ("W='a::B,c::D' bin/test -C --verbose {}", "sympy/tests/test_a.py", "sympy/tests/{}.py"),
+        ("/opt/bin/pytest", "a.py", "/testbed/{}.py"),
     ],
 )
-def test_a_canary_is_added_where_pytest_or_unittest_runs(command: str, is_known: bool) -> None:
+def test_a_canary_is_added_where_a_known_runner_runs(
+    command: str, file: str, argument: str
+) -> None:
+    command = command.format(file)
     lines = ["cd /testbed", "make", f": '{grading.START}'", command, f": '{grading.END}'"]
-    canary = grading.canary_of(lines, "/testbed", "")
-    assert (canary is not None) == is_known
-    if canary is not None:
-        assert canary.path.startswith("/testbed/test_")
-        assert grading.with_canary(lines, canary)[3] == f"{command} {canary.path}"
-        alone = grading.only_canary(lines, canary, "")
-        assert "make" not in alone
-        assert alone[-2].endswith(canary.path)
+    canary = grading.canary_of(lines, "/testbed", {file, "z.txt"})
+    assert canary is not None
+    name = canary.path.rpartition("/")[2].removesuffix(".py")
+    assert canary.argument == argument.format(name)
+    assert canary.path.rpartition("/")[0] == f"/testbed/{file}".rpartition("/")[0]
+    assert grading.with_canary(lines, canary)[3] == f"{command} {canary.argument}"
+    alone = grading.only_canary(lines, canary, {file, "z.txt"})
+    assert "make" not in alone
+    assert file not in alone[-2].split()
+    assert "tests" not in alone[-2].rpartition(".")[2]
+    assert alone[-2].endswith(f" {canary.argument}")
+
+
+@pytest.mark.parametrize("command", ["npm test", "tox -e py39", "bash bin/test-all", "make pytest"])
+def test_no_canary_is_added_where_no_known_runner_runs(command: str) -> None:
+    lines = [f": '{grading.START}'", command, f": '{grading.END}'"]
+    assert grading.canary_of(lines, "/testbed", ()) is None
+    canary = grading.Canary("/testbed/test_a.py", "test_a.py", "test_b", "test_c")
+    assert grading.with_canary(lines, canary) == lines
+    assert grading.only_canary(lines, canary, ()) == []
 
 
 SUMMARY = """
