@@ -239,8 +239,14 @@ class KubernetesEngine(Engine):
             return sandbox
 
         def on_ended(cause: EndCause, log: str) -> None:
-            self._finish(instance, pod_status.explained(cause, log))
-            self._removals.spawn(self._discard(instance))
+            cause = pod_status.explained(cause, log)
+            unexplained = pod_status.sent_inside(cause)
+            if unexplained is None:
+                self._finish(instance, cause)
+                self._removals.spawn(self._discard(instance))
+            elif not instance.ended.done():
+                instance.unexplained = unexplained
+                self._await_reason(instance)
 
         try:
             if instance.has_sidecar:

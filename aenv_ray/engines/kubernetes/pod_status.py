@@ -188,12 +188,13 @@ def unexplained_end(pod: Pod) -> EndCause | None:
     one from inside. The reason may come later than the end of a container: a kubelet writes it when
     all containers have ended, and that of a node that is gone comes with the pod's deletion.
     """
-    if _is_explained(pod):
-        return None
-    cause = end_cause(pod)
-    if not cause.text.removeprefix(SIDECAR).startswith(ENDED_BY_SIGTERM):
-        return None
-    return replace(cause, inside=InsideCause.SIGNAL)
+    return None if _is_explained(pod) else sent_inside(end_cause(pod))
+
+
+def sent_inside(cause: EndCause) -> EndCause | None:
+    """Return a cause as one from inside if it is a SIGTERM, else None."""
+    is_sigterm = cause.text.removeprefix(SIDECAR).startswith(ENDED_BY_SIGTERM)
+    return replace(cause, inside=InsideCause.SIGNAL) if is_sigterm else None
 
 
 def _is_explained(pod: Pod) -> bool:

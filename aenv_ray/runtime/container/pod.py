@@ -247,13 +247,13 @@ class Supervisor:
         self._wait_for_end()
         tail = self._log.tail
         self._termination_log.write({"cause": self._cause, "inside": self._inside}, tail)
-        if self._cause == ENDED_BY_SIGTERM:
-            return 0  # the API tells the host why
         with self._changed:
             controls = list(self._control_connections)
         for control in controls:
             ended = {"ended": self._cause, "inside": self._inside}
             _say(control, {**ended, "log": tail.decode(errors="replace")})
+        if self._cause == ENDED_BY_SIGTERM:
+            return 0  # at once
         end = time.monotonic() + _READERS_S
         for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))

@@ -426,6 +426,20 @@ async def test_a_sigterm_without_a_reason_is_an_outcome(
     assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
 
 
+async def test_a_sigterm_is_an_outcome_while_the_api_is_silent(
+    own_node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: a host that hears nothing from the API hears of it from process 1."""
+    monkeypatch.setattr(kubernetes_engine, "NODE_LOST_S", 1.0)
+    async with engine_on(own_node) as engine:
+        sandbox = await Bench(engine, tmp_path).start()
+        own_node.cluster.silence_watches()
+        own_node.cluster.terminate(own_node.pod(sandbox.instance_id), {})
+        assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
+        own_node.cluster.break_watches()
+        await eventually(lambda: not own_node.left_over(), "nothing is left", WITHIN_S)
+
+
 async def _end_cause_of(sandbox: Sandbox) -> EndCause:
     await end_of(sandbox)
     assert sandbox.end_cause is not None
