@@ -20,7 +20,7 @@ from aenv_ray.hub.records import (
     EnvironmentQuery,
     EnvironmentStatus,
     EnvironmentVersion,
-    Group,
+    KeyGroup,
     Lease,
     LeaseQuery,
     NameRecord,
@@ -263,7 +263,9 @@ class Hub(ABC):
     async def end_leases(self, instance_ids: Sequence[str]) -> None:
         """Delete leases and return their quota; unknown ids are ignored."""
 
-    async def remember(self, key: str, value: str, ttl_s: float, group: Group | None = None) -> str:
+    async def remember(
+        self, key: str, value: str, ttl_s: float, group: KeyGroup | None = None
+    ) -> str:
         """Store `value` under `key` unless the key has a value; return the stored value.
 
         For idempotency keys: all callers get the value of the first one.
@@ -278,7 +280,7 @@ class Hub(ABC):
 
     @abstractmethod
     async def remember_all(
-        self, values: Mapping[str, str], ttl_s: float, group: Group | None = None
+        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
     ) -> dict[str, str]:
         """Do what `remember` does for several keys at once; return the stored value of each."""
 
@@ -290,7 +292,9 @@ class Hub(ABC):
         """
 
     @abstractmethod
-    async def shorten(self, keys: Sequence[str], ttl_s: float, group: Group | None = None) -> None:
+    async def shorten(
+        self, keys: Sequence[str], ttl_s: float, group: KeyGroup | None = None
+    ) -> None:
         """Forget the values that `remember` stored under these keys after `ttl_s` at the latest.
 
         `group` is the one that they were stored with.

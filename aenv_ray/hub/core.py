@@ -18,7 +18,7 @@ from aenv_ray.hub.records import (
     ArtifactsHeld,
     AuditRecord,
     EnvironmentQuery,
-    Group,
+    KeyGroup,
     LeaseQuery,
     Role,
     TokenRecord,
@@ -381,7 +381,7 @@ class HubCore(StoredEnvironments, Leases):
         await self._ask("delete", f"{self._keys.root}artifact:leaving:{digest}")
 
     async def remember_all(  # noqa: D102
-        self, values: Mapping[str, str], ttl_s: float, group: Group | None = None
+        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
     ) -> dict[str, str]:
         pairs = [text for pair in values.items() for text in pair]
         name, most = ("", "") if group is None else (group.name, str(group.most))
@@ -394,7 +394,7 @@ class HubCore(StoredEnvironments, Leases):
         return str(await self._run(REPLACE_REMEMBERED, _remembered_ms(ttl_s), key, old, new))
 
     async def shorten(  # noqa: D102
-        self, keys: Sequence[str], ttl_s: float, group: Group | None = None
+        self, keys: Sequence[str], ttl_s: float, group: KeyGroup | None = None
     ) -> None:
         name = "" if group is None else group.name
         await self._run(SHORTEN, str(max(1, int(ttl_s * 1000))), name, *keys)

@@ -234,7 +234,7 @@ class Quota(Frozen):
     max_instances: int = Field(ge=0)
 
 
-class Group(Frozen):
+class KeyGroup(Frozen):
     """Limit of the idempotency keys that somebody may store at once."""
 
     name: str

@@ -341,7 +341,7 @@ class _Conversation:
 
     async def _run(self, requests: Sequence[ToolRequest]) -> Stop | None:
         results = await self._results(requests)
-        images: list[Image] = []
+        images: list[ShownImage] = []
         stop = None
         for request, result in zip(requests, results, strict=True):
             shown = self._fitting(images_of(result)) if self._options.images else []
@@ -362,7 +362,7 @@ class _Conversation:
             self._say({"role": "user", "content": content}, content=recorded)
         return stop
 
-    def _fitting(self, images: Sequence[Image]) -> list[Image]:
+    def _fitting(self, images: Sequence[ShownImage]) -> list[ShownImage]:
         """Return the images for which the conversation has room, and note them."""
         kept = []
         for image in images:
@@ -395,7 +395,7 @@ class _Conversation:
         return self._tools.own_name(request.name)
 
 
-class Image(NamedTuple):
+class ShownImage(NamedTuple):
     """An image in a result that a model can read, as far as its first bytes say."""
 
     block: Mapping[str, Any]
@@ -407,7 +407,7 @@ class Image(NamedTuple):
         return len(self.block["data"]) * 3 // 4
 
 
-def shown_text(result: ToolResult, images: Sequence[Image], options: ChatOptions) -> str:
+def shown_text(result: ToolResult, images: Sequence[ShownImage], options: ChatOptions) -> str:
     """Return the text of a result for a model, with notes about what was left out.
 
     Args:
@@ -427,10 +427,10 @@ def shown_text(result: ToolResult, images: Sequence[Image], options: ChatOptions
     return f"error: {text}" if result.is_error else text
 
 
-def images_of(result: ToolResult) -> list[Image]:
+def images_of(result: ToolResult) -> list[ShownImage]:
     """Return the images of a result that a model can read."""
     found = ((block, _media_type(block)) for block in result.content)
-    return [Image(block, media_type) for block, media_type in found if media_type is not None]
+    return [ShownImage(block, media_type) for block, media_type in found if media_type is not None]
 
 
 def _media_type(block: Mapping[str, Any]) -> str | None:
@@ -451,13 +451,13 @@ def _media_type(block: Mapping[str, Any]) -> str | None:
     return None
 
 
-def image_part(image: Image) -> ChatMessage:
+def image_part(image: ShownImage) -> ChatMessage:
     """Return an image as a part of a user message."""
     url = f"data:{image.media_type};base64,{image.block['data']}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def image_note(image: Image) -> ChatMessage:
+def image_note(image: ShownImage) -> ChatMessage:
     """Return the note that replaces an image in a record; it names the attachment."""
     (named,) = attached([image.block], "")
     return {"type": "text", "text": f"[{named.media_type}, attachment {named.digest}]"}

@@ -24,7 +24,7 @@ from aenv_ray.errors import (
     SessionLost,
 )
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import Group
+from aenv_ray.hub.records import KeyGroup
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Sessions:
         self._hub = hub
         self._scope = scope
         self._is_alive = is_alive
-        self._group = Group(name=f"service-sessions:{owner}", most=MAX_SESSIONS)
-        self._lookups = _Lookups(hub, Group(name=f"service-calls:{owner}", most=MAX_CALLS))
+        self._group = KeyGroup(name=f"service-sessions:{owner}", most=MAX_SESSIONS)
+        self._lookups = _Lookups(hub, KeyGroup(name=f"service-calls:{owner}", most=MAX_CALLS))
         self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
         """By session: the number of its current binding, and the instance id."""
 
@@ -159,7 +159,7 @@ class _Lookups:
         group: Limits how many are recorded.
     """
 
-    def __init__(self, hub: Hub, group: Group) -> None:
+    def __init__(self, hub: Hub, group: KeyGroup) -> None:
         self._hub = hub
         self._group = group
         self._waiting: dict[str, tuple[str, asyncio.Future[str]]] = {}

@@ -30,7 +30,7 @@ from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import (
     AuditRecord,
     EnvironmentQuery,
-    Group,
+    KeyGroup,
     LeaseQuery,
     Quota,
     Right,
@@ -573,7 +573,7 @@ class HubContract(EnvironmentsContract):
 
     async def test_the_number_of_keys_of_a_group_is_limited(self, hub: Hub) -> None:
         """Invariant 7: Redis refuses to write when it is full, so the hub would stop for all."""
-        few, other = Group(name="few", most=2), Group(name="other", most=1)
+        few, other = KeyGroup(name="few", most=2), KeyGroup(name="other", most=1)
         values = {"a": "1", "b": "2", "c": "3"}
         assert await hub.remember_all(values, 60, few) == {"a": "1", "b": "2", "c": ""}
         assert await hub.remember("a", "4", 60, few) == "1", "it is stored already"

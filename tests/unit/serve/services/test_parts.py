@@ -23,7 +23,7 @@ from aenv_ray.errors import (
     SessionLost,
     ToolTimeout,
 )
-from aenv_ray.hub.records import Group
+from aenv_ray.hub.records import KeyGroup
 from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
 from aenv_ray.project.config import DeployChanges
 from aenv_ray.runtime.door.async_calls import CALL_ID
