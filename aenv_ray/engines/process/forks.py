@@ -208,22 +208,24 @@ def limit_resources(pid: int, memory_bytes: int | None, *, jailed: bool) -> None
 
     Raises:
         ProcessLookupError: It has ended.
-        PermissionError: This process may not limit it.
     """
     if not hasattr(resource, "prlimit"):
         return  # not Linux
-    if not jailed:
-        _lower(pid, _OF_EACH_PROCESS)
-        if memory_bytes:
-            _lower(pid, [(resource.RLIMIT_DATA, memory_bytes)])
-    elif limits_processes(jailed=True):
-        try:
-            _lower(pid, _OF_A_SANDBOX)
-        except PermissionError:  # it is nobody's, and root here lacks CAP_SYS_RESOURCE
-            if os.geteuid() != 0:
-                raise
-            with _real_ids(NOBODY):
+    # A kernel, such as gVisor's, may refuse: the limits are then those that the fork has set. No
+    # fork can bring that about, since it has no other user to become.
+    with contextlib.suppress(PermissionError):
+        if not jailed:
+            _lower(pid, _OF_EACH_PROCESS)
+            if memory_bytes:
+                _lower(pid, [(resource.RLIMIT_DATA, memory_bytes)])
+        elif limits_processes(jailed=True):
+            try:
                 _lower(pid, _OF_A_SANDBOX)
+            except PermissionError:  # it is nobody's, and root here lacks CAP_SYS_RESOURCE
+                if os.geteuid() != 0:
+                    raise
+                with _real_ids(NOBODY):
+                    _lower(pid, _OF_A_SANDBOX)
 
 
 _OF_EACH_PROCESS: Final = (

@@ -277,6 +277,27 @@ async def test_health_returns_what_the_function_returns(
     assert response.json()["data"]["status"] == status
 
 
+async def test_an_agent_cannot_act_at_the_public_door_while_a_reward_runs() -> None:
+    """Invariant 14: the reward may come through any door."""
+    registry, begun, done = make_registry(), threading.Event(), threading.Event()
+
+    def slow_score() -> float:
+        begun.set()
+        assert done.wait(10)
+        return 1.0
+
+    registry.add_reward(slow_score)
+    async with client_of(Dispatcher(registry)) as client:
+        graded = asyncio.create_task(client.post("/task/reward/slow_score", json={}))
+        assert await asyncio.to_thread(begun.wait, 10)
+        params = {"name": "echo", "arguments": {"text": "x"}}
+        refused = await rpc(client, "tools/call", params)
+        assert refused["error"]["data"]["code"] == "call_cancelled"
+        done.set()
+        assert (await graded).json()["data"] == 1.0
+        assert not (await rpc(client, "tools/call", params))["result"].get("isError")
+
+
 # --- load failure --------------------------------------------------------------------------------
 
 
