@@ -9,13 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.scripted import null, reference
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.tasks.archives import check_files
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task, recordable_task
+from aenv_ray.trajectories.storable import storable_text
 
 REPETITIONS: Final = 3
 """How often each policy plays a task."""
@@ -52,6 +53,11 @@ class DroppedTask(BaseModel):
     detail: str
     """What was found."""
 
+    @field_validator("task_id", "detail")
+    @classmethod
+    def _storable(cls, value: str | None) -> str | None:
+        return value if value is None else storable_text(value)
+
 
 class Synthesis(BaseModel):
     """What became of the proposed tasks."""
@@ -69,6 +75,10 @@ class Synthesis(BaseModel):
         """Return how many tasks were dropped for each reason that occurred."""
         reasons = [one.reason for one in self.dropped]
         return {reason: reasons.count(reason) for reason in DropReason if reason in reasons}
+
+    def recordable(self) -> Synthesis:
+        """Return it with the tasks as a file can hold them; see `recordable_task`."""
+        return self.model_copy(update={"kept": tuple(map(recordable_task, self.kept))})
 
 
 Play = Callable[[Sampling], None]
@@ -282,10 +292,11 @@ def _outcomes(episodes: Sequence[Episode]) -> str:
 
 def _question(task: Task) -> str:
     """Return what a task asks for: equal for tasks that differ only in id, solution or spaces."""
-    data = task.model_dump(mode="json", exclude={"id", "reference", "wrong"}, fallback=repr)
+    written = recordable_task(task)
+    data = written.model_dump(mode="json", exclude={"id", "reference", "wrong"})
     data["instruction"] = " ".join(task.instruction.casefold().split())
     if not data["instruction"]:
-        data["reference"] = [call.model_dump(mode="json", fallback=repr) for call in task.reference]
+        data["reference"] = [call.model_dump(mode="json") for call in written.reference]
     return json.dumps(data, sort_keys=True)
 
 

@@ -82,6 +82,13 @@ class EpisodeFile:
             self._written += 1
         except OSError as exc:
             self.failure = self._failed(exc)
+        except ValueError as exc:  # JSON cannot represent a value
+            self.failure = ConfigError(
+                f"episode {episode.index} of task {episode.task_id!r} cannot be written to "
+                f"{self._path}, which has {self._written} episodes: {exc}",
+                hint="correct the task or the policy; episodes and summary() are complete",
+            )
+        if self.failure is not None:
             logger.warning("%s; the run continues", self.failure.message)
 
     def close(self) -> None:

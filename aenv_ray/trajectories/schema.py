@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,7 +19,7 @@ from pydantic import (
 )
 
 from aenv_ray.errors import FunctionFailed
-from aenv_ray.trajectories.storable import storable
+from aenv_ray.trajectories.storable import may_be_deep, storable, storable_text
 
 SCHEMA_VERSION: Final = 1
 """Incremented when the meaning of a field changes. Fields that are added have defaults."""
@@ -92,6 +91,7 @@ class Task(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     id: str
+    """Lone surrogates, which no file can hold, are replaced: runs are resumed by ids."""
     instruction: str = ""
     setup: Call | None = None
     """Called before the policy; None if the task needs no setup."""
@@ -118,6 +118,11 @@ class Task(BaseModel):
     limit applies."""
     unsupported: str | None = None
     """Why the task cannot be played here: its episode is ``refused``. None: it can."""
+
+    @field_validator("id")
+    @classmethod
+    def _storable(cls, value: str) -> str:
+        return storable_text(value)
 
 
 class Attachment(BaseModel):
@@ -312,10 +317,10 @@ class Episode(BaseModel):
     """The tokens, if the trainer recorded them."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON cannot represent are replaced by their
-    repr."""
+    repr, and data that is nested too deeply by a note."""
     _contents: dict[str, bytes] = PrivateAttr(default_factory=dict)
 
-    @field_validator("reward_detail", "messages", "output", "error")
+    @field_validator("task_id", "group", "policy", "reward_detail", "messages", "output", "error")
     @classmethod
     def _storable(cls, value: Any) -> Any:
         return tuple(map(storable, value)) if isinstance(value, tuple) else storable(value)
@@ -333,13 +338,23 @@ def json_schema() -> dict[str, Any]:
 
 
 def recordable_task(task: Task) -> Task:
-    """Return the task with every value that JSON cannot represent replaced by its repr."""
-    try:
-        task.model_dump_json()
-    except ValueError:
-        data = json.loads(json.dumps(task.model_dump(), default=repr, skipkeys=True))
-        return Task.model_validate(data)
-    return task
+    """Return the task as a record can hold it: its values are changed as by `storable`."""
+    with contextlib.suppress(ValueError):  # JSON cannot represent a value
+        if not may_be_deep(task.model_dump_json().encode()):
+            return task
+    return Task.model_validate(_storable_fields(task))
+
+
+def _storable_fields(model: BaseModel) -> dict[str, Any]:
+    return {name: _storable_field(value) for name, value in model}
+
+
+def _storable_field(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _storable_fields(value)
+    if isinstance(value, tuple):
+        return [_storable_field(item) for item in value]
+    return storable(value)
 
 
 def reward_number(detail: Any) -> float:

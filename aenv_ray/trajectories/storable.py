@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 _TOO_DEEP: Final = "[nested too deeply to be recorded]"
 _MOST_NESTED: Final = 150
@@ -22,18 +22,31 @@ def storable_text(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def storable(value: Any) -> Any:
-    """Return JSON data that can be written as UTF-8.
+def shown(value: Any) -> str:
+    """Return the repr of a value, whatever its ``__repr__`` does."""
+    try:
+        return storable_text(repr(value))
+    except Exception:  # noqa: BLE001  # its __repr__ raised, or it is nested too deeply
+        return f"an object of {type(value).__name__} that cannot be shown"
 
-    Text is changed as by `storable_text`. If data is nested too deeply, a note replaces all of it;
-    in place of an object, the note is its only value.
+
+def storable(value: Any) -> Any:
+    """Return data that can be written as JSON in UTF-8.
+
+    Text is changed as by `storable_text`, and values that JSON lacks are replaced by their repr. If
+    data is nested too deeply, a note replaces all of it; in place of an object, the note is its
+    only value.
     """
     try:
         written = to_json(value)
     except ValueError:
         return _repaired(value)
-    may_be_deep = written.count(b"[") + written.count(b"{") > _MOST_NESTED
-    return _repaired(value) if may_be_deep else value
+    return _repaired(value) if may_be_deep(written) else value
+
+
+def may_be_deep(written: bytes) -> bool:
+    """Whether JSON has so many brackets that it may be nested too deeply to be read again."""
+    return written.count(b"[") + written.count(b"{") > _MOST_NESTED
 
 
 def _repaired(value: Any) -> Any:
@@ -47,9 +60,22 @@ def _cleaned(value: Any, left: int = _MOST_NESTED) -> Any:
     if isinstance(value, str):
         return storable_text(value)
     if not isinstance(value, Mapping | list | tuple):
-        return value
+        return _scalar(value)
     if not left:
         raise RecursionError
     if isinstance(value, Mapping):
-        return {_cleaned(key): _cleaned(item, left - 1) for key, item in value.items()}
+        return {_key(key): _cleaned(item, left - 1) for key, item in value.items()}
     return [_cleaned(item, left - 1) for item in value]
+
+
+def _key(key: Any) -> Any:
+    return storable_text(key) if isinstance(key, str) else _scalar(key)
+
+
+def _scalar(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        return from_json(to_json(value))
+    except ValueError:
+        return shown(value)

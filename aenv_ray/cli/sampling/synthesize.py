@@ -100,7 +100,7 @@ def synthesize(
     )
     with shown.on_ray():
         driver_api.init()
-        found = synthesizer.check(proposals)
+        found = synthesizer.check(proposals).recordable()
     lines = "".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in found.kept)
     _write(out, lines)
     if report is not None:

@@ -16,7 +16,7 @@ from aenv_ray.models import ToolResult
 from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv
 from aenv_ray.sampling.policies.completion import Completion, ToolRequest
 from aenv_ray.trajectories.attachments import attached
-from aenv_ray.trajectories.schema import Task
+from aenv_ray.trajectories.schema import Task, recordable_task
 
 SYSTEM: Final = "Solve the task with the tools. When you have finished, answer without a tool call."
 PROMPT: Final = "{instruction}"
@@ -346,7 +346,7 @@ def rendered(template: str, task: Task) -> str:
     Raises:
         ConfigError: The task has no such field.
     """
-    fields = task.model_dump(mode="json")
+    fields = recordable_task(task).model_dump(mode="json")
 
     def value(match: re.Match[str]) -> str:
         name = match[1]

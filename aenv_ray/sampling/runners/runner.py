@@ -55,6 +55,7 @@ from aenv_ray.trajectories.schema import (
     recordable_task,
     reward_number,
 )
+from aenv_ray.trajectories.storable import shown
 
 T = TypeVar("T")
 
@@ -439,7 +440,7 @@ class Resets:
         if not self._has_reset:
             await self.seed(instance, task)
             return True
-        given = task.model_dump(mode="json", exclude=_NOT_FOR_RESETS)
+        given = recordable_task(task).model_dump(mode="json", exclude=_NOT_FOR_RESETS)
         try:
             result = await instance.env.reset(given, task.seed, CALL_TIMEOUT_S)
         except (ToolNotFound, ConfigError):  # no reset, or an image with a runtime without resets
@@ -660,8 +661,5 @@ def _recordable(output: Any) -> Any:
     try:
         json.dumps(output, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
-        try:
-            return repr(output)[:TEXT_LIMIT]
-        except Exception:  # noqa: BLE001  # its __repr__ raised, or it is nested too deeply
-            return f"an object of {type(output).__name__} that cannot be shown"
+        return shown(output)[:TEXT_LIMIT]
     return output

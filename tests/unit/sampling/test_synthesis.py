@@ -162,3 +162,17 @@ def test_a_generator_is_read_up_to_its_limit_and_its_error_is_reported() -> None
 def test_options_that_confirm_no_task_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         Synthesizer("e", **wrong)
+
+
+def test_a_kept_task_can_be_written_whatever_it_holds() -> None:
+    """Otherwise one task would lose the results of all, after they were played."""
+    odd = _proposal("a", "half \ud83d", image=b"\xff")
+    no_task = {"id": "half \ud83d"}
+    found = Synthesizer("e", repetitions=2, play=_Played({})).check(
+        [odd, odd | {"id": "b"}, no_task]
+    )
+    (kept,) = found.recordable().kept
+    assert Task.model_validate_json(kept.model_dump_json()) == kept
+    assert kept.instruction == "half \ufffd"
+    assert [one.number for one in found.dropped] == [1, 2]
+    assert found.recordable().model_dump_json()

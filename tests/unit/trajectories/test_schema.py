@@ -15,7 +15,13 @@ def test_a_task_is_recorded_with_values_that_json_lacks_as_text() -> None:
     episode = Episode(
         index=0, task_id="a", status=EpisodeStatus.COMPLETED, reward=1.0, task=recorded
     )
-    assert Episode.model_validate_json(episode.model_dump_json()) == episode
+    written = episode.model_dump_json()
+    read = Episode.model_validate_json(written)
+    assert read.model_dump_json() == written
+    assert read.task is not None
+    assert read.task.model_extra is not None
+    assert read.task.model_extra["when"] == "2024-01-01T00:00:00Z"
+    assert read.task.model_extra["raw"] == "b'\\xff'"
 
 
 def test_an_ordinary_task_is_recorded_as_it_is() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step
+from aenv_ray.trajectories.files import EpisodeFile
+from aenv_ray.trajectories.reading import read
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step, Task, recordable_task
 
 LONE = "a\ud800b"
 DEEP: Any = "x"
@@ -29,8 +32,9 @@ for _ in range(220):  # is written, and not read again
         (DEEP, {"": "[nested too deeply to be recorded]"}),
         (LESS_DEEP, {"": "[nested too deeply to be recorded]"}),
         ({"many": [[n] for n in range(500)]}, {"many": [[n] for n in range(500)]}),
+        ({"n": {1j: b"\xff"}}, {"n": {"1j": "b'\\xff'"}}),
     ],
-    ids=["lone surrogates", "text", "deep", "less deep", "wide"],
+    ids=["lone surrogates", "text", "deep", "less deep", "wide", "not JSON"],
 )
 def test_an_episode_is_recorded_whatever_its_agent_wrote(
     value: dict[str, Any], stored: dict[str, Any]
@@ -53,3 +57,48 @@ def test_an_episode_is_recorded_whatever_its_agent_wrote(
     assert read.steps[0].arguments == read.output == read.reward_detail == stored
     assert read.messages == (stored,)
     assert (read.steps[0].text, read.steps[0].tool, read.error) == ("a\ufffdb",) * 3
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"id": LONE, "instruction": LONE, "more": [LONE]},
+        {"id": "a", "more": LESS_DEEP},
+        {"id": "a", "reward": {"arguments": LESS_DEEP}, "setup": {"arguments": {"a": DEEP}}},
+        {"id": "a", "reference": [{"tool": "t", "arguments": {"text": LONE}}]},
+        {"id": "a", "images": [{"bytes": b"\xff\xd8", "path": object()}]},
+    ],
+    ids=["lone surrogates", "deep", "deep arguments", "reference", "images"],
+)
+def test_an_episode_is_recorded_whatever_its_task_holds(
+    task: dict[str, Any], tmp_path: Path
+) -> None:
+    """Otherwise one task would end the run of all, and the run could not be resumed."""
+    given = Task.model_validate(task)
+    episode = Episode(
+        index=0,
+        task_id=given.id,
+        status=EpisodeStatus.COMPLETED,
+        reward=1.0,
+        group=f"{LONE}/0",
+        policy=LONE,
+        task=recordable_task(given),
+    )
+    file = EpisodeFile(tmp_path / "run.jsonl")
+    file.write(episode)
+    file.close()
+    assert file.failure is None
+    (found,) = read(tmp_path / "run.jsonl")
+    assert found == episode
+    assert found.task_id == given.id, "a resumed run finds its task"
+
+
+def test_a_record_that_json_cannot_represent_is_a_failure_of_the_output(tmp_path: Path) -> None:
+    file = EpisodeFile(tmp_path / "run.jsonl")
+    file.write(
+        Episode(index=7, task_id="t", status=EpisodeStatus.COMPLETED, reward=None, instance_id=LONE)
+    )
+    file.close()
+    assert file.failure is not None
+    assert "episode 7 of task 't' cannot be written" in file.failure.message
+    assert (tmp_path / "run.jsonl").read_bytes() == b""

@@ -310,6 +310,12 @@ def test_prompts_are_templates_over_the_tasks_fields() -> None:
         rendered("{level.colour}", TASK)
 
 
+def test_a_task_with_images_can_be_in_a_prompt() -> None:
+    """Multimodal data sets have bytes in their rows."""
+    task = Task.model_validate({"id": "a", "instruction": "Look.", "images": [{"bytes": b"\xff"}]})
+    assert rendered("{instruction} {images}", task) == 'Look. [{"bytes": "b\'\\\\xff\'"}]'
+
+
 def test_invalid_options_are_refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (
         {"max_turns": 0}, {"max_cost": -1.0}, {"max_cost": 1.0}, {"max_trun": 1},

@@ -30,7 +30,7 @@ from aenv_ray.errors import (
     ToolNotFound,
 )
 from aenv_ray.ids import InstanceId
-from aenv_ray.models import Isolation, ToolResult
+from aenv_ray.models import Isolation, ResetResult, ToolResult
 from aenv_ray.sampling import Episode, EpisodeStatus, Task
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
@@ -544,3 +544,27 @@ async def test_a_seed_that_an_environment_does_not_take_is_not_recorded(
     assert (handle.asked, resets.gives_seeds) == ([7], False)
     (warned,) = caplog.messages
     assert "gets no seeds, since 1 has an older runtime" in warned
+
+
+class _Resettable(_Handle):
+    """Its environment has a reset."""
+
+    def __init__(self) -> None:
+        super().__init__("1")
+        self.given: list[dict[str, Any]] = []
+
+    async def reset(self, task: dict[str, Any], *_: Any) -> ResetResult:
+        self.given.append(task)
+        return ResetResult(clean=True)
+
+
+async def test_a_reset_gets_a_task_with_values_that_json_lacks() -> None:
+    """As an image of a multimodal data set; otherwise it would end the run of all."""
+    handle, resets = _Resettable(), Resets()
+    created = cast("Any", SimpleNamespace(spec=SimpleNamespace(owner=None)))
+    instance = Instance(cast("Any", handle), created, 0.0, 0.0, is_used=False)
+    task = {"id": "a", "instruction": "half \ud83d", "images": [b"\xff", object]}
+    assert await resets.run(instance, Task.model_validate(task))
+    (given,) = handle.given
+    assert given["instruction"] == "half \ufffd"
+    assert given["images"] == ["b'\\xff'", "<class 'object'>"]
