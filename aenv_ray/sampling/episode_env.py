@@ -19,7 +19,6 @@ from aenv_ray.errors import (
     CallCancelled,
     ConfigError,
     InstanceReleased,
-    SandboxDiedInside,
     ToolError,
     as_tool_error,
 )
@@ -32,6 +31,7 @@ from aenv_ray.trajectories.schema import Attachment, Generation, Step, Usage
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 60.0
+_CANCELLED: Final = "the call was cancelled, or its episode ended, before it had a result"
 ATTACHMENTS_BYTES: Final = 128 << 20
 """Total size of one episode's attachments. They are in the runner's memory until the episode ends,
 and an agent that used it up would end the episodes of others."""
@@ -50,6 +50,8 @@ class EpisodeLog:
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
     """Contents of the attachments of steps, by digest."""
+    unrecorded_calls: int = 0
+    """Calls that act and are not steps."""
     contents_bytes: int = 0
     """Their size."""
 
@@ -61,6 +63,7 @@ class EpisodeLog:
             "usage": self.usage,
             "generation": self.generation,
             "policy_versions": tuple(self.policy_versions),
+            "unrecorded_calls": self.unrecorded_calls,
         }
 
 
@@ -71,6 +74,7 @@ class _Call(NamedTuple):
     arguments: Mapping[str, Any] | None
     id: str
     started: float
+    timeout_s: float
 
 
 class EpisodeEnv:
@@ -92,12 +96,19 @@ class EpisodeEnv:
         """What the task's setup returned; None without one."""
         self._clock = CallClock()
         self._under_way = 0
+        self._tool_calls: dict[str, _Call] = {}
+        """Tool calls that are under way, by id."""
         self._has_ended = False
         self._policy_s = 0.0
 
     def end(self) -> bool:
-        """Refuse later calls; return whether no call is under way."""
+        """Refuse later calls, any number of times; return whether no call is under way.
+
+        Tool calls that are under way become steps without a result.
+        """
         self._has_ended = True
+        for call in list(self._tool_calls.values()):
+            self._note_cancelled(call)
         return not self._under_way
 
     @contextmanager
@@ -174,15 +185,25 @@ class EpisodeEnv:
             SandboxDiedInside: The call, or what ran in the sandbox, ended it: the episode is over.
             AenvError: The infrastructure failed. Do not catch it: the sampler restarts the episode.
         """
-        call = _Call(name, arguments, new_call_id(), time.perf_counter())
+        call = _Call(name, arguments, new_call_id(), time.perf_counter(), timeout_s)
         calling = self._instance.call_tool(name, arguments, timeout_s, call.id)
+        if not self._has_ended:
+            self._tool_calls[call.id] = call
         try:
             result = await self._acting(calling)
-        except (ToolError, SandboxDiedInside) as exc:
+            self._note(call, result.text(), result.is_error, None, result.content)
+        except (ToolError, *INFRASTRUCTURE) as exc:
             self._note(call, exc.message, True, exc.code)
             raise
-        self._note(call, result.text(), result.is_error, None, result.content)
+        except asyncio.CancelledError:
+            self._note_cancelled(call)
+            raise
+        finally:
+            self._tool_calls.pop(call.id, None)
         return result
+
+    def _note_cancelled(self, call: _Call) -> None:
+        self._note(call, _CANCELLED, True, CallCancelled.code)
 
     def _note(
         self,
@@ -192,6 +213,9 @@ class EpisodeEnv:
         error: str | None,
         content: Sequence[Any] = (),
     ) -> None:
+        """Make a call a step, unless it is one already, or came after the end of the episode."""
+        if self._tool_calls.pop(call.id, None) is None:
+            return
         attachments, lost = self._keep(attached(content, text))
         if len(text) > TEXT_LIMIT:
             text = f"{text[:TEXT_LIMIT]}\n[truncated: {len(text)} characters]"
@@ -208,6 +232,7 @@ class EpisodeEnv:
                 duration_s=time.perf_counter() - call.started,
                 call_id=call.id,
                 started_s=call.started - self._log.began,
+                timeout_s=call.timeout_s,
                 attachments=tuple(attachments),
             )
         )
@@ -267,7 +292,8 @@ class EpisodeEnv:
             self._log.policy_versions.append(version)
 
     async def exec(self, command: str | list[str], timeout_s: float = CALL_TIMEOUT_S) -> ExecResult:
-        """Run a command; this is not a step."""
+        """Run a command; this is not a step, so the episode cannot be replayed."""
+        self._log.unrecorded_calls += 1
         return await self._acting(self._instance.exec(command, timeout_s))
 
     async def read_file(self, path: str) -> bytes:
@@ -275,7 +301,8 @@ class EpisodeEnv:
         return await self._acting(self._instance.read_file(path))
 
     async def write_file(self, path: str, data: bytes | str) -> int:
-        """Write a file of the sandbox; returns its size."""
+        """Write a file of the sandbox; returns its size. Not a step, as `exec`."""
+        self._log.unrecorded_calls += 1
         return await self._acting(self._instance.write_file(path, data))
 
 

@@ -152,7 +152,8 @@ class Step(BaseModel):
     is_error: bool
     """Whether the tool failed, or the call had no result."""
     error: str | None = None
-    """Error code if the call had no result."""
+    """Error code if the call had no result: ``call_cancelled`` if it was cancelled, or under way
+    when the policy ended or its time was up."""
     duration_s: float
     """Seconds from the call to its result."""
     call_id: str | None = None
@@ -161,6 +162,8 @@ class Step(BaseModel):
     """Seconds from the start of the episode to the call."""
     attachments: tuple[Attachment, ...] = ()
     """Images and other data of the result, and its text if `text` is truncated."""
+    timeout_s: float | None = None
+    """Seconds after which the call would have been stopped; None in records without it."""
 
     @field_validator("tool", "arguments", "text")
     @classmethod
@@ -315,6 +318,9 @@ class Episode(BaseModel):
     episode, even if it made no call."""
     generation: Generation | None = None
     """The tokens, if the trainer recorded them."""
+    unrecorded_calls: int = 0
+    """How often the policy ran a command (`exec`) or wrote a file (`write_file`): these are not
+    steps, so the episode cannot be replayed."""
     task: Task | None = None
     """The task; None in records without it. Values that JSON cannot represent are replaced by their
     repr, and data that is nested too deeply by a note."""

@@ -183,9 +183,12 @@ class Runner:
                 fields["seed"] = None
             env = EpisodeEnv(instance.env, log)
             with logs.about(instance=fields["instance_id"]):
-                fields |= await self._roll_out(instance.env, task, env, phases)
+                try:
+                    fields |= await self._roll_out(instance.env, task, env, phases)
+                finally:
+                    is_idle = env.end()
             # A call that is still under way could reach the next episode.
-            is_reusable = env.end() and fields["status"] is EpisodeStatus.COMPLETED
+            is_reusable = is_idle and fields["status"] is EpisodeStatus.COMPLETED
             if _SUBMISSION in fields:
                 submission, left = fields.pop(_SUBMISSION), instance
                 instance = None

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aenv_ray.errors import ConfigError
+from aenv_ray.errors import CallCancelled, CallOutcomeUnknown, ConfigError
+from aenv_ray.models import ToolResult
 from aenv_ray.sampling import Episode, Usage, episode_env, sample
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.sampling.policies.base import AgentPolicy
@@ -150,10 +151,85 @@ def test_the_attachments_of_an_episode_have_a_limit(monkeypatch: pytest.MonkeyPa
     log = EpisodeLog()
     instance: Any = SimpleNamespace(handle=Instance())  # only its name is read
     env = EpisodeEnv(instance, log)
-    call = episode_env._Call("read", {}, "c1", 0.0)
+    call = episode_env._Call("read", {}, "c1", 0.0, 60.0)
     for letter in "abac":
+        env._tool_calls[call.id] = call
         env._note(call, letter * 25_000, False, None)
     assert sum(map(len, log.contents.values())) == log.contents_bytes == 50_000
     assert [len(step.attachments) for step in log.steps] == [1, 1, 1, 0]
     assert log.steps[2].attachments == log.steps[0].attachments, "it is kept once"
     assert "[not attached: 25000 bytes" in log.steps[3].text
+
+
+# --- calls without a result -----------------------------------------------------------------------
+
+
+class Silent:
+    """An instance whose tools never answer, except ``fails``, which loses the answer."""
+
+    handle = Instance()
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    async def call_tool(self, name: str, *_: Any) -> ToolResult:
+        if name == "fails":
+            raise CallOutcomeUnknown("no answer", instance_id="none-1")
+        self.called.set()
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def exec(self, *_: Any) -> None:
+        """Do nothing."""
+
+    async def write_file(self, *_: Any) -> int:
+        return 1
+
+
+def _silent() -> tuple[EpisodeEnv, EpisodeLog, Silent]:
+    log, instance = EpisodeLog(), Silent()
+    return EpisodeEnv(instance, log), log, instance  # type: ignore[arg-type]
+
+
+async def test_a_cancelled_call_is_a_step() -> None:
+    """Invariant 12: the record shows what kept an episode until its time was up."""
+    env, log, instance = _silent()
+    call = asyncio.create_task(env.call_tool("hangs", {"n": 1}, 600))
+    await instance.called.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert env.end()
+    (step,) = log.steps
+    assert (step.tool, step.arguments, step.timeout_s) == ("hangs", {"n": 1}, 600)
+    assert (step.is_error, step.error) == (True, "call_cancelled")
+
+
+async def test_a_call_under_way_at_the_end_of_its_episode_is_a_step_once() -> None:
+    env, log, instance = _silent()
+    call = asyncio.create_task(env.call_tool("hangs"))
+    await instance.called.wait()
+    assert not env.end()
+    assert [(step.tool, step.error) for step in log.steps] == [("hangs", "call_cancelled")]
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    with pytest.raises(CallCancelled):
+        await env.call_tool("late")
+    assert env.end()
+    assert len(log.steps) == 1, "it was cancelled later, and a late call never reached a tool"
+
+
+async def test_a_call_whose_answer_was_lost_is_a_step() -> None:
+    """The call may have ended the sandbox; without it a replay would not repeat that."""
+    env, log, _ = _silent()
+    with pytest.raises(CallOutcomeUnknown):
+        await env.call_tool("fails")
+    assert [(step.tool, step.error) for step in log.steps] == [("fails", "call_outcome_unknown")]
+
+
+async def test_commands_and_written_files_are_counted_since_no_replay_repeats_them() -> None:
+    env, log, _ = _silent()
+    await env.exec("true")
+    await env.write_file("a", "b")
+    assert log.fields()["unrecorded_calls"] == 2
+    assert log.steps == []
