@@ -31,6 +31,8 @@ from aenv_ray.trajectories.schema import Attachment, Generation, Step, Usage
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 60.0
+_NO_RESULT: Final[tuple[type[AenvError], ...]] = (ToolError, *INFRASTRUCTURE)
+"""What a call raises that was made, or refused because of its tool or arguments."""
 _CANCELLED: Final = "the call was cancelled, or its episode ended, before it had a result"
 ATTACHMENTS_BYTES: Final = 128 << 20
 """Total size of one episode's attachments. They are in the runner's memory until the episode ends,
@@ -192,7 +194,7 @@ class EpisodeEnv:
         try:
             result = await self._acting(calling)
             self._note(call, result.text(), result.is_error, None, result.content)
-        except (ToolError, *INFRASTRUCTURE) as exc:
+        except _NO_RESULT as exc:
             self._note(call, exc.message, True, exc.code)
             raise
         except asyncio.CancelledError:

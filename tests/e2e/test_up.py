@@ -178,7 +178,9 @@ def test_a_rescored_run_is_the_run_with_other_rewards(aenv, up):
         map(json.loads, (home / "rescored.jsonl").read_text().splitlines()),
         key=lambda r: r["index"],
     )
-    for before, after in zip(records[1:], rescored, strict=True):
+    assert found["not_replayed"] == {"timed_out": 1}
+    assert rescored[0] == records[0], "it is in the output as recorded"
+    for before, after in zip(records[1:], rescored[1:], strict=True):
         assert after == before | {"reward": 1.0, "reward_detail": after["reward_detail"]}
 
 

@@ -59,6 +59,41 @@ EpisodeTimeoutOption = Annotated[
     str | None,
     typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
 ]
+TtlOption = Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")]
+EnvironmentVariableOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
+]
+_ON_DEATH: Final = typer.Option(
+    "--reward-on-death", help="Reward of episodes whose sandbox was ended from inside."
+)
+RewardOnDeathOption = Annotated[float, _ON_DEATH]
+OptionalRewardOnDeathOption = Annotated[float | None, _ON_DEATH]
+_ON_TIMEOUT: Final = typer.Option(
+    "--reward-on-timeout",
+    help="Reward of episodes that time out because of tool calls, or none.",
+)
+RewardOnTimeoutOption = Annotated[str, _ON_TIMEOUT]
+OptionalRewardOnTimeoutOption = Annotated[str | None, _ON_TIMEOUT]
+_ON_FAILURE: Final = typer.Option(
+    "--reward-on-failure",
+    help="Reward of episodes whose reward function fails after the agent acted, or none.",
+)
+RewardOnFailureOption = Annotated[str, _ON_FAILURE]
+OptionalRewardOnFailureOption = Annotated[str | None, _ON_FAILURE]
+
+
+def reward(value: str, option: str) -> float | None:
+    """Return the reward that an option gives; None leaves the episodes out of means.
+
+    Raises:
+        BadParameter: It is neither a number nor ``none``.
+    """
+    if value.strip().lower() == "none":
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter("give a number or none", param_hint=option) from None
 
 
 # --- of --policy openai:MODEL ---------------------------------------------------------------------

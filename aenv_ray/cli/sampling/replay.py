@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aenv_ray.cli.sampling import options
 from aenv_ray.cli.sampling.trajectories import RecordArgument, show_comparison
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption, RecordedEnvironmentOption
+from aenv_ray.cli.terminal.options import (
+    EngineOption,
+    OutputOption,
+    RecordedEnvironmentOption,
+    variables,
+)
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
 from aenv_ray.units import counted
@@ -34,13 +40,23 @@ def replay(
     environment: RecordedEnvironmentOption = None,
     files: FilesOption = None,
     concurrency: ReplayConcurrencyOption = 16,
+    episode_timeout: options.EpisodeTimeoutOption = None,
+    reward_on_death: options.OptionalRewardOnDeathOption = None,
+    reward_on_timeout: options.OptionalRewardOnTimeoutOption = None,
+    reward_on_failure: options.OptionalRewardOnFailureOption = None,
+    ttl: options.TtlOption = None,
     engine: EngineOption = None,
+    env: options.EnvironmentVariableOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run recorded calls again on new instances and compare.
 
     Each episode's setup, calls and reward run again, in order. Exits with 1 if
-    a result or a reward differs. Void episodes are not replayed.
+    a result or a reward differs. Only episodes that completed, whose sandbox died inside
+    or whose reward failed are replayed, if their policy acted by tools alone; the
+    number of the others is printed. Give the variables, the TTL and the episode timeout
+    that the episodes were played with. An episode that again has no result keeps
+    its reward, unless --reward-on-death or --reward-on-failure gives another.
 
     Tasks that bring files of this machine, as those of Terminal-Bench do, are
     replayed only with the directories of these files: a record may come from others.
@@ -50,7 +66,18 @@ def replay(
       aenv replay run1.jsonl --environment ./my-env
       aenv replay run1.jsonl --files terminal-bench/tasks
     """
-    played = _play(path, environment, files, concurrency, engine, output)
+    settings = _settings(
+        concurrency=concurrency,
+        episode_timeout=episode_timeout,
+        reward_on_death=reward_on_death,
+        reward_on_timeout=reward_on_timeout,
+        reward_on_failure=reward_on_failure,
+        ttl=ttl,
+        engine=engine,
+        env=env,
+        files=files,
+    )
+    played = _play(path, environment, settings, output)
     show_comparison(played.comparison(), output)
 
 
@@ -60,22 +87,44 @@ def rescore(
     environment: RecordedEnvironmentOption = None,
     files: FilesOption = None,
     concurrency: ReplayConcurrencyOption = 16,
+    episode_timeout: options.EpisodeTimeoutOption = None,
+    reward_on_death: options.OptionalRewardOnDeathOption = None,
+    reward_on_timeout: options.OptionalRewardOnTimeoutOption = None,
+    reward_on_failure: options.OptionalRewardOnFailureOption = None,
+    ttl: options.TtlOption = None,
     engine: EngineOption = None,
+    env: options.EnvironmentVariableOption = None,
     output: OutputOption = None,
 ) -> None:
     """Score recorded episodes again with a changed reward.
 
     Each episode's setup and calls run again on new instances, then the reward
     of the environment that you name. The output has the recorded episodes with the
-    new rewards and outcomes; all else in them is as recorded.
+    new rewards and outcomes; all else in them is as recorded. Episodes that cannot be
+    replayed, see aenv replay, are in it as recorded, and so are those whose replay
+    failed for infrastructure: then the command exits with 1.
 
     Example:
       aenv rescore run1.jsonl --environment ./my-env --out rescored.jsonl
     """
+    from aenv_ray.sampling.replay import reasons
+    from aenv_ray.trajectories import EpisodeStatus
+
     if out.exists():
         raise ConfigError(f"{out} already exists", hint="choose another --out")
-    played = _play(path, environment, files, concurrency, engine, output, out)
-    found = played.comparison()
+    settings = _settings(
+        concurrency=concurrency,
+        episode_timeout=episode_timeout,
+        reward_on_death=reward_on_death,
+        reward_on_timeout=reward_on_timeout,
+        reward_on_failure=reward_on_failure,
+        ttl=ttl,
+        engine=engine,
+        env=env,
+        files=files,
+    )
+    played = _play(path, environment, settings, output, out)
+    void = {one.index for one in played.episodes() if one.status is EpisodeStatus.INFRA_FAILED}
     before = {one.index: one.reward for one in played.originals}
     rows = [
         {
@@ -85,9 +134,13 @@ def rescore(
             "after": one.reward,
         }
         for one in sorted(played.episodes(), key=lambda one: one.index)
+        if one.index not in void
     ]
     changed = [row for row in rows if row["before"] != row["after"]]
-    diverged = sum(one.step is not None for one in found.differences)
+    diverged = sum(
+        one.step is not None and one.before_index not in void
+        for one in played.comparison().differences
+    )
     lines = [f"{len(changed)} of {len(rows)} rewards changed"]
     lines += [f"  {r['index']}  {r['task_id']}  {r['before']} -> {r['after']}" for r in changed]
     if diverged:
@@ -95,36 +148,67 @@ def rescore(
             f"{counted(diverged, 'episode')} had other results of calls; "
             f"compare: aenv replay {path}"
         )
-    show({"episodes": rows, "diverged": diverged}, output, "\n".join(lines))
+    if void:
+        lines.append(
+            f"{counted(len(void), 'episode')} could not be replayed, since the infrastructure "
+            "failed: in the output as recorded"
+        )
+    rescored = {"episodes": rows, "diverged": diverged, "infra_failed": sorted(void)}
+    show(rescored | {"not_replayed": dict(reasons(played.left_out))}, output, "\n".join(lines))
     console.say(f"episodes written to {out}")
+    if void:
+        raise typer.Exit(1)
+
+
+def _settings(
+    *,
+    reward_on_timeout: str | None,
+    reward_on_failure: str | None,
+    env: list[str] | None,
+    files: list[Path] | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return what the user gave of these options, as `replay` takes it.
+
+    Raises:
+        BadParameter: An option is malformed.
+    """
+    given = {name: value for name, value in others.items() if value is not None}
+    if reward_on_timeout is not None:
+        given["reward_on_timeout"] = options.reward(reward_on_timeout, "--reward-on-timeout")
+    if reward_on_failure is not None:
+        given["reward_on_failure"] = options.reward(reward_on_failure, "--reward-on-failure")
+    environment_variables = variables(env or [], "--env")
+    return given | {"environment_variables": environment_variables, "files": files or ()}
 
 
 def _play(
     path: Path,
     environment: str | None,
-    files: list[Path] | None,
-    concurrency: int,
-    engine: str | None,
+    settings: dict[str, Any],
     output: Format | None,
     out: Path | None = None,
 ) -> Replay:
-    """Replay the episodes with a progress bar; write them with their new rewards to `out`.
+    """Replay the episodes with a progress bar; write all with their new rewards to `out`.
 
     Raises:
         ConfigError: The output could not be written.
     """
     from aenv_ray.actors.fabric import driver_api
     from aenv_ray.cli.sampling import rollouts as shown
+    from aenv_ray.sampling.replay import reasons_told
     from aenv_ray.sampling.replay import replay as prepared
     from aenv_ray.trajectories import read
 
     recorded = read(path)
-    options: dict[str, Any] = {"concurrency": concurrency, "engine": engine, "files": files or ()}
     with shown.on_ray():
         driver_api.init()
-        played = prepared(recorded, environment, **options)
+        played = prepared(recorded, environment, **settings)
         with _rescoring(recorded, played, out) as each:
             shown.run_all(played.sampling, quiet=chosen(output) is not Format.TABLE, each=each)
+    if played.left_out:
+        why = reasons_told(played.left_out)
+        console.say(f"{counted(len(played.left_out), 'episode')} not replayed: {why}")
     return played
 
 
@@ -134,7 +218,8 @@ def _rescoring(
 ) -> Iterator[Callable[[Episode], None] | None]:
     """Return what writes a replayed episode to the output; None without one.
 
-    Recorded attachments are copied to the output; those that are missing are counted and said.
+    Episodes that are not replayed are written first. Recorded attachments are copied to the output;
+    those that are missing are counted and said.
 
     Raises:
         ConfigError: The output could not be written.
@@ -147,8 +232,7 @@ def _rescoring(
     output = open_output(out)
     missing: dict[str, str] = {}
 
-    def write(replayed: Episode) -> None:
-        episode = played.rescored(replayed)
+    def write(episode: Episode) -> None:
         for digest in {one.digest for step in episode.steps for one in step.attachments}:
             try:
                 episode.contents[digest] = recorded.attachment(digest)
@@ -158,7 +242,9 @@ def _rescoring(
         episode.contents.clear()
 
     try:
-        yield write
+        for one in played.left_out:
+            write(one)
+        yield lambda replayed: write(played.rescored(replayed))
     finally:
         output.close()
     if missing:

@@ -78,31 +78,12 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     ] = False,
     infra_retries: options.InfraRetriesOption = 2,
     episode_timeout: options.EpisodeTimeoutOption = None,
-    reward_on_death: Annotated[
-        float,
-        typer.Option(
-            "--reward-on-death", help="Reward of episodes whose sandbox was ended from inside."
-        ),
-    ] = 0.0,
-    reward_on_timeout: Annotated[
-        str,
-        typer.Option(
-            "--reward-on-timeout",
-            help="Reward of episodes that time out because of tool calls, or none.",
-        ),
-    ] = "0.0",
-    reward_on_failure: Annotated[
-        str,
-        typer.Option(
-            "--reward-on-failure",
-            help="Reward of episodes whose reward function fails after the agent acted, or none.",
-        ),
-    ] = "0.0",
-    ttl: Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")] = None,
+    reward_on_death: options.RewardOnDeathOption = 0.0,
+    reward_on_timeout: options.RewardOnTimeoutOption = "0.0",
+    reward_on_failure: options.RewardOnFailureOption = "0.0",
+    ttl: options.TtlOption = None,
     engine: EngineOption = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
-    ] = None,
+    env: options.EnvironmentVariableOption = None,
     base_url: options.BaseUrlOption = None,
     api_key_env: options.ApiKeyEnvOption = None,
     system: options.SystemOption = None,
@@ -196,8 +177,8 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
             infra_retries=infra_retries,
             episode_timeout=episode_timeout,
             reward_on_death=reward_on_death,
-            reward_on_timeout=_reward(reward_on_timeout, "--reward-on-timeout"),
-            reward_on_failure=_reward(reward_on_failure, "--reward-on-failure"),
+            reward_on_timeout=options.reward(reward_on_timeout, "--reward-on-timeout"),
+            reward_on_failure=options.reward(reward_on_failure, "--reward-on-failure"),
             out=out,
             resume=resume,
             overwrite=force,
@@ -235,13 +216,3 @@ def _say_verdicts(episodes: Sequence[Episode]) -> None:
         ]
         if ids:
             console.say(f"{what}: {len(ids)}: {', '.join(sorted(ids))}")
-
-
-def _reward(value: str, option: str) -> float | None:
-    """Return the reward that an option gives; None leaves the episodes out of means."""
-    if value.strip().lower() == "none":
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        raise typer.BadParameter("give a number or none", param_hint=option) from None

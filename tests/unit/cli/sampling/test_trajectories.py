@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
+from aenv_ray.actors.fabric import driver_api
 from aenv_ray.cli.main import main
+from aenv_ray.cli.sampling import rollouts
 from aenv_ray.cli.sampling.replay import _rescoring
+from aenv_ray.sampling import Sampling, sample
+from aenv_ray.sampling import replay as replay_module
 from aenv_ray.sampling.replay import replay
 from aenv_ray.trajectories import read
 from aenv_ray.trajectories.arrow import pyarrow
@@ -190,9 +196,10 @@ def test_a_rescored_episode_is_the_recorded_one_with_another_reward(
     failed = {"reward": None, "reward_detail": {"score": None}, "error": "function_failed: no"}
     failed |= {"status": EpisodeStatus.REWARD_FAILED}
     assert list(after) == [
+        recorded[0],
         recorded[1].model_copy(update=new),
         recorded[2].model_copy(update=failed),
-    ]
+    ], "one that is not replayed stays in the output: means are over the same episodes"
     assert after.attachment(image) == b"image"
 
 
@@ -216,3 +223,78 @@ def test_records_without_their_attachments_are_rescored(
     said = capsys.readouterr().err
     assert "attachments that are not in the output: 1; " in said
     assert names[1].digest in said
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Sampling]:
+    """Replays are not run: each episode has another reward, and that of task t1 failed."""
+    begun: list[Sampling] = []
+
+    def run_all(sampling: Sampling, *, quiet: bool, each: Any = None) -> None:
+        del quiet
+        begun.append(sampling)
+        for index, task in enumerate(sampling._tasks.known or ()):
+            is_void = task.id == "t1"
+            status = EpisodeStatus.INFRA_FAILED if is_void else EpisodeStatus.COMPLETED
+            one = episode(index, None if is_void else 0.5, status=status, task_id=task.id)
+            sampling._held.append(one)
+            if each is not None:
+                each(one)
+
+    monkeypatch.setattr(rollouts, "on_ray", contextlib.nullcontext)
+    monkeypatch.setattr(rollouts, "run_all", run_all)
+    monkeypatch.setattr(driver_api, "init", lambda: None)
+    return begun
+
+
+def test_a_failure_of_the_infrastructure_replaces_no_recorded_reward(
+    replays: list[Sampling], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del replays
+    recorded = [
+        *(episode(n, 1.0) for n in range(3)),
+        episode(3, 0.0, status=EpisodeStatus.TIMED_OUT),
+        episode(4, 0.0, unrecorded_calls=2),
+    ]
+    before, after = tmp_path / "run.jsonl", tmp_path / "rescored.jsonl"
+    before.write_text("".join(f"{one.model_dump_json()}\n" for one in recorded))
+    words = ["rescore", str(before), "--environment", "todo@2", "--out", str(after), "-o", "json"]
+    assert main(words) == 1
+    assert [(one.index, one.reward, one.status) for one in read(after)] == [
+        (0, 0.5, "completed"), (1, 1.0, "completed"), (2, 0.5, "completed"), (3, 0.0, "timed_out"),
+        (4, 0.0, "completed"),
+    ]  # fmt: skip
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert [one["index"] for one in found["episodes"]] == [0, 2]
+    assert found["infra_failed"] == [1]
+    assert found["diverged"] == 0
+    why = "with commands or written files that are not steps"
+    assert found["not_replayed"] == {"timed_out": 1, why: 1}
+    assert f"2 episodes not replayed: 1 timed_out, 1 {why}" in shown.err
+
+
+@pytest.mark.parametrize("command", ["replay", "rescore"])
+def test_episodes_are_replayed_with_the_options_that_they_were_played_with(
+    command: str, replays: list[Sampling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def noted(*args: Any, **options: Any) -> Sampling:
+        given.update(options)
+        return sample(*args, **options)
+
+    monkeypatch.setattr(replay_module, "sample", noted)
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{episode(0, 0.5).model_dump_json()}\n")
+    words = [command, str(path), "--environment", "todo@2", "-e", "A=1", "--ttl", "2h"]
+    words += ["--episode-timeout", "90m", "--reward-on-death", "-1", "--reward-on-timeout", "none"]
+    words += ["--reward-on-failure", "-2"]
+    words += ["--out", str(tmp_path / "new.jsonl")] if command == "rescore" else []
+    assert main(words) == 0
+    assert len(replays) == 1
+    assert given == {
+        "concurrency": 16, "environment_variables": {"A": "1"}, "ttl": "2h",
+        "episode_timeout": "90m", "reward_on_death": -1.0, "reward_on_timeout": None,
+        "reward_on_failure": -2.0,
+    }  # fmt: skip
