@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories.export import STEP_COLUMNS
-from aenv_ray.trajectories.schema import Episode, Step
+from aenv_ray.trajectories.schema import Episode, Step, check_version
 
 _SCALARS: Final = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 
@@ -101,17 +101,20 @@ def read_parquet(path: Path) -> list[Episode]:
     """Return the episodes of a Parquet file.
 
     Raises:
-        ConfigError: It cannot be read, or holds something else.
+        ConfigError: It cannot be read, or holds something else, or records of a newer version.
     """
     arrow = pyarrow()
     try:
         rows = pyarrow("pyarrow.parquet").read_table(path, partitioning=None).to_pylist()
-        return [Episode.model_validate(_record(Episode, row)) for row in rows]
+        episodes = [Episode.model_validate(_record(Episode, row)) for row in rows]
     except (
         OSError, arrow.ArrowException, ValidationError, ValueError, TypeError, AttributeError,
         RecursionError,
     ) as exc:  # fmt: skip
         raise _not_episodes(path, exc) from exc
+    for number, episode in enumerate(episodes):
+        check_version(episode.schema_version, f"{path}, row {number}")
+    return episodes
 
 
 def has_episodes(path: Path) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from operator import itemgetter
 from typing import Any
 
 from aenv_ray.trajectories.schema import Episode
@@ -41,12 +43,29 @@ def chat(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
             yield {"messages": messages(episode)}
 
 
+class NoPair(StrEnum):
+    """Why a group gives no preference pair."""
+
+    NO_ANSWER = "without two episodes that have an assistant message"
+    """Other episodes hold nothing to prefer, such as one whose first call hung."""
+    OTHER_PROMPTS = "without two conversations that begin alike"
+    """The best episode's prompt is that of no other."""
+    EQUAL = "with rewards that differ too little"
+    """By no more than the least difference that was asked for."""
+
+
 def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Yield one preference pair for each group: its best and its worst episode.
+    """Yield the preference pairs of `pairs`."""
+    return (pair for pair in pairs(episodes, min_gap) if not isinstance(pair, NoPair))
+
+
+def pairs(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any] | NoPair]:
+    """Yield for each group its best and its worst episode as a pair, or why it gives none.
 
     A group has one environment and one task: runs that were joined use the same ids for groups of
-    different tasks. The episodes of a task that have no group id are one group. A group gives no
-    pair if its rewards differ by no more than `min_gap`, or its conversations begin differently.
+    different tasks. The episodes of a task that have no group id are one group. Episodes without an
+    assistant message are not considered; the worst one begins as the best one does. A group gives
+    no pair if their rewards differ by no more than `min_gap`.
 
     Yields:
         ``{"prompt": […], "chosen": […], "rejected": […], "chosen_reward", "rejected_reward",
@@ -58,27 +77,28 @@ def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[d
             key = episode.environment_digest, episode.group, episode.task_id
             groups[key].append(episode)
     for group in groups.values():
-        pair = _pair(group, min_gap)
-        if pair is not None:
-            yield pair
+        yield _pair(group, min_gap)
 
 
-def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | None:
-    best = max(group, key=lambda one: one.reward or 0.0)
-    worst = min(group, key=lambda one: one.reward or 0.0)
-    if (best.reward or 0.0) - (worst.reward or 0.0) <= min_gap:
-        return None
-    prompt, chosen = _split(messages(best))
-    other_prompt, rejected = _split(messages(worst))
-    if prompt != other_prompt or not (chosen and rejected):
-        return None
+def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | NoPair:
+    split = [(one.reward or 0.0, *_split(messages(one))) for one in group]
+    answered = [one for one in split if one[2]]
+    if len(answered) < 2:
+        return NoPair.NO_ANSWER
+    best = max(answered, key=itemgetter(0))
+    others = [one for one in answered if one is not best and one[1] == best[1]]
+    if not others:
+        return NoPair.OTHER_PROMPTS
+    worst = min(others, key=itemgetter(0))
+    if best[0] - worst[0] <= min_gap:
+        return NoPair.EQUAL
     return {
-        "prompt": prompt,
-        "chosen": chosen,
-        "rejected": rejected,
-        "chosen_reward": best.reward,
-        "rejected_reward": worst.reward,
-        "task_id": best.task_id,
+        "prompt": best[1],
+        "chosen": best[2],
+        "rejected": worst[2],
+        "chosen_reward": best[0],
+        "rejected_reward": worst[0],
+        "task_id": group[0].task_id,
     }
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from aenv_ray.errors import ConfigError
 from aenv_ray.files import FileLock, write_atomically
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
+from aenv_ray.trajectories.schema import Episode, check_version
 
 logger = logging.getLogger("aenv_ray")
 _INDEX: Final = re.compile(rb'\{"index":(\d+),')
@@ -241,12 +241,7 @@ def _episode(path: Path, number: int, line: bytes) -> Episode:
             f"{path}, line {number}: not an episode",
             hint="give the output of `aenv sample` or `aenv_ray.sample`",
         ) from None
-    if episode.schema_version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path}, line {number}: schema version {episode.schema_version} is newer than "
-            f"{SCHEMA_VERSION}, the newest that this aenv-ray reads",
-            hint="update aenv-ray",
-        )
+    check_version(episode.schema_version, f"{path}, line {number}")
     return episode
 
 

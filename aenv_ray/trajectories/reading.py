@@ -20,8 +20,9 @@ class Trajectories:
     """Recorded episodes, in order of their index.
 
     Args:
-        episodes: The recorded episodes. If several have the same index, the last one that is not an
-            infrastructure failure is kept, because a resumed run plays failed episodes again.
+        episodes: The recorded episodes. If several have the same index, the last one is kept, but
+            no infrastructure failure in place of a finished one: a resumed run plays failed
+            episodes again.
         torn: Files whose last line is incomplete, for example because their writer was killed.
         attachments: Where the attachments are; None if there are none.
     """
@@ -35,7 +36,9 @@ class Trajectories:
         self._attachments = attachments
         kept: dict[int, Episode] = {}
         for episode in episodes:
-            if episode.status is not EpisodeStatus.INFRA_FAILED or episode.index not in kept:
+            earlier = kept.get(episode.index)
+            is_finished = earlier is not None and earlier.status is not EpisodeStatus.INFRA_FAILED
+            if episode.status is not EpisodeStatus.INFRA_FAILED or not is_finished:
                 kept[episode.index] = episode
         self._episodes = [kept[index] for index in sorted(kept)]
         self.torn = tuple(torn)

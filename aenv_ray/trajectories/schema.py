@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from aenv_ray.errors import FunctionFailed
+from aenv_ray.errors import ConfigError, FunctionFailed
 from aenv_ray.trajectories.storable import may_be_deep, storable, storable_text
 
 SCHEMA_VERSION: Final = 1
@@ -341,6 +341,20 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a recorded episode, with the description of each field."""
     found = Episode.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | found
+
+
+def check_version(version: int, where: str) -> None:
+    """Check that records are of a version of the schema that is known here.
+
+    Raises:
+        ConfigError: They are newer.
+    """
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{where}: schema version {version} is newer than {SCHEMA_VERSION}, the newest that "
+            "this aenv-ray reads",
+            hint="update aenv-ray",
+        )
 
 
 def recordable_task(task: Task) -> Task:

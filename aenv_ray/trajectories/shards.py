@@ -25,7 +25,7 @@ from aenv_ray.files import write_atomically
 from aenv_ray.trajectories import arrow
 from aenv_ray.trajectories.attachments import AttachmentFiles
 from aenv_ray.trajectories.files import ContinuedFile, EpisodeFile, count_lines, read_lines
-from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode
+from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode, check_version
 
 MANIFEST: Final = "manifest.json"
 EPISODES_PER_SHARD: Final = 1000
@@ -306,7 +306,8 @@ def check_manifest(directory: Path) -> None:
     """Check that the listed shards are there and have their size; later shards are not listed.
 
     Raises:
-        ConfigError: A shard is missing or has changed, or the manifest cannot be read.
+        ConfigError: A shard is missing or has changed, the manifest cannot be read, or the shards
+            are of a newer version of the schema.
     """
     path = directory / MANIFEST
     try:
@@ -318,6 +319,7 @@ def check_manifest(directory: Path) -> None:
             f"{path} cannot be read: {exc}",
             hint="delete it to read the directory without checking its shards",
         ) from exc
+    check_version(manifest.schema_version, str(path))
     for shard in manifest.shards:
         file = directory / shard.path
         size = file.stat().st_size if file.is_file() else None

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -259,7 +260,9 @@ def filter_(  # each is an option
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Write the episodes that match all conditions, as JSON Lines.
+    """Write the episodes that match all conditions.
+
+    They are JSON Lines, or one Parquet file if it is named *.parquet.
 
     Of several finished episodes with the same index, as in files that were joined, the
     later ones get new indices.
@@ -267,7 +270,7 @@ def filter_(  # each is an option
     Example:
       aenv trajectories filter run1.jsonl --min-reward 1 --out solved.jsonl
     """
-    from aenv_ray.trajectories import EpisodeStatus, read
+    from aenv_ray.trajectories import EpisodeStatus, arrow, read
 
     known = [one.value for one in EpisodeStatus]
     for name in status or []:
@@ -289,7 +292,11 @@ def filter_(  # each is an option
     everything = read(path, renumber=True)
     kept = [episode for episode in everything if matches(episode)]
     _copy_attachments(everything, kept, out)
-    _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
+    if out.suffix == ".parquet":
+        with _writing(out):
+            arrow.write_parquet(kept, out)
+    else:
+        _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {counted(len(everything), 'episode')} written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
 
@@ -324,7 +331,8 @@ def export(
     """Export episodes for training or analysis.
 
     Chat messages and preference pairs are written as JSON Lines; steps as CSV, or as Parquet if
-    the file is named *.parquet. Void episodes are left out, except from the steps.
+    the file is named *.parquet. Void episodes are left out, except from the steps. The number of
+    groups that yield no preference pair is printed with the reasons.
 
     Example:
       aenv trajectories export run1.jsonl --as chat --out sft.jsonl
@@ -333,20 +341,24 @@ def export(
     """
     from aenv_ray.trajectories import export as exports
 
-    episodes = _read(path)
+    episodes, found = _read(path), dict[str, Any]()
     if form is Export.STEPS:
         count = _export_steps(episodes, out)
     else:
-        chosen = (
-            exports.chat(episodes)
-            if form is Export.CHAT
-            else exports.preferences(episodes, min_gap)
+        chosen: list[Any] = list(
+            exports.chat(episodes) if form is Export.CHAT else exports.pairs(episodes, min_gap)
         )
-        rows = [json.dumps(row, ensure_ascii=False) for row in chosen]
-        _write(out, "".join(f"{row}\n" for row in rows))
+        rows = [one for one in chosen if not isinstance(one, exports.NoPair)]
+        _write(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         count = len(rows)
+        if form is Export.PREFERENCES:
+            found["without_pair"] = Counter(
+                one.value for one in chosen if isinstance(one, exports.NoPair)
+            )
     console.say(f"{counted(count, 'row')} of {counted(len(episodes), 'episode')} written to {out}")
-    show_done({"path": str(out), "rows": count}, output)
+    for why, number in found.get("without_pair", {}).items():
+        console.say(f"no pair of {counted(number, 'group')} {why}")
+    show_done({"path": str(out), "rows": count} | found, output)
 
 
 def _export_steps(episodes: Iterable[Episode], out: Path) -> int:

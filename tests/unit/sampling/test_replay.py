@@ -94,7 +94,7 @@ def test_a_reward_that_no_reward_function_gave_is_kept(
     before: EpisodeStatus,
     status: EpisodeStatus,
     after: float,
-    options: dict[str, float],
+    options: dict[str, Any],
     expected: float,
 ) -> None:
     found = replay([episode(7, -1.0, status=before)], "todo@2", **options)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import json
 
-from aenv_ray.trajectories.export import STEP_COLUMNS, chat, preferences, step_rows
+import pytest
+
+from aenv_ray.trajectories.export import (
+    STEP_COLUMNS,
+    NoPair,
+    chat,
+    pairs,
+    preferences,
+    step_rows,
+)
 from aenv_ray.trajectories.schema import EpisodeStatus
 from tests.unit.trajectories.episodes import episode, step
 
@@ -64,10 +73,43 @@ def test_groups_of_joined_runs_are_kept_apart() -> None:
         episode(n, reward, task_id=task, group="0", output=f"o{n}")
         for n, (task, reward) in enumerate(rewards)
     ]
-    pairs = list(preferences(joined))
     assert [
-        (pair["task_id"], pair["chosen_reward"], pair["rejected_reward"]) for pair in pairs
+        (pair["task_id"], pair["chosen_reward"], pair["rejected_reward"])
+        for pair in preferences(joined)
     ] == [("a", 0.4, 0.0), ("b", 1.0, 0.6)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_an_episode_without_an_answer_hides_no_pair(order: tuple[int, ...]) -> None:
+    """As one whose first call hung, or that a filter refused, among equally bad ones."""
+    group = [
+        episode(0, 1.0, task_id="t", group="g", messages=TALK),
+        episode(1, 0.0, task_id="t", group="g", messages=TALK),
+        episode(2, 0.0, task_id="t", group="g", messages=TALK[:2]),
+    ]
+    (pair,) = preferences([group[n] for n in order])
+    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
+    assert pair["rejected"] == [TALK[2]]
+
+
+def test_the_worst_episode_begins_as_the_best_one_does() -> None:
+    other = ({"role": "user", "content": "stop"}, TALK[2])
+    group = [
+        episode(n, reward, task_id="t", messages=talk)
+        for n, (reward, talk) in enumerate([(1.0, TALK), (0.0, other), (0.5, TALK)])
+    ]
+    (pair,) = pairs(group)
+    assert isinstance(pair, dict)
+    assert pair["rejected_reward"] == 0.5
+
+
+def test_a_group_without_a_pair_says_why() -> None:
+    other = ({"role": "user", "content": "stop"}, TALK[2])
+    assert list(pairs([episode(0, 1.0, messages=TALK)])) == [NoPair.NO_ANSWER]
+    prompts = [episode(n, n, task_id="t", messages=one) for n, one in enumerate((TALK, other))]
+    assert list(pairs(prompts)) == [NoPair.OTHER_PROMPTS]
+    equal = [episode(n, 1.0, task_id="t", messages=TALK) for n in range(2)]
+    assert list(pairs(equal)) == [NoPair.EQUAL]
 
 
 def test_without_groups_the_episodes_of_a_task_are_one() -> None:

@@ -335,3 +335,33 @@ def test_a_report_of_hostile_numbers_is_drawn(tmp_path: Path) -> None:
     }
     path.write_text(f"{json.dumps(hostile)}\n{json.dumps({**record, 'index': 1})}\n")
     assert "<svg" in report(list(read(path)), "run")
+
+
+@pytest.mark.parametrize("form", list(ShardFormat))
+@pytest.mark.parametrize("where", ["records", "manifest"])
+def test_records_of_a_newer_version_are_refused_in_every_form(
+    tmp_path: Path, form: ShardFormat, where: str
+) -> None:
+    """Their fields may mean something else, so values would be wrong without a word."""
+    version = {"schema_version": 2} if where == "records" else {}
+    writer = ShardWriter(tmp_path, "w", form=form)
+    writer.write(EPISODES[0].model_copy(update=version))
+    writer.close()
+    manifest = write_manifest(tmp_path)
+    if where == "manifest":
+        newer = manifest.model_copy(update={"schema_version": 2})
+        (tmp_path / "manifest.json").write_text(newer.model_dump_json())
+    with pytest.raises(ConfigError, match=r": schema version 2 is newer than 1, the newest"):
+        read(tmp_path)
+
+
+def test_the_last_of_several_failures_of_an_episode_is_returned(tmp_path: Path) -> None:
+    """Otherwise a resumed run that fails again shows why it failed before."""
+    void = EpisodeStatus.INFRA_FAILED
+    writer = ShardWriter(tmp_path, "w")
+    for index, error in ((0, "first"), (1, "first"), (0, "second")):
+        writer.write(episode(index, None, status=void, error=error))
+    writer.write(episode(1))
+    writer.write(episode(1, None, status=void, error="third"))
+    writer.close()
+    assert [(one.error, one.reward) for one in read(tmp_path)] == [("second", None), (None, 1.0)]

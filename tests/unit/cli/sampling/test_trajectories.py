@@ -93,6 +93,25 @@ def test_filter_writes_what_matches(run: Path, tmp_path: Path) -> None:
     assert main([*command, "--status", "lost"]) == 2
 
 
+def test_filter_writes_parquet_into_a_file_of_that_name(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "good.parquet"
+    command = ["trajectories", "filter", str(run), "--out", str(out), "--min-reward", "1"]
+    assert main(command) == 0
+    assert list(read(out)) == [read(run)[0]]
+
+
+def test_groups_without_a_pair_are_counted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Invariant 12."""
+    words = ["trajectories", "export", str(run), "--as", "preferences", "-o", "json"]
+    assert main([*words, "--out", str(tmp_path / "dpo.jsonl")]) == 0
+    shown = capsys.readouterr()
+    why = "without two episodes that have an assistant message"
+    assert json.loads(shown.out)["without_pair"] == {why: 2}
+    assert f"no pair of 2 groups {why}" in shown.err
+
+
 def test_exports(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "sft.jsonl"
     assert main(["trajectories", "export", str(run), "--out", str(out)]) == 0
