@@ -9,12 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.policies.scripted import null, reference
 from aenv_ray.sampling.sampler import Sampling, sample
 from aenv_ray.sampling.tasks.archives import check_files
+from aenv_ray.sampling.tasks.feed import checked_task
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Task, recordable_task
 from aenv_ray.trajectories.storable import storable_text
 
@@ -168,13 +169,12 @@ class Synthesizer:
             one = DroppedTask(number=number, task_id=name, reason=reason, detail=detail)
             dropped.append(one)
 
+        where = f"proposal {number}"
         try:
-            task = proposal if isinstance(proposal, Task) else Task.model_validate(proposal)
-        except ValidationError as exc:
-            wrong = exc.errors()[0]
-            where = ".".join(map(str, wrong["loc"]))
+            task = checked_task(where, proposal)
+        except ConfigError as exc:
             task_id = proposal.get("id") if isinstance(proposal, Mapping) else None
-            drop(task_id, DropReason.INVALID, f"{where}: {wrong['msg']}" if where else wrong["msg"])
+            drop(task_id, DropReason.INVALID, exc.message.removeprefix(f"{where}: "))
             return None
         try:
             check_files([task], "a proposal", hint="")
@@ -303,6 +303,8 @@ def _question(task: Task) -> str:
 def _read(proposals: Iterable[Any]) -> list[Any]:
     try:
         return list(proposals)
+    except ConfigError:  # of a file
+        raise
     except Exception as exc:
         raise ConfigError(
             f"the generator of tasks raised {type(exc).__name__}: {exc}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -112,12 +113,12 @@ def synthesize(
 
 
 def _proposals(generator: str, count: int, seed: int) -> Iterable[Any]:
-    from aenv_ray.sampling import load_tasks
     from aenv_ray.sampling.policies.named import imported
     from aenv_ray.sampling.synthesis import proposals_of
+    from aenv_ray.sampling.tasks.feed import task_rows
 
     if ":" not in generator:
-        return load_tasks(generator)[:count]
+        return (data for _, data in islice(task_rows(generator), count))
     return proposals_of(imported(generator, "generator", _FORMS), count, seed)
 
 

@@ -33,7 +33,13 @@ from aenv_ray.sampling.tasks.code_problems import as_task
 from aenv_ray.sampling.tasks.directories import TaskDirectories
 from aenv_ray.sampling.tasks.directories.fields import FormatOptions
 from aenv_ray.sampling.tasks.repositories import is_row, task_of
-from aenv_ray.sampling.tasks.rows import HUGGING_FACE, file_rows, from_hugging_face, table_of
+from aenv_ray.sampling.tasks.rows import (
+    HUGGING_FACE,
+    LocatedRow,
+    file_rows,
+    from_hugging_face,
+    table_of,
+)
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.files import of_another_run
 from aenv_ray.trajectories.schema import Task
@@ -63,8 +69,8 @@ def load_tasks(
         ConfigError: The file cannot be read, a package for it is missing, or a task is invalid; the
             message names the line. Or a row of a data set of the Hub names files of this machine.
     """
-    rows = enumerate(_rows(source))
-    tasks = [_task(where, _renamed(data, fields or {}, n)) for n, (where, data) in rows]
+    rows = enumerate(task_rows(source))
+    tasks = [checked_task(where, _renamed(data, fields or {}, n)) for n, (where, data) in rows]
     if isinstance(source, str) and source.startswith(HUGGING_FACE):
         hint = "look at the rows; if you trust them, store them in a file of yours"
         check_files(tasks, source, hint=hint)
@@ -87,7 +93,12 @@ def task_directories(source: object) -> TaskDirectories | None:
     return TaskDirectories.below(Path(source), FormatOptions(may_use_internet=may_use_internet))
 
 
-def _rows(source: str | Path | TaskObjects) -> Iterator[tuple[str, Any]]:
+def task_rows(source: str | Path | TaskObjects) -> Iterator[LocatedRow]:
+    """Yield the rows of a source, with their places, as `checked_task` takes them.
+
+    Raises:
+        ConfigError: The source cannot be read, or a package for it is missing.
+    """
     if isinstance(source, str) and source.startswith(HUGGING_FACE):
         source = from_hugging_face(source.removeprefix(HUGGING_FACE))
     directories = task_directories(source)
@@ -114,7 +125,12 @@ def _renamed(data: Any, fields: Mapping[str, str], number: int) -> Any:
     return renamed
 
 
-def _task(where: str, data: Any) -> Task:
+def checked_task(where: str, data: Any) -> Task:
+    """Return a row of a source as a task.
+
+    Raises:
+        ConfigError: It is none; the message begins with its place.
+    """
     if is_row(data):
         return task_of(where, data)
     if isinstance(data, Task):
@@ -225,7 +241,7 @@ class TaskFeed:
                     break
                 if isinstance(row, _Failure):
                     raise row.error
-                found.append((self._number, _task(f"task {self._number}", row)))
+                found.append((self._number, checked_task(f"task {self._number}", row)))
                 self._number += 1
             else:
                 return found

@@ -21,7 +21,7 @@ from aenv_ray.trajectories.arrow import optional, pyarrow
 LocatedRow = tuple[str, Any]
 """Where a row stands, for messages, and its data."""
 
-NESTED: Final = ("setup", "reward", "reference", "wrong")
+NESTED: Final = ("setup", "reward", "submission", "reference", "wrong", "instance")
 """Fields of a task that are objects or lists; a table's column may hold them as JSON text."""
 HUGGING_FACE: Final = "hf:"
 """Prefix of the name of a data set on the Hugging Face Hub."""
@@ -93,6 +93,31 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
+def _arrow_rows(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an Arrow table or batch, with maps as dicts."""
+    maps = {field.name: field.type for field in table.schema if _has_maps(field.type)}
+    for row in table.to_pylist():
+        yield row | {name: _with_dicts(row[name], kind) for name, kind in maps.items()}
+
+
+def _has_maps(kind: Any) -> bool:
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pyarrow("pyarrow.types").is_map(kind) or any(map(_has_maps, inner))
+
+
+def _with_dicts(value: Any, kind: Any) -> Any:
+    """Return a value of an Arrow type, which has the items of a map as pairs, with dicts."""
+    types = pyarrow("pyarrow.types")
+    if value is None or not _has_maps(kind):
+        return value
+    if types.is_map(kind):
+        return {key: _with_dicts(item, kind.item_type) for key, item in value}
+    if types.is_struct(kind):
+        fields = (kind.field(number) for number in range(kind.num_fields))
+        return {field.name: _with_dicts(value[field.name], field.type) for field in fields}
+    return [_with_dicts(item, kind.value_type) for item in value]
+
+
 def _text_of(path: Path) -> TextIO:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="\n")
@@ -144,7 +169,7 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
+                for row in _arrow_rows(batch):
                     where = f"{path}, row {number}"
                     number += 1
                     yield where, table_row(row, where)
@@ -183,7 +208,7 @@ def table_of(source: Any) -> Iterable[dict[str, Any]] | None:
         case "pandas", "DataFrame":
             return list(_rows(source.astype(object).where(source.notna(), None).to_dict("records")))
         case "pyarrow", "Table":
-            return list(_rows(source.to_pylist()))
+            return list(_rows(_arrow_rows(source)))
         case "datasets", "Dataset":
             return list(_rows(source))
         case "datasets", "IterableDataset":

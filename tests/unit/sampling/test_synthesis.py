@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aenv_ray.cli.sampling.synthesize import _proposals
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, EpisodeStatus, Sampling, Task
 from aenv_ray.sampling.policies.scripted import reference
@@ -176,3 +179,15 @@ def test_a_kept_task_can_be_written_whatever_it_holds() -> None:
     assert kept.instruction == "half \ufffd"
     assert [one.number for one in found.dropped] == [1, 2]
     assert found.recordable().model_dump_json()
+
+
+def test_a_file_of_proposals_may_have_some_that_are_no_tasks(tmp_path: Path) -> None:
+    """As files that models write; only as many rows as asked for are read."""
+    lines = [_proposal("a"), {"instruction": "no id"}, 3, _proposal("b"), _proposal("c")]
+    path = tmp_path / "proposed.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "{broken")
+    kept, dropped, _ = _checked({}, *_proposals(str(path), 4, 0))
+    assert kept == ["a", "b"]
+    assert dropped == {1: DropReason.INVALID, 2: DropReason.INVALID}
+    with pytest.raises(ConfigError, match=r"proposed\.jsonl, line 6: Expecting"):
+        Synthesizer("e", play=_Played({})).check(_proposals(str(path), 9, 0))

@@ -85,6 +85,63 @@ def test_every_table_gives_the_same_tasks(library: str) -> None:
     assert TaskFeed(table).known == EXPECTED
 
 
+CALL = {"function": "patch", "arguments": {"x": 1}}
+NEEDS = {"build": {"context": "/a", "ignored": ["b"]}, "cpu": "2"}
+UNLIKE: list[dict[str, Any]] = [
+    {"id": "a", "submission": {"function": "patch"}, "instance": {"build": {"context": "/a"}}},
+    {"id": "b", "submission": CALL, "instance": NEEDS},
+    {"id": "c", "submission": CALL | {"arguments": {"y": "z"}}, "instance": {"network": "none"}},
+]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "pandas", "arrow", "datasets"])
+def test_rows_with_unlike_submissions_and_instances_are_tasks(tmp_path: Path, form: str) -> None:
+    """A table adds nulls so that all its rows have one type: these are absent fields."""
+    table = pyarrow.Table.from_pylist(UNLIKE)
+    source: Any
+    match form:
+        case "parquet":
+            source = tmp_path / "t.parquet"
+            pyarrow.parquet.write_table(table, source)
+        case "csv":
+            source = tmp_path / "t.csv"
+            pandas.DataFrame([as_text(task) for task in UNLIKE]).to_csv(source, index=False)
+        case "pandas":
+            source = pandas.DataFrame(UNLIKE)
+        case "arrow":
+            source = table
+        case _:
+            source = datasets.Dataset(table)
+    assert load_tasks(source) == [Task.model_validate(task) for task in UNLIKE]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_maps_of_a_table_are_objects(tmp_path: Path, form: str) -> None:
+    """DuckDB, Spark and Polars write arguments so."""
+    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    call = pyarrow.struct([("tool", pyarrow.string()), ("arguments", texts)])
+    rows: dict[str, Any] = {
+        "id": pyarrow.array(["a", "b"]),
+        "setup": pyarrow.array(
+            [{"function": "f", "arguments": [("x", "1")]}, {"function": "f", "arguments": []}],
+            type=pyarrow.struct([("function", pyarrow.string()), ("arguments", texts)]),
+        ),
+        "reference": pyarrow.array(
+            [[{"tool": "t", "arguments": [("y", "2")]}], None], type=pyarrow.list_(call)
+        ),
+    }
+    source: Any = pyarrow.table(rows)
+    if form == "parquet":
+        pyarrow.parquet.write_table(source, tmp_path / "t.parquet")
+        source = tmp_path / "t.parquet"
+    first, second = load_tasks(source)
+    assert first.setup is not None
+    assert first.setup.arguments == {"x": "1"}
+    assert first.reference[0].arguments == {"y": "2"}
+    assert second.setup is not None
+    assert (second.setup.arguments, second.reference) == ({}, ())
+
+
 def test_a_stream_is_read_as_tasks_are_taken() -> None:
     taken: list[str] = []
 
