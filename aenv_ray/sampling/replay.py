@@ -33,6 +33,8 @@ _SLOWER: Final = 3.0
 
 
 class _RecordedCall(ToolCall):
+    """A recorded step, to be called again."""
+
     cancelled_after_s: float | None = None
     """When it is cancelled; None: not at all."""
 

@@ -662,3 +662,49 @@ async def test_a_reset_gets_a_task_with_values_that_json_lacks() -> None:
     (given,) = handle.given
     assert given["instruction"] == "half \ufffd"
     assert given["images"] == ["b'\\xff'", "<class 'object'>"]
+
+
+class _Losing(_Handle):
+    """An instance whose tool ``loses`` fails for infrastructure, and ``hangs`` never answers."""
+
+    async def call_tool(self, name: str, *_: Any) -> ToolResult:
+        if name == "loses":
+            raise FabricUnavailable("the node is gone")
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
+class _OneInstance:
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+
+    async def take(self, *_: Any) -> Instance:
+        return self._instance
+
+    async def connect(self, instance: Instance) -> None:
+        """It is connected."""
+
+    def release(self, instance: Instance) -> None:
+        """Do nothing."""
+
+
+async def test_the_calls_of_an_episode_that_the_infrastructure_ended_are_in_its_record() -> None:
+    """Invariant 12: also those that were under way."""
+
+    async def policy(env: Any, task: Any) -> None:
+        hanging = asyncio.create_task(env.call_tool("hangs"))
+        await asyncio.sleep(0)
+        await env.call_tool("loses")
+        await hanging
+
+    spec = SimpleNamespace(owner=None, reference="e@1", digest="sha256:0")
+    info = SimpleNamespace(id="1", start_mode="template", node_id="n")
+    created = cast("Any", SimpleNamespace(spec=spec, info=info))
+    source = cast("Any", _OneInstance(Instance(cast("Any", _Losing("1")), created, 0.0, 0.0)))
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), None)
+    runner = Runner(policy, source, rules, cast("Any", None))
+    runner._resets._has_reset = False
+    episode = await runner.play(Assignment(0, Task(id="t")), source)
+    assert episode.status is EpisodeStatus.INFRA_FAILED
+    assert [(step.tool, step.error) for step in episode.steps] == [
+        ("loses", "fabric_unavailable"), ("hangs", "call_cancelled"),
+    ]  # fmt: skip

@@ -50,11 +50,11 @@ class Memory:
         self.requests = 0
         self.failure: FabricUnavailable | None = None
 
-    async def remember(self, key: str, value: str, ttl_s: float, group: Group) -> str:
+    async def remember(self, key: str, value: str, ttl_s: float, group: KeyGroup) -> str:
         return (await self.remember_all({key: value}, ttl_s, group))[key]
 
     async def remember_all(
-        self, values: Mapping[str, str], ttl_s: float, group: Group
+        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup
     ) -> dict[str, str]:
         assert ttl_s > 0
         assert group.name.endswith(":ann")
@@ -67,7 +67,7 @@ class Memory:
                 self.kept[key], self.kept_until[key] = value, self.clock.now() + ttl_s
         return {key: self.kept[key] for key in values}
 
-    async def shorten(self, keys: Sequence[str], ttl_s: float, group: Group) -> None:
+    async def shorten(self, keys: Sequence[str], ttl_s: float, group: KeyGroup) -> None:
         assert group.name == "service-calls:ann"
         for key in keys:
             self.kept_until[key] = min(self.kept_until[key], self.clock.now() + ttl_s)
