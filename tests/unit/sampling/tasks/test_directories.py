@@ -344,6 +344,41 @@ def test_the_name_of_an_image_depends_on_its_build_context(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("COPY tests/data.py /app/", ["!tests/data.py"]),
+        ("copy --chmod=755 ./tests/ run-tests.sh \\\n # a comment\n  /app/",
+         ["!tests", "!run-tests.sh"]),
+        ('ADD ["solution.sh", "/oracle/"]', ["!solution.sh"]),
+        ("COPY tests/*.py /app/", ["!tests/*.py"]),
+        ("COPY --from=build tests /app/tests", []),
+        ("COPY . /app\nCOPY data tests/\nRUN ls tests", []),
+        ("COPY [broken", []),
+    ],
+)  # fmt: skip
+def test_an_image_gets_the_tests_that_its_dockerfile_names(
+    line: str, shown: list[str], tmp_path: Path
+) -> None:
+    """It could not be built without them."""
+    path = write_task(tmp_path / "sum", TERMINAL_BENCH, {"Dockerfile": f"FROM a\n{line}\n"})
+    task = load(path)
+    assert task.instance is not None
+    assert task.instance.build is not None
+    ignored = task.instance.build.ignored
+    assert [pattern for pattern in ignored if pattern.startswith("!")] == shown
+
+
+def test_the_name_of_an_image_depends_on_the_tests_that_it_gets(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "sum", TERMINAL_BENCH, {"tests/data/a.txt": "1"})
+    plan = ImageBuild(context=str(path), ignored=("tests", "!tests/data"))
+    first = content_digest(plan)
+    (path / "tests" / "test_outputs.py").write_text("changed")
+    assert content_digest(plan) == first
+    (path / "tests" / "data" / "a.txt").write_text("2")
+    assert content_digest(plan) != first
+
+
+@pytest.mark.parametrize(
     ("base", "changes", "reason"),
     [
         (TERMINAL_BENCH, {"docker-compose.yaml": "services: {a: {image: a, command: 'a \"'}}"},
