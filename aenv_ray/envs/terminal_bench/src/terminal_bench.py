@@ -211,7 +211,7 @@ def run_tests(
         "do": "grade", "tests": tests, "script": script, "timeout_s": timeout_s,
         "variables": {**task.variables, **variables}, "directory": task.directory,
         "fingerprints": task.fingerprints, "package_settings": task.package_settings,
-        "plugin": container.PLUGIN,
+        "plugin": container.PLUGIN, "copied": verdict_by == "pytest",
     }  # fmt: skip
     try:
         container.run(*container.GRADER, request={"do": "end_others"}, timeout_s=START_S)
