@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -126,16 +127,24 @@ def content_digest(plan: ImageBuild) -> str:
     """
     root = Path(plan.context)
     found = hashlib.sha256(repr((plan.dockerfile, plan.ignored, plan.arguments)).encode())
-    hidden = {pattern.strip("/") for pattern in plan.ignored}
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
-        if relative.parts[0] in hidden or (path.is_dir() and not path.is_symlink()):
+        if _is_hidden(relative, plan) or (path.is_dir() and not path.is_symlink()):
             continue
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
         mode = path.lstat().st_mode & 0o777
         head = f"{relative.as_posix()}\0{mode:o}\0{hashlib.sha256(content).hexdigest()}\0"
         found.update(head.encode())
     return found.hexdigest()[:32]
+
+
+def _is_hidden(relative: Path, plan: ImageBuild) -> bool:
+    """Return whether the build does not get a file; patterns with ``!`` are exceptions."""
+    if relative.parts[0] not in {pattern.strip("/") for pattern in plan.ignored}:
+        return False
+    name = relative.as_posix()
+    shown = [pattern[1:] for pattern in plan.ignored if pattern.startswith("!")]
+    return not any(fnmatchcase(name, one) or fnmatchcase(name, f"{one}/*") for one in shown)
 
 
 def _write_recipe(dockerfile: Path, plan: ImageBuild) -> None:

@@ -90,17 +90,18 @@ class Container:
         """Write a file of this node as the agent."""
         docker("cp", "--quiet", str(source), f"{self._name}:{path}")
 
-    def verdict(self, script: str = "test.sh") -> dict[str, Any]:
-        """End the agent and grade the task."""
+    def verdict(self, script: str = "test.sh", kind: str = "file") -> dict[str, Any]:
+        """End the agent and grade the task, of Harbor or (``pytest``) of Terminal-Bench 1."""
         self._run(do="end_others")
         tests = archive([str(self._tests / script), str(self._tests / "test_outputs.py")])
         outcome = self._run(
             do="grade", tests=tests, script=script, timeout_s=30.0, variables={},
             directory="/app", **self._saved,
             plugin=self._sources["report_plugin"], start=self._sources["python_start"],
+            copied=kind == "pytest",
         )  # fmt: skip
         with source_modules("terminal-bench", "verdict") as (verdict,):
-            return dict(verdict.verdict("file", outcome))
+            return dict(verdict.verdict(kind, outcome))
 
 
 @pytest.fixture
@@ -111,6 +112,8 @@ def container(tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "pip.sh").write_text(f"pip install pytest-ctrf; {HARBOR_TEST}")
     (tmp_path / "uvx.sh").write_text(HARBOR_TEST.replace("pytest ", "uvx pytest "))
     (tmp_path / "replaces.sh").write_text(f"cp /mine/* /tests; {INSTALLS}")
+    (tmp_path / "copies.sh").write_text("pytest copies\n")
+    (tmp_path / "audited.sh").write_text(AUDITED)
     (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
     bundle = asyncio.run(runtime_bundle.carried(data_dir() / "kits"))
     name = docker(
@@ -130,6 +133,12 @@ IN_PROJECT = (
     "cp /tests/test_outputs.py . && pytest test_outputs.py && echo 1 >/logs/verifier/reward.txt"
 )
 """Runs the tests in the directory of the agent, as tasks whose agents work in a repository do."""
+AUDITED = """
+python3 -c 'import sys
+sys.addaudithook(lambda event, _: 1 / (event != "os.rename"))
+import colorsys' && echo 1 >/logs/verifier/reward.txt
+"""
+"""Forbids that files are renamed while Python imports a module."""
 CONFTEST = {
     "excinfo": "def pytest_runtest_makereport(call):\\n    call.excinfo = None\\n",
     "call": "def pytest_pyfunc_call():\\n    return True\\n",
@@ -173,6 +182,20 @@ def test_tests_that_are_replaced_while_they_run_earn_nothing(container: Containe
     found = container.verdict("replaces.sh")
     assert found["score"] == 0.0, found
     assert "other tests than the task's: /tests/test_outputs.py" in found["reason"]
+
+
+def test_changed_copies_of_the_tests_earn_nothing(container: Container) -> None:
+    """The images of some tasks have copies of their tests, and their scripts run these."""
+    container.act("mkdir /app/copies; echo 'def test_a(): pass' >/app/copies/test_outputs.py")
+    found = container.verdict("copies.sh", "pytest")
+    assert (found["score"], found["reason"]) == (
+        0.0, "pytest ran other tests than the task's: /app/copies/test_outputs.py",
+    )  # fmt: skip
+
+
+def test_tests_that_audit_python_import_modules(container: Container) -> None:
+    """A cache that could not be written would fail them, as it does not in the official harness."""
+    assert container.verdict("audited.sh")["score"] == 1.0
 
 
 def test_the_settings_of_a_project_may_stay(container: Container) -> None:

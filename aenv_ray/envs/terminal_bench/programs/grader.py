@@ -44,6 +44,8 @@ _REWARD = re.compile(
     r"""\b(?:echo|printf) ["']?(\d+(?:\.\d+)?)["']? ?>{1,2} ?["']?/logs/verifier/reward\.txt\b"""
 )
 _SHELLS = ("sh", "bash", "dash")
+_TEST = re.compile(r"(^|/)(test_[^/]*|[^/]*_test)\.py$")
+"""A file in which pytest looks for tests."""
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -177,7 +179,9 @@ def grade(request: dict[str, Any]) -> dict[str, Any]:
     outcome = _run(request, aside, put_back)
     outcome["reward"] = _reward(verifier)
     outcome["set_aside"] = [*compared.added, *restored]
-    outcome["replaced_tests"] = replaced_tests(outcome["sessions"], request["tests"])
+    outcome["replaced_tests"] = replaced_tests(
+        outcome["sessions"], request["tests"], request["copied"]
+    )
     outcome["runs_pytest"] = is_pytest
     outcome["rewards_written"] = rewards_written_by(request["tests"])
     return outcome
@@ -239,21 +243,53 @@ def rewards_written(texts: list[str]) -> list[float] | None:
     return found or None
 
 
-def replaced_tests(sessions: list[list[dict[str, Any]]], archive: str) -> list[str]:
-    """Return the files in `TESTS` that pytest read, and that are none of the archive's."""
-    digests = set()
+def forbid_writes(texts: list[str]) -> bool:
+    """Return whether tests run Python with audit hooks, which may fail each write of a cache.
+
+    The cache of the image, which such tests expect, is not used.
+    """
+    return any("addaudithook" in text for text in texts)
+
+
+def replaced_tests(
+    sessions: list[list[dict[str, Any]]], archive: str, copied: bool = False
+) -> list[str]:
+    """Return the files that pytest read in the place of the archive's.
+
+    Args:
+        sessions: The reports of pytest.
+        archive: The task's tests.
+        copied: The image may have copies of the tests. Those that pytest reads instead of the files
+            in `TESTS` count, too.
+    """
+    digests: dict[str, set[str]] = {}
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
         for member in tar.getmembers():
             file = tar.extractfile(member) if member.isfile() else None
             if file is not None:
-                digests.add(hashlib.sha256(file.read()).hexdigest())
+                name = os.path.basename(member.name)
+                digests.setdefault(name, set()).add(hashlib.sha256(file.read()).hexdigest())
+    known = set().union(*digests.values())
     read = {
-        str(one["file"]): one.get("digest")
+        str(one["file"]): str(one.get("digest"))
         for session in sessions
         for one in session
-        if str(one.get("file", "")).startswith(f"{TESTS}/")
+        if "file" in one
     }
-    return sorted(path for path, digest in read.items() if digest not in digests)
+    found = {
+        path for path, digest in read.items()
+        if path.startswith(f"{TESTS}/") and digest not in known
+    }  # fmt: skip
+    if copied:
+        of_tests = {path: one for path, one in read.items() if _TEST.search(path)}
+        names = set(map(os.path.basename, of_tests)) & digests.keys()
+        for name in names:
+            same = [path for path in of_tests if os.path.basename(path) == name]
+            if not any(read[path] in digests[name] for path in same):
+                found.update(same)
+        if not known.intersection(of_tests.values()) and any(map(_TEST.search, digests)):
+            found.update(of_tests)
+    return sorted(found)
 
 
 def _code(text: str) -> list[str]:
@@ -331,6 +367,8 @@ def _run(request: dict[str, Any], directory: str, put_back: Callable[[], None]) 
         **for_installers,
         "AENV_FOR_INSTALLERS": " ".join(one for one in for_installers if one not in given),
     }
+    if forbid_writes(_texts(request["tests"], (".py", ".sh"))):
+        variables["PYTHONDONTWRITEBYTECODE"] = "1"
     for unwanted in ("BASH_ENV", "ENV", "LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH"):
         variables.pop(unwanted, None)
     process = subprocess.Popen(

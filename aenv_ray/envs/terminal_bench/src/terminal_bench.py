@@ -216,6 +216,7 @@ def run_tests(
         "fingerprints": task.fingerprints, "package_settings": task.package_settings,
         "image_variables": task.image_variables,
         "project": task.project, "plugin": container.PLUGIN, "start": container.START,
+        "copied": verdict_by == "pytest",
     }  # fmt: skip
     try:
         container.run(*container.GRADER, request={"do": "end_others"}, timeout_s=START_S)

@@ -118,15 +118,14 @@ def checked(path: Path, data: Any, model: type[Model]) -> Model:
 
 
 def expect(path: Path) -> Path:
-    """Return a path that must exist.
+    """Return the path of a file that must exist.
 
     Raises:
         ConfigError: It does not.
     """
     if not path.exists():
         raise ConfigError(
-            f"{path}: the {'file' if path.suffix else 'directory'} is missing",
-            hint="restore it from the benchmark's repository",
+            f"{path}: the file is missing", hint="restore it from the benchmark's repository"
         )
     return path
 

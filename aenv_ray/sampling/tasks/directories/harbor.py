@@ -95,9 +95,12 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
     """
     found = fields.from_toml(directory / FILE, _Description)
     wanted = found.environment
+    lacks = [*_lacks(found, options), *_lacks_of_sections(found)]
+    if found.steps:  # instructions and tests are in the directories of the steps
+        return Task(id=task_id, reward=None, unsupported=f"the task needs {'; '.join(lacks)}")
     instruction = fields.text_of(directory / "instruction.md")
     service = _service(directory, wanted)
-    lacks = [*_lacks(found, options), *_lacks_of_sections(found), *service.lacks]
+    lacks += service.lacks
     lacks += fields.lacks_of_script(fields.expect(directory / "tests" / "test.sh"))
     if wanted.mode == "public" and not wanted.names_its_network:
         lacks += fields.lacks_of_network(options, [directory / "tests", directory / "solution"])

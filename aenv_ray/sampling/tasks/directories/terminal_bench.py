@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.tasks.directories import compose, fields
+from aenv_ray.sampling.tasks.directories import compose, dockerfile, fields
 from aenv_ray.sampling.tasks.directories.fields import GRACE_S, FormatOptions
 from aenv_ray.trajectories.schema import Call, InstanceNeeds, Task, ToolCall
 
@@ -22,7 +22,7 @@ TESTS: Final = "/tests"
 """Where the tests are in the container."""
 _SERVICE: Final = {"T_BENCH_TEST_DIR": TESTS, "T_BENCH_CONTAINER_LOGS_PATH": "/logs"}
 _HIDDEN: Final = ("task.yaml", "solution.sh", "solution.yaml", "run-tests.sh", "tests")
-"""What the image does not get, so that the agent cannot read it."""
+"""What the image does not get, so that the agent cannot read it, unless its Dockerfile names it."""
 _PARSER: Final = "pytest"
 _BLOCKED_S: Final = 900.0
 """Longest wait for a blocking command of a solution that names none."""
@@ -80,7 +80,7 @@ def load(directory: Path, task_id: str, options: FormatOptions) -> Task:
         timeout_s=description.max_agent_timeout_sec,
         datasource=service.image,
         instance=InstanceNeeds(
-            build=service.build(ignored=_HIDDEN),
+            build=service.build(ignored=_ignored(service)),
             network=None if options.may_use_internet else "none",
         ),
         setup=service.start(variables),
@@ -105,6 +105,18 @@ def _service(directory: Path) -> compose.Service:
         return compose.load(path, _SERVICE)
     fields.expect(directory / "Dockerfile")
     return compose.Service(context=directory)
+
+
+def _ignored(service: compose.Service) -> tuple[str, ...]:
+    """Return patterns of what the image does not get.
+
+    Some tasks copy tests or their solution by name: the image cannot be built without these files.
+    """
+    path = None if service.context is None else service.context / service.dockerfile
+    if path is None or not path.is_file():
+        return _HIDDEN
+    named = dict.fromkeys(dockerfile.copied(fields.text_of(path)))
+    return *_HIDDEN, *(f"!{one}" for one in named if one.partition("/")[0] in _HIDDEN)
 
 
 def _instruction(directory: Path, description: _Description) -> str:

@@ -148,6 +148,9 @@ SEVERAL = "services: {web: {image: a}, db: {image: b}}\n"
         (HARBOR, {"environment/docker-compose.yaml": SEVERAL}, r"several services \(db, web\)"),
         (HARBOR, {"task.toml": "[environment]\nmcp_servers = [1]\n"}, "MCP servers"),
         (HARBOR, {"task.toml": "[[steps]]\nname = 'a'\n"}, "several steps"),
+        (HARBOR,
+         {"task.toml": "[[steps]]\nname = 'a'\n", "instruction.md": None, "tests/test.sh": None},
+         "^the task needs several steps$"),
         (HARBOR, {"task.toml": "[agent]\nuser = 'dev'\n"}, "the user dev for its agent"),
         (HARBOR, {"task.toml": "[verifier]\nuser = 1000\n"}, "the user 1000 for its verifier"),
         (HARBOR, {"task.toml": "[environment.healthcheck]\ncommand = 'x'\n"}, "a health check"),
@@ -260,7 +263,7 @@ def test_a_task_that_downloads_needs_the_internet(
         (HARBOR, {"task.toml": "[environment]\nmemory = 'much'\n"}, r"environment\.memory: 'much'"),
         (HARBOR, {"instruction.md": None}, r"instruction\.md: the file is missing"),
         (HARBOR, {"tests/test.sh": None}, r"test\.sh: the file is missing"),
-        (HARBOR, {"environment/Dockerfile": None}, "Dockerfile: .* is missing"),
+        (HARBOR, {"environment/Dockerfile": None}, "Dockerfile: the file is missing"),
         (TERMINAL_BENCH, {"task.yaml": "parser_name: pytest\n"}, r"task\.yaml: instruction"),
         (TERMINAL_BENCH, {"task.yaml": "a: [\n"}, r"task\.yaml: "),
         (TERMINAL_BENCH, {"run-tests.sh": None}, r"run-tests\.sh: the file is missing"),
@@ -337,6 +340,41 @@ def test_the_name_of_an_image_depends_on_its_build_context(tmp_path: Path) -> No
     (path / "tests" / "test_outputs.py").write_text("changed")
     assert content_digest(plan) == first
     (path / "data.txt").write_text("1")
+    assert content_digest(plan) != first
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("COPY tests/data.py /app/", ["!tests/data.py"]),
+        ("copy --chmod=755 ./tests/ run-tests.sh \\\n # a comment\n  /app/",
+         ["!tests", "!run-tests.sh"]),
+        ('ADD ["solution.sh", "/oracle/"]', ["!solution.sh"]),
+        ("COPY tests/*.py /app/", ["!tests/*.py"]),
+        ("COPY --from=build tests /app/tests", []),
+        ("COPY . /app\nCOPY data tests/\nRUN ls tests", []),
+        ("COPY [broken", []),
+    ],
+)  # fmt: skip
+def test_an_image_gets_the_tests_that_its_dockerfile_names(
+    line: str, shown: list[str], tmp_path: Path
+) -> None:
+    """It could not be built without them."""
+    path = write_task(tmp_path / "sum", TERMINAL_BENCH, {"Dockerfile": f"FROM a\n{line}\n"})
+    task = load(path)
+    assert task.instance is not None
+    assert task.instance.build is not None
+    ignored = task.instance.build.ignored
+    assert [pattern for pattern in ignored if pattern.startswith("!")] == shown
+
+
+def test_the_name_of_an_image_depends_on_the_tests_that_it_gets(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "sum", TERMINAL_BENCH, {"tests/data/a.txt": "1"})
+    plan = ImageBuild(context=str(path), ignored=("tests", "!tests/data"))
+    first = content_digest(plan)
+    (path / "tests" / "test_outputs.py").write_text("changed")
+    assert content_digest(plan) == first
+    (path / "tests" / "data" / "a.txt").write_text("2")
     assert content_digest(plan) != first
 
 
