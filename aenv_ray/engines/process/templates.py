@@ -541,12 +541,18 @@ class Templates:
                 self._on_refused(template, why)
             case Booted(error) if fork.instance:
                 self._close_channel(fork)
+                # Not earlier: a user namespace that it creates under a limit shares that limit with
+                # all forks of the template.
+                memory_bytes = template.setup["jail"]["memory_bytes"]
+                with contextlib.suppress(ProcessLookupError):  # its end is reported next
+                    if not fork.has_ended():  # then another process may have got its id
+                        limit_resources(fork.pid, memory_bytes, jailed=template.is_isolated)
                 self._on_boot(template, fork.instance, error)
             case other:
                 raise ValueError(f"not expected now: {type(other).__name__}")
 
     def _watch(self, template: TemplateProcess, fork: Fork, pid: int) -> bool:
-        """Limit a process, and watch it for its end; return whether it still runs.
+        """Watch a process for its end; return whether it still runs.
 
         Raises:
             ValueError: It is not a process of the template.
@@ -556,8 +562,6 @@ class Templates:
             # Another process may have got the id of one that has ended: it has another session.
             if template.is_isolated and os.getsid(pid) != template.process.pid:
                 raise ValueError(f"process {pid} is not in its session")
-            memory_bytes = template.setup["jail"]["memory_bytes"]
-            limit_resources(pid, memory_bytes, jailed=template.is_isolated)
             self._enter_group(template, fork)
         except OSError:  # it has ended, or this process reached its limit of open files
             return False
