@@ -54,11 +54,6 @@ class NoPair(StrEnum):
     """By no more than the least difference that was asked for."""
 
 
-def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Yield the preference pairs of `pairs`."""
-    return (pair for pair in pairs(episodes, min_gap) if not isinstance(pair, NoPair))
-
-
 def pairs(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any] | NoPair]:
     """Yield for each group its best and its worst episode as a pair, or why it gives none.
 

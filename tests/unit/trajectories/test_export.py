@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,9 @@ from aenv_ray.trajectories.export import (
     NoPair,
     chat,
     pairs,
-    preferences,
     step_rows,
 )
-from aenv_ray.trajectories.schema import EpisodeStatus
+from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 from tests.unit.trajectories.episodes import episode, step
 
 TALK = (
@@ -22,6 +23,10 @@ TALK = (
     {"role": "user", "content": "go"},
     {"role": "assistant", "content": "done"},
 )
+
+
+def preferences(episodes: Iterable[Episode], min_gap: float = 0.0) -> list[dict[str, Any]]:
+    return [pair for pair in pairs(episodes, min_gap) if not isinstance(pair, NoPair)]
 
 
 def test_steps_become_messages_with_tool_calls() -> None:
@@ -44,7 +49,7 @@ def test_void_episodes_are_no_examples() -> None:
     """Invariant 2: an infrastructure failure never becomes a training signal."""
     void = episode(0, None, status=EpisodeStatus.INFRA_FAILED)
     assert list(chat([void])) == []
-    assert list(preferences([void, episode(1, 1.0)])) == []
+    assert preferences([void, episode(1, 1.0)]) == []
 
 
 def test_a_group_gives_its_best_and_its_worst_episode() -> None:
@@ -63,7 +68,7 @@ def test_a_group_gives_its_best_and_its_worst_episode() -> None:
     assert pair["prompt"] == list(TALK[:2])
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("good", "bad")
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
-    assert list(preferences(group, min_gap=1.0)) == []
+    assert preferences(group, min_gap=1.0) == []
 
 
 def test_groups_of_joined_runs_are_kept_apart() -> None:
@@ -117,7 +122,7 @@ def test_without_groups_the_episodes_of_a_task_are_one() -> None:
     (pair,) = preferences(same)
     assert pair["task_id"] == "t"
     other = same[1].model_copy(update={"environment_digest": "sha256:other"})
-    assert list(preferences([same[0], other])) == []
+    assert preferences([same[0], other]) == []
 
 
 def test_step_rows_are_flat() -> None:
