@@ -541,15 +541,22 @@ class Templates:
                 self._on_refused(template, why)
             case Booted(error) if fork.instance:
                 self._close_channel(fork)
-                # Not earlier: a user namespace that it creates under a limit shares that limit with
-                # all forks of the template.
-                memory_bytes = template.setup["jail"]["memory_bytes"]
-                with contextlib.suppress(ProcessLookupError):  # its end is reported next
-                    if not fork.has_ended():  # then another process may have got its id
-                        limit_resources(fork.pid, memory_bytes, jailed=template.is_isolated)
+                if not error:
+                    self._limit(template, fork)
                 self._on_boot(template, fork.instance, error)
             case other:
                 raise ValueError(f"not expected now: {type(other).__name__}")
+
+    def _limit(self, template: TemplateProcess, fork: Fork) -> None:
+        """Limit an instance that has booted: code of the template can leave its limits out.
+
+        Not earlier: a user namespace that it creates under a limit shares that limit with all forks
+        of the template.
+        """
+        memory_bytes = template.setup["jail"]["memory_bytes"]
+        with contextlib.suppress(ProcessLookupError):  # its end is reported next
+            if not fork.has_ended():  # then another process may have got its id
+                limit_resources(fork.pid, memory_bytes, jailed=template.is_isolated)
 
     def _watch(self, template: TemplateProcess, fork: Fork, pid: int) -> bool:
         """Watch a process for its end; return whether it still runs.
