@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from aenv_ray.cli.main import app
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories import ShardFormat, ShardWriter, read, write_manifest
+from aenv_ray.trajectories import ShardFormat, ShardWriter, arrow, read, write_manifest
 from aenv_ray.trajectories.reading import Trajectories, finished_episodes
 from aenv_ray.trajectories.report import report
 from aenv_ray.trajectories.schema import EpisodeStatus
@@ -344,9 +344,12 @@ def test_records_of_a_newer_version_are_refused_in_every_form(
 ) -> None:
     """Their fields may mean something else, so values would be wrong without a word."""
     version = {"schema_version": 2} if where == "records" else {}
-    writer = ShardWriter(tmp_path, "w", form=form)
-    writer.write(EPISODES[0].model_copy(update=version))
-    writer.close()
+    newer_one = EPISODES[0].model_copy(update=version)
+    path = tmp_path / f"w-00000.{form}"
+    if form is ShardFormat.PARQUET:
+        arrow.write_parquet([newer_one], path)
+    else:
+        path.write_text(f"{newer_one.model_dump_json()}\n")
     manifest = write_manifest(tmp_path)
     if where == "manifest":
         newer = manifest.model_copy(update={"schema_version": 2})
