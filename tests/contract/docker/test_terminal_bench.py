@@ -66,7 +66,7 @@ class Container:
         done = subprocess.run(
             ["docker", "--host", ADDRESS, "exec", "-i", self.name, *sidecar.PYTHON, "-c", LOADER,
              *given],
-            input=json.dumps(request), capture_output=True, text=True, check=False, timeout=60,
+            input=json.dumps(request), capture_output=True, text=True, check=False, timeout=150,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
@@ -95,7 +95,7 @@ class Container:
         self._run(do="end_others")
         tests = archive([str(self._tests / script), str(self._tests / "test_outputs.py")])
         outcome = self._run(
-            do="grade", tests=tests, script=script, timeout_s=30.0, variables={},
+            do="grade", tests=tests, script=script, timeout_s=100.0, variables={},
             directory="/app", **self._saved,
             plugin=self._sources["report_plugin"], start=self._sources["python_start"],
             copied=kind == "pytest",
@@ -268,19 +268,22 @@ ATTACKS = {
 
 FORGES = """
 import os, sys
-names = [name for name in sys.modules if name.startswith("aenv_")]
-names += os.environ.get("PYTEST_ADDOPTS", "").split()[-1:]
-if names:
-    plugin = __import__(names[0])
-    for one in (
-        {"began": 1},
-        {"test": "test_outputs.py::test_sum", "when": "call", "outcome": "passed"},
-        {"hides_failures": False},
-        {"ended": 0},
-    ):
-        plugin._say(one)
-    os._exit(0)
+name = os.environ.get("AENV_REPORT")
+plugins = [module for key, module in sys.modules.items() if key.startswith("aenv_")]
+if name or plugins:
+    if name:
+        import socket
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(chr(0) + name)
+    else:
+        connection = plugins[0]._connection
+    connection.sendall(b'{"began": 1}\\n{"hides_failures": false}\\n{"ended": 0}\\n'
+        b'{"test": "test_outputs.py::test_sum", "when": "call", "outcome": "passed"}\\n')
+    with open("/logs/verifier/reward.txt", "w") as file:
+        file.write("1")
+    os.kill(os.getsid(0), 9)
 """
+"""Imitates the report of pytest, writes the reward and ends the test script."""
 LARGE = f"{'#' * (1 << 20)}\nimport mine\n"
 HACK: dict[str, str | None] = {
     f"{SITE}/hack.pth": "import os; __import__('hack')\n",
@@ -571,7 +574,6 @@ uv run --offline pytest /tests/test_outputs.py{ENDS}"""
 """As Terminal-Bench 1 does; the pytest of the image is on the path."""
 ACTIVATES = "uv() { /usr/bin/python3 /app/.testing/run.py; }\n"
 PROJECT = "[project]\nname = 'mine'\nversion = '1'\nrequires-python = '>=3.9'\n"
-CURL = f"curl -sSf file:///opt/install.sh | sh\npytest /tests/test_outputs.py{ENDS}"
 PACKAGE = """
 mkdir -p /tmp/p/DEBIAN; cd /tmp/p/DEBIAN
 printf 'Package: p\\nVersion: 1\\nArchitecture: all\\nMaintainer: me <m@e>\\n' >control
@@ -591,7 +593,7 @@ SETUP_ATTACKS: dict[str, tuple[str, str, dict[str, str | None]]] = {
     "late-module-of-python": (
         f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/difflib.py": FORGES},
     ),
-    "plugin": (
+    "report": (
         f"python3 -m pytest /tests/test_outputs.py{ENDS}", "", {"/app/aenv_report.py": FORGES},
     ),
     "runner": (
@@ -611,11 +613,6 @@ SETUP_ATTACKS: dict[str, tuple[str, str, dict[str, str | None]]] = {
         "/app/.venv/bin/pytest": FORGED,
     }),
     "python": (VENV, "", {"/usr/local/bin/python3.13": FORGED}),
-    "curl": (CURL, "echo : >/opt/install.sh", {
-        "/root/.curlrc": 'url = "file:///app/mine.sh"\n',
-        "/app/mine.sh": "/usr/bin/python3 /app/mine.py\n",
-        "/app/mine.py": FORGES,
-    }),
     "debconf": (
         INSTALLS_PACKAGE, PACKAGE,
         {"/usr/share/debconf/confmodule": "/app/mine", "/app/mine": FORGED},
@@ -658,7 +655,6 @@ SETUPS = {
     "python": (VENV, "/usr/local/bin/python3.13"),
     "sources": (INSTALLS, "/etc/apt/sources.list.d/mine.list"),
     "service": (INSTALLS, "/etc/default/mine"),
-    "settings-of-curl": (CURL, "/root/.curlrc"),
 }
 """A test script, and a file of the agent that its tests look for."""
 
@@ -674,7 +670,6 @@ def test_work_is_there_for_the_tests(kind: str, container: Container, tmp_path: 
         f"    assert Path({path!r}).read_text() == {text!r}\n"
     )
     put_uv(container)
-    container.act("echo : >/opt/install.sh")
     container.begin()
     container.put({path: text})
     found = container.verdict()

@@ -341,24 +341,8 @@ def _run(request: dict[str, Any], directory: str, put_back: Callable[[], None]) 
     module = f"aenv_{secrets.token_hex(12)}"
     with open(f"{directory}/{module}.py", "w", encoding="utf-8") as file:
         file.write(request["plugin"])
-    with open(f"{directory}/.curlrc", "w", encoding="utf-8"):
-        pass  # without one, curl reads that of the home directory
     given = {**request["image_variables"], **request["variables"]}
-    for_installers = {
-        # Nothing that the agent left is read as a setting or a cache.
-        "PYTHONPYCACHEPREFIX": f"{directory}/cache",
-        "PYTHONNOUSERSITE": "1",
-        "UV_NO_CONFIG": "1",
-        "UV_CACHE_DIR": f"{directory}/uv",
-        "UV_TOOL_DIR": f"{directory}/tools",
-        "UV_PYTHON_INSTALL_DIR": f"{directory}/pythons",
-        "UV_VENV_CLEAR": "1",
-        "PIP_CONFIG_FILE": "/dev/null",
-        "PIP_NO_CACHE_DIR": "1",
-        "CURL_HOME": directory,
-        "WGETRC": "/dev/null",
-        **_perl_variables(),
-    }
+    for_installers = installer_variables(directory)
     variables = {
         **given,
         "PYTEST_ADDOPTS": f"-p {module}",
@@ -383,6 +367,30 @@ def _run(request: dict[str, Any], directory: str, put_back: Callable[[], None]) 
         "in_time": in_time,
         "output": output.decode(errors="replace"),
         "sessions": report.sessions(),
+    }
+
+
+def installer_variables(directory: str) -> dict[str, str]:
+    """Return the variables with which nothing of the agent is read as a setting or a cache.
+
+    Args:
+        directory: A new directory.
+    """
+    with open(f"{directory}/.curlrc", "w", encoding="utf-8"):
+        pass  # without one, curl reads that of the home directory
+    return {
+        "PYTHONPYCACHEPREFIX": f"{directory}/cache",
+        "PYTHONNOUSERSITE": "1",
+        "UV_NO_CONFIG": "1",
+        "UV_CACHE_DIR": f"{directory}/uv",
+        "UV_TOOL_DIR": f"{directory}/tools",
+        "UV_PYTHON_INSTALL_DIR": f"{directory}/pythons",
+        "UV_VENV_CLEAR": "1",
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_NO_CACHE_DIR": "1",
+        "CURL_HOME": directory,
+        "WGETRC": "/dev/null",
+        **_perl_variables(),
     }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
+import grader
 import hidden
 import package_managers
 import pytest
@@ -98,3 +102,19 @@ def test_settings_come_back_where_the_tests_have_not_written(tmp_path: Path) -> 
     )
     texts = [Path(path).read_text() for path in (added, changed, inside, used)]
     assert (texts, Path(removed).exists()) == (["mine", "mine", "mine", "of the tests"], False)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_curl_reads_no_settings_of_the_home_directory(tmp_path: Path) -> None:
+    """D19: scripts run what it downloads; some versions look there if ``CURL_HOME`` has none."""
+    wanted, mine, aside = (tmp_path / name for name in ("wanted", "mine", "aside"))
+    wanted.write_text("wanted")
+    mine.write_text("mine")
+    aside.mkdir()
+    (tmp_path / ".curlrc").write_text(f'url = "file://{mine}"\n')
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    variables |= grader.installer_variables(str(aside))
+    done = subprocess.run(
+        ["curl", "-sS", f"file://{wanted}"], env=variables, capture_output=True, check=True
+    )
+    assert done.stdout == b"wanted"
