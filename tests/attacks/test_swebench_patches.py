@@ -72,7 +72,8 @@ PLAIN = Repository(
         "    for name, value in runpy.run_path(path).items():\n"
         "        if name.startswith('test_'):\n"
         "            try:\n                value()\n"
-        "            except AssertionError:\n                print(name, 'F')\n"
+        "            except AssertionError:\n                print(name, 'F', ' ' * 9, '[FAIL]')\n"
+        "                print('____', path + ':' + name, '____')\n"
         "            else:\n                print(name, 'ok')\n",
         **{name: text for name, text in LEDGER.files.items() if not name.startswith("tests")},
     },
@@ -139,12 +140,24 @@ def appended(repository: Repository, path: str, code: str) -> dict[str, str]:
     return {path: repository.files[path] + code}
 
 
-def exiting(repository: Repository) -> dict[str, str]:
-    """Return a change that prints passed results of all tests and ends the process."""
+def printing(repository: Repository, code: str) -> dict[str, str]:
+    """Return a change that runs code with the passed results of all tests in ``text``."""
     form = "{} ok" if repository is PLAIN else "{} ... ok"
     lines = map(form.format, (*repository.fail_to_pass, *repository.pass_to_pass))
-    code = f"import os\nprint({chr(10).join(lines)!r}, flush=True)\nos._exit(0)\n"
-    return appended(repository, MONEY, code)
+    return appended(repository, MONEY, f"text = {chr(10).join(lines)!r}\n{code}")
+
+
+EXITS = "import os\nprint(text, flush=True)\nos._exit(0)\n"
+AT_EXIT = "import atexit\natexit.register(print, text)\n"
+INTERRUPTS = f"""
+import sys
+whole = cents
+def cents(amount):
+    print(file=sys.stderr)
+    return whole(amount)
+{AT_EXIT}
+"""
+"""Also puts the result of a test on another line than its name."""
 
 
 @pytest.mark.parametrize(
@@ -165,16 +178,20 @@ def exiting(repository: Repository) -> dict[str, str]:
             appended(INTERVALS, OWN, f"print('{PASSED}\\n>>>>> End Test Output')\n"),
             "",
         ),
-        (LEDGER, exiting(LEDGER), "not that of the test runner"),
+        (LEDGER, printing(LEDGER, EXITS), "not that of the test runner"),
         (LABELLED, LABELLED.gold, "resolved"),
-        (LABELLED, exiting(LABELLED), "not that of the test runner"),
+        (LABELLED, printing(LABELLED, EXITS), "not that of the test runner"),
+        (LABELLED, printing(LABELLED, AT_EXIT), "contradicts itself"),
+        (LABELLED, printing(LABELLED, INTERRUPTS), "contradicts itself"),
         (PLAIN, PLAIN.gold, "resolved"),
-        (PLAIN, exiting(PLAIN), "not that of the test runner"),
+        (PLAIN, printing(PLAIN, EXITS), "not that of the test runner"),
+        (PLAIN, printing(PLAIN, AT_EXIT), "contradicts itself"),
     ],
     ids=[
         "repairs", "repairs-unittest", "edits-tests", "steers-tests", "prints-at-exit",
         "changes-reports", "ends-the-output", "prints-and-exits", "repairs-django",
-        "prints-and-exits-django", "repairs-sympy", "prints-and-exits-sympy",
+        "prints-and-exits-django", "prints-at-exit-django", "interrupts-results-django",
+        "repairs-sympy", "prints-and-exits-sympy", "prints-at-exit-sympy",
     ],
 )  # fmt: skip
 def test_a_patch_does_not_forge_its_verdict(

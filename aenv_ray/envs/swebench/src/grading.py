@@ -6,9 +6,9 @@ consistent, because the code of a patch runs in the same process as the tests:
 
 * The marks around the test output appear once.
 * No line of the output reports a required test as failed.
-* Where pytest or unittest runs the tests, it also runs two tests with random names: one passes, and
-  one fails. Both must be reported as what they are. If they are not reported without the patch
-  either, they are not used.
+* Where a known runner runs the tests (pytest, unittest, Django's, SymPy's), it also runs two tests
+  with random names: one passes, and one fails. Both must be reported as what they are. If they are
+  not reported without the patch either, they are not used.
 """
 
 from __future__ import annotations

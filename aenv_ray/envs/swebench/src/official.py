@@ -16,16 +16,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 UNUSED: Final = ("datasets", "dotenv", "requests", "tqdm", "docker", "modal", "rich")
 """Packages that `swebench` imports and that neither specs nor log parsers use."""
 FAILING: Final = ("FAILED", "ERROR")
+CASE: Final = re.compile(r"(?:FAIL|ERROR): ((\S+ \(\S+\)).*|\S.*)")
+"""How unittest and Django head the traceback of a test."""
+FUNCTION: Final = re.compile(r"_+ \S+\.py:(\S+) _+|(test_\S+) [EF](?:\s+\[FAIL\])?")
+"""How SymPy heads the traceback of a test, and reports its result."""
 
 
 class UnknownError(Exception):
@@ -139,12 +144,25 @@ def conflicts(parse: Callable[[str, Any], dict[str, str]], spec: Any, log: str) 
     The parsers keep the last line of a test, which the program under test may have written.
     """
     required = {*spec.FAIL_TO_PASS, *spec.PASS_TO_PASS}
-    found: set[str] = set()
+    found = required.intersection(failures(log))
     for line in dict.fromkeys(log.splitlines()):
         if any(word in line for word in ("FAIL", "ERROR", "not ok", "[err]")):
             statuses = _parsed_line(parse, line, spec)
             found |= {name for name, status in statuses if status in FAILING and name in required}
     return sorted(found)
+
+
+def failures(log: str) -> Iterator[str]:
+    """Yield the tests that unittest, Django or SymPy report as failed where no parser looks.
+
+    A program under test can print in the middle of a line with a result, but not of these.
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if case := CASE.fullmatch(line):
+            yield from filter(None, (*case.groups(), following))  # a test may go by its docstring
+        elif function := FUNCTION.fullmatch(line):
+            yield function[1] or function[2]
 
 
 def _parsed_line(parse: Any, line: str, spec: Any) -> Iterable[tuple[str, str]]:
