@@ -23,25 +23,29 @@ _PYTEST_IMPORTS = os.path.join("_pytest", "pathlib.py")
 
 
 def _add_path():
-    """Add the task's ``PYTHONPATH`` behind Python's own modules; return its directories."""
-    given = os.environ.get("AENV_PYTHONPATH", "").split(os.pathsep)
-    paths = [os.path.abspath(one) for one in given]
+    """Add the task's ``PYTHONPATH`` behind Python's own modules.
+
+    Returns:
+        Its directories, and those that the script has added.
+    """
+    given = os.environ.get("AENV_PYTHONPATH")
+    paths = [] if given is None else [os.path.abspath(one) for one in given.split(os.pathsep)]
     paths = [path for path in paths if os.path.isdir(path) and path not in sys.path]
     at = sys.path.index(_LIBRARY) + 1 if _LIBRARY in sys.path else len(sys.path)
     at = sys.path.index(_DYNAMIC) + 1 if _DYNAMIC in sys.path else at
     sys.path[at:at] = paths
     own = os.path.dirname(os.path.abspath(__file__))
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    found = set(paths) | {os.path.abspath(one) for one in added if one}
-    return found - {own}
+    return set(paths), {os.path.abspath(one) for one in added if one} - {own}
 
 
 class _OwnFirst:
     """Finds Python's own modules, and pytest, before those in directories of the task."""
 
-    def __init__(self, search, directories):
+    def __init__(self, search, of_task, of_script):
         self._search = search
-        self._directories = directories
+        self._of_task = of_task
+        self._directories = of_task | of_script
 
     def find_spec(self, name, path=None, target=None):
         """Return where a module is; None if it is searched as always."""
@@ -53,11 +57,15 @@ class _OwnFirst:
             return spec
         if name not in RUNNERS:
             return None
-        others = [one for one in sys.path if os.path.abspath(one) not in self._directories]
-        spec = self._search.find_spec(name, others)
+        # The script may itself bring pytest on its path.
+        spec = self._find(name, self._directories) or self._find(name, self._of_task)
         if spec is None:
             raise ImportError("No module named " + repr(name), name=name)
         return spec
+
+    def _find(self, name, without):
+        places = [one for one in sys.path if os.path.abspath(one) not in without]
+        return self._search.find_spec(name, places)
 
     def _is_of_task(self):
         """Return whether the tests, the task's files or pytest's collection import a module."""
@@ -102,14 +110,15 @@ def _wait():
     connection.close()
 
 
-_directories = _add_path()
+_of_task, _of_script = _add_path()
 if sys.version_info >= (3, 4):  # noqa: UP036
     from importlib.machinery import PathFinder
 
     try:  # noqa: SIM105
-        _directories.add(os.getcwd())
+        _of_task.add(os.getcwd())
     except OSError:
         pass  # it was removed
-    sys.meta_path.insert(sys.meta_path.index(PathFinder), _OwnFirst(PathFinder, _directories))
+    _finder = _OwnFirst(PathFinder, _of_task, _of_script)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), _finder)
 if "AENV_REPORT" in os.environ and _runs_pytest():
     _wait()

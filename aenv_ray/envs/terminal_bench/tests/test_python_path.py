@@ -101,3 +101,24 @@ def test_an_installed_plugin_is_not_taken_from_the_path_of_the_task(tmp_path: Pa
     late, path = json.loads(run(ORDER, grader.python_variables(str(aside), str(task), START)))
     assert (late, path.count(str(task))) == (str(task), 1)
     assert path.index(str(task)) < next(n for n, one in enumerate(path) if "-packages" in one)
+
+
+def test_without_a_path_of_the_task_none_is_added(tmp_path: Path) -> None:
+    task, aside = tmp_path / "task", tmp_path / "aside"
+    for directory in (task, aside):
+        directory.mkdir()
+    variables = grader.python_variables(str(aside), "", START)
+    path = json.loads(run("import json, sys; print(json.dumps(sys.path[1:]))", variables, task))
+    assert str(task) not in path
+
+
+def test_a_script_may_bring_pytest_on_its_path(tmp_path: Path) -> None:
+    """If it is nowhere else, and not where the agent works."""
+    aside, brought = tmp_path / "aside", tmp_path / "brought"
+    for directory in (aside, brought):
+        directory.mkdir()
+    (brought / "pytest_ctrf.py").write_text("")
+    variables = grader.python_variables(str(aside), "", START)
+    variables["PYTHONPATH"] += f":{brought}"
+    where = run("import pytest_ctrf; print(pytest_ctrf.__file__)", variables, tmp_path)
+    assert where == str(brought / "pytest_ctrf.py")
