@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -20,6 +20,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.clock import Clock, SystemClock
 from aenv_ray.errors import EnvironmentNotFound, FabricUnavailable
 from aenv_ray.hub.api import Hub
+from aenv_ray.hub.records import KeyGroup, TokenRecord
 
 COMPARE_PATIENCE_S: Final = 60.0
 """Patience for `compare`, which waits for hosts that do not answer."""
@@ -170,15 +171,12 @@ class HubClient(Hub):
     update_lease = _forwarded(Hub.update_lease)
     exchange = _forwarded(Hub.exchange)
     end_leases = _forwarded(Hub.end_leases)
-    remember_all = _forwarded(Hub.remember_all)
     replace_remembered = _forwarded(Hub.replace_remembered)
-    shorten = _forwarded(Hub.shorten)
     set_quota = _forwarded(Hub.set_quota)
     delete_quota = _forwarded(Hub.delete_quota)
     quotas = _forwarded(Hub.quotas)
     keep_token = _forwarded(Hub.keep_token)
     check_hash = _forwarded(Hub.check_hash)
-    token = _forwarded(Hub.token)
     tokens = _forwarded(Hub.tokens)
     revoke_token = _forwarded(Hub.revoke_token)
     keep_record = _forwarded(Hub.keep_record)
@@ -195,6 +193,30 @@ class HubClient(Hub):
             await self._ask("delete_environment", name, version)
         except EnvironmentNotFound:
             return  # it existed a moment ago: an answer was lost, or somebody else deleted it
+
+    # In an upgrade, the head is the last: for a while an older hub serves newer gateways and hosts.
+
+    async def remember_all(  # noqa: D102
+        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
+    ) -> dict[str, str]:
+        return dict(await self._in_group("remember_all", (values, ttl_s), group))
+
+    async def shorten(  # noqa: D102
+        self, keys: Sequence[str], ttl_s: float, group: KeyGroup | None = None
+    ) -> None:
+        await self._in_group("shorten", (keys, ttl_s), group)
+
+    async def _in_group(self, name: str, arguments: tuple[Any, ...], group: KeyGroup | None) -> Any:
+        if group is not None:
+            with contextlib.suppress(TypeError):  # this hub has no groups yet
+                return await self._ask(name, *arguments, group)
+        return await self._ask(name, *arguments)
+
+    async def token(self, token_id: str) -> TokenRecord | None:  # noqa: D102
+        try:
+            return cast("TokenRecord | None", await self._ask("token", token_id))
+        except AttributeError:  # this hub lists them only
+            return next((one for one in await self.tokens() if one.id == token_id), None)
 
     async def compare(self) -> None:
         """Have the hub compare the leases of Ray code with the running instances now."""

@@ -234,10 +234,22 @@ def named_on_command_line(text: str, directory: Path = Path()) -> str:
         text: A path, relative to `directory`, or as for `resolve`.
         directory: The working directory, or that of the file.
     """
-    path = directory / Path(text).expanduser()
-    if looks_like_path(text) or (path / CONFIG_NAME).is_file():
+    try:
+        path = directory / Path(text).expanduser()
+    except RuntimeError:  # there is no such user; it is reported as a missing directory
+        path = directory / text
+    if looks_like_path(text) or (text and _is_project(path)):
         return str(path) if path.is_absolute() else os.path.join(os.curdir, path)
     return text
+
+
+def _is_project(path: Path) -> bool:
+    """Return whether a directory has the configuration of an environment, not of something else."""
+    try:
+        data = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and {"name", "version"} <= data.keys()
 
 
 def looks_like_path(reference: str) -> bool:

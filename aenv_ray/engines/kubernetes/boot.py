@@ -112,7 +112,7 @@ async def boot(
         container_key = key.secret(instance.name, instance.nonce, str(port))
         message, directories = request_of(spec, plan, container_key, ends_in_s)
         container = names.SIDECAR_CONTAINER if prefix else names.MAIN_CONTAINER
-        message["mounts"] = instance.mounts[container]
+        message["mounts"] = instance.mounts[container] if plan.refuses_volumes else None
         await _boot_container(instance, port, key, (message, directories), bundles, prefix)
 
     try:

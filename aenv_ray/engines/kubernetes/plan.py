@@ -57,6 +57,8 @@ class PodPlan:
     """Whether a NetworkPolicy of the namespace limits the pod's egress. None: unknown."""
     nodes: Sequence[str] = ()
     """Nodes that have the image."""
+    refuses_volumes: bool = False
+    """Whether an image that brings volumes is refused, as where isolation is required."""
 
     @property
     def needs_carried_python(self) -> bool:
@@ -172,6 +174,7 @@ class PodPlanner:
             network=mode,
             is_egress_limited=is_egress_limited,
             nodes=tuple(self._nodes.get(image) or ()),
+            refuses_volumes=self._policy().isolation == "required",
         )
 
     def _open_network(self, mode: NetworkMode, *, is_known: bool) -> PolicyRefused:

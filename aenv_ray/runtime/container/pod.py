@@ -100,7 +100,8 @@ def main(
     supervisor = Supervisor(listener, key, order["grace_s"], termination_log, instance["link"])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ignore_signals_from_inside()
-    if volumes := image_volumes(MOUNTS.read_text(), order["mounts"]):
+    known = order["mounts"]
+    if known is not None and (volumes := image_volumes(MOUNTS.read_text(), known)):
         boot.sendall(json.dumps({"failed": _unlimited(volumes)}).encode() + b"\n")
         os._exit(1)
     supervisor.start(order, instance)
@@ -119,9 +120,9 @@ def main(
 def _unlimited(volumes: list[str]) -> str:
     where = ", ".join(volumes)
     return (
-        f"the image declares volumes ({where}), and nothing limits what is written there: build it "
-        "without VOLUME, or set ignore_image_defined_volumes = true in containerd's configuration "
-        "on the nodes"
+        f"the image declares volumes ({where}), and nothing limits what is written there: set "
+        "ignore_image_defined_volumes = true in containerd's configuration on the nodes, or make an "
+        "image without them: docker export CONTAINER | docker import - IMAGE"
     )
 
 

@@ -78,7 +78,7 @@ class Sessions:
         _check(session)
         turn, holder = self._known.get(session) or (0, "")
         while not holder:
-            found = await self._remembered(self._key(session, turn), own)
+            found = await self._remembered(self._key(session, turn), own, is_new=turn == 0)
             if found == own or await self._is_alive(found):
                 holder = found
                 self._known.put(session, (turn, holder))
@@ -138,8 +138,10 @@ class Sessions:
         key = f"{self._key(session, turn)}:told"
         return await self._remembered(key, mark) == mark
 
-    async def _remembered(self, key: str, value: str) -> str:
-        found = await self._hub.remember(key, value, SESSION_KEPT_S, self._group)
+    async def _remembered(self, key: str, value: str, *, is_new: bool = False) -> str:
+        # Further keys of a session belong to one that was admitted.
+        group = self._group if is_new else None
+        found = await self._hub.remember(key, value, SESSION_KEPT_S, group)
         if not found:
             raise _too_many(f"{MAX_SESSIONS} sessions in {SESSION_KEPT_S / 3600:g} hours")
         return found
@@ -205,7 +207,7 @@ class _Lookups:
                 try:
                     values = {key: value for key, (value, _) in batch.items()}
                     stored = await self._hub.remember_all(values, kept_s, self._group)
-                except AenvError as exc:
+                except Exception as exc:  # every caller of the batch waits for an answer
                     for _, future in batch.values():
                         future.set_exception(exc)
                         future.exception()  # mark it as retrieved: its call may be cancelled

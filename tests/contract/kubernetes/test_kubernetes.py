@@ -29,7 +29,7 @@ from aenv_ray.errors import (
     SandboxStartFailed,
 )
 from aenv_ray.ids import HostId
-from aenv_ray.policy import STRICT
+from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project.storage import StorageMount
 from aenv_ray.testing.contract_bench import Bench, call, evaluate, eventually, execute, value_of
 from tests.contract.engines import end_of, engine_on
@@ -38,6 +38,13 @@ from tests.contract.processes import naming
 from tests.emulators.kubernetes.node import OPENSSL_CONF, SHELL_IMAGE, VOLUME_IMAGE, Delays
 
 pytestmark = pytest.mark.namespaces
+
+_NO_EGRESS: Final = {
+    "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+    "metadata": {"name": "sandboxes"},
+    "spec": {"podSelector": {"matchLabels": {names.NETWORK: "none"}},
+             "policyTypes": ["Egress"], "egress": []},
+}  # fmt: skip
 
 WITHIN_S = 60.0
 
@@ -483,15 +490,22 @@ async def test_the_error_names_an_image_that_cannot_be_pulled(
     assert node.sandboxes() == []
 
 
-async def test_an_image_with_volumes_is_refused(bench: Bench, node: KubernetesNode) -> None:
+async def test_an_image_with_volumes_is_refused_where_isolation_is_required(
+    own_node: KubernetesNode, tmp_path: Path
+) -> None:
     """Invariant 14: an agent could fill the node's disk there, which then evicts other pods."""
-    deploy = {"container": {"image": VOLUME_IMAGE, "readOnlyRoot": True}}
-    with pytest.raises(SandboxStartFailed, match=r"volumes \(/data\).*ignore_image"):
-        await bench.start(bench.contract_project(deploy))
-    dual = bench.contract_project({"podTemplate": "DualContainer"})
-    with pytest.raises(SandboxStartFailed, match=r"its sidecar: .*volumes \(/data\)"):
-        await bench.start(dual, datasource=VOLUME_IMAGE)
-    assert node.sandboxes() == []
+    own_node.cluster.create("networkpolicies", _NO_EGRESS, "networking.k8s.io")
+    deploy = {"container": {"image": VOLUME_IMAGE, "readOnlyRoot": True}, "network": "none"}
+    async with engine_on(own_node, policy=lambda: Policy(isolation="required")) as engine:
+        bench = Bench(engine, tmp_path)
+        with pytest.raises(SandboxStartFailed, match=r"volumes \(/data\).*ignore_image"):
+            await bench.start(bench.contract_project(deploy))
+        dual = bench.contract_project({"podTemplate": "DualContainer", "network": "none"})
+        with pytest.raises(SandboxStartFailed, match=r"its sidecar: .*volumes \(/data\)"):
+            await bench.start(dual, datasource=VOLUME_IMAGE)
+        assert own_node.sandboxes() == []
+    async with engine_on(own_node) as engine:
+        await Bench(engine, tmp_path).start(bench.contract_project(deploy))
 
 
 async def test_an_image_without_python_has_commands_and_files(bench: Bench) -> None:
@@ -673,13 +687,7 @@ async def test_a_policy_of_the_namespace_makes_a_network_a_fact(
     own_node: KubernetesNode, tmp_path: Path
 ) -> None:
     """Invariant 7."""
-    policy = {
-        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-        "metadata": {"name": "sandboxes"},
-        "spec": {"podSelector": {"matchLabels": {names.NETWORK: "none"}},
-                 "policyTypes": ["Egress"], "egress": []},
-    }  # fmt: skip
-    own_node.cluster.create("networkpolicies", policy, "networking.k8s.io")
+    own_node.cluster.create("networkpolicies", _NO_EGRESS, "networking.k8s.io")
     async with engine_on(own_node) as engine:
         bench = Bench(engine, tmp_path)
         assert (await bench.start()).isolation.network == "none"

@@ -83,7 +83,7 @@ def test_a_read_only_directory_is_reported_before_the_build(monkeypatch, config)
 def test_a_built_in_environment_is_named_and_a_directory_of_that_name_comes_first(tmp_path):
     assert build.project_of(tmp_path, Path("code")).path == project.builtins()["code"]
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "config.json").write_text('{"name": "mine"}')
+    (tmp_path / "code" / "config.json").write_text('{"name": "mine", "version": "1.0.0"}')
     assert build.project_of(tmp_path, Path("code")).config.name == "mine"
     with pytest.raises(EnvironmentNotFound, match="no project directory"):
         build.project_of(tmp_path, Path("coda"))

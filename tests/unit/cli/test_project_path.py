@@ -41,7 +41,11 @@ def test_a_name_of_a_built_in_environment_is_a_project_unless_a_directory_has_on
     (tmp_path / "mini-terminal").mkdir()  # for example its tasks
     assert project_of(tmp_path, Path("mini-terminal")).config.name == "mini-terminal"
     assert named_on_command_line("mini-terminal") == "mini-terminal"
-    (tmp_path / "mini-terminal" / "config.json").write_text('{"name": "mine"}')
+    (tmp_path / "mini-terminal" / "config.json").write_text('{"model_type": "llama"}')
+    assert named_on_command_line("mini-terminal") == "mini-terminal"
+    assert named_on_command_line("") == ""
+    assert named_on_command_line("~no-such-user/x") == "./~no-such-user/x"
+    (tmp_path / "mini-terminal" / "config.json").write_text('{"name": "mine", "version": "1.0.0"}')
     assert project_of(tmp_path, Path("mini-terminal")).config.name == "mine"
     assert named_on_command_line("mini-terminal") == "./mini-terminal"
 
@@ -61,7 +65,7 @@ def test_a_project_directory_needs_no_slash(
 ) -> None:
     """As `aenv init todo; aenv test todo` need none: a published ``todo`` would be used instead."""
     (tmp_path / "todo").mkdir()
-    (tmp_path / "todo" / "config.json").write_text('{"name": "todo"}')
+    (tmp_path / "todo" / "config.json").write_text('{"name": "todo", "version": "1.0.0"}')
     monkeypatch.chdir(tmp_path)
     command = typer.main.get_command(app)
     context = command.make_context("aenv", words[:1], resilient_parsing=True)

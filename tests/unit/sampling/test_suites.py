@@ -23,7 +23,7 @@ def test_names_are_separated_by_commas() -> None:
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
 def test_a_file_has_options_and_paths_relative_to_it(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").touch()
+    (tmp_path / "mine" / "config.json").write_text('{"name": "mine", "version": "1.0.0"}')
     (tmp_path / "tasks.jsonl").touch()
     file = tmp_path / f"suite{suffix}"
     rows = [
@@ -45,7 +45,7 @@ def test_paths_and_names_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for name in ("code", "mine"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
+        (tmp_path / name / "config.json").write_text('{"name": "mine", "version": "1.0.0"}')
     (tmp_path / "tau2").mkdir()  # for example a clone with its tasks
     names = ["./mine", "code", "tau2", "mini-terminal", "./absent"]
     rows = [{"environment": name, "name": str(number)} for number, name in enumerate(names)]

@@ -43,8 +43,8 @@ OF_PACKAGES = (
     "adduser", "addgroup", "chgrp", "chown", "deb-systemd-helper", "deb-systemd-invoke",
     "dpkg-divert", "dpkg-maintscript-helper", "dpkg-preconfigure", "dpkg-reconfigure",
     "dpkg-statoverride", "getent", "groupadd", "install-info", "invoke-rc.d", "ischroot",
-    "locale-gen", "openssl", "policy-rc.d", "py3clean", "py3compile", "run-parts", "runlevel",
-    "sync", "systemctl", "ucf", "update-ca-certificates", "update-rc.d", "useradd", "usermod",
+    "locale-gen", "policy-rc.d", "py3clean", "py3compile", "run-parts", "runlevel",
+    "sync", "ucf", "update-ca-certificates", "update-rc.d", "useradd", "usermod",
 )  # fmt: skip
 """Programs that the scripts of packages run."""
 RUNNERS = frozenset(
@@ -103,7 +103,12 @@ TEXT_BYTES = 1 << 20
 """A larger file by which packages are loaded is not read, and so counts as one with code."""
 OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
 CODE_OF_PACKAGES = (
-    *("/usr/share/debconf", "/usr/share/perl5/Debconf", "/usr/lib/*/perl-base", "/usr/lib/apk"),
+    *(
+        "/usr/share/debconf",
+        "/usr/share/perl5/Debconf",
+        "/usr/lib/*/perl-base",
+        "/usr/lib/apk/exec",
+    ),
 )
 """Code that the scripts of packages run besides programs."""
 _PYTHON = re.compile(r"(python|pypy)\d?(\.\d+)?t?")
