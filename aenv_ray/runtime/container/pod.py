@@ -121,8 +121,8 @@ def _unlimited(volumes: list[str]) -> str:
     where = ", ".join(volumes)
     return (
         f"the image declares volumes ({where}), and nothing limits what is written there: set "
-        "ignore_image_defined_volumes = true in containerd's configuration on the nodes, or make an "
-        "image without them: docker export CONTAINER | docker import - IMAGE"
+        "ignore_image_defined_volumes = true in containerd's configuration on the nodes, or make "
+        "an image without them: docker export CONTAINER | docker import - IMAGE"
     )
 
 

@@ -207,7 +207,7 @@ class _Lookups:
                 try:
                     values = {key: value for key, (value, _) in batch.items()}
                     stored = await self._hub.remember_all(values, kept_s, self._group)
-                except Exception as exc:  # every caller of the batch waits for an answer
+                except Exception as exc:  # noqa: BLE001  # every caller of the batch waits
                     for _, future in batch.values():
                         future.set_exception(exc)
                         future.exception()  # mark it as retrieved: its call may be cancelled

@@ -103,12 +103,10 @@ TEXT_BYTES = 1 << 20
 """A larger file by which packages are loaded is not read, and so counts as one with code."""
 OF_APT = ("/usr/lib/apt/apt-helper", "/usr/lib/apt/methods/*", "/usr/lib/*/libapt-pkg.so*")
 CODE_OF_PACKAGES = (
-    *(
-        "/usr/share/debconf",
-        "/usr/share/perl5/Debconf",
-        "/usr/lib/*/perl-base",
-        "/usr/lib/apk/exec",
-    ),
+    "/usr/share/debconf",
+    "/usr/share/perl5/Debconf",
+    "/usr/lib/*/perl-base",
+    "/usr/lib/apk/exec",
 )
 """Code that the scripts of packages run besides programs."""
 _PYTHON = re.compile(r"(python|pypy)\d?(\.\d+)?t?")
