@@ -93,8 +93,9 @@ class AsyncEnvHandle:
         cls, fabric: Fabric, source: Project, options: CreateOptions
     ) -> AsyncEnvHandle:
         """Create an instance of a project; otherwise like `create`. It occupies no thread."""
-        batches = InstanceBatches(fabric, source, options, {})
-        (made,) = await batches.create_group(1)
+        with fabric.gate:  # else it could use Ray after a shutdown, which would start another
+            batches = InstanceBatches(fabric, source, options, {})
+            (made,) = await batches.create_group(1)
         created = cls(batches.handle(made), introduction=made.introduction)
         created.digest = source.digest
         return created

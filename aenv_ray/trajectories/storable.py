@@ -68,8 +68,15 @@ def _cleaned(value: Any, left: int = _MOST_NESTED) -> Any:
     return [_cleaned(item, left - 1) for item in value]
 
 
-def _key(key: Any) -> Any:
-    return storable_text(key) if isinstance(key, str) else _scalar(key)
+def _key(key: Any) -> str:
+    """Return what JSON makes of a key."""
+    if isinstance(key, str):
+        return storable_text(key)
+    try:
+        (text,) = from_json(to_json({key: None}))
+    except ValueError:
+        return shown(key)
+    return str(text)
 
 
 def _scalar(value: Any) -> Any:

@@ -287,7 +287,8 @@ class Dispatcher:
                 raise Fault("sandbox_start_failed", self.load_error)
             generation: int | None = None
             if method in _TOOL_METHODS or _is_of_agent(method, meta):
-                generation = self._gate.admit(str(params.get("name") or method), meta)
+                name = str(params.get("name") or method)
+                generation = self._gate.admit(name, meta, is_reward=method == _REWARD)
             if method not in _WITHOUT_TRACE:
                 self._gate.was_used = True
             if self._gate.refusal and method in _OF_ENVIRONMENT:
@@ -305,7 +306,9 @@ class Dispatcher:
             timeout_s = _timeout_of(meta)
             if method == _REWARD and not entry.keeps_processes:
                 latest_deadline = min(latest_deadline, time.monotonic() + timeout_s)
-                self._begin_reward(key, timeout_s)
+                begun = self._begin_reward(key, timeout_s)
+                if generation is not None:  # only a reward of the outer instance may refuse it now
+                    generation = begun
             elif method == END_PROCESSES_METHOD:
                 self._gate.hold(int(meta.get(OUTER_REWARDS, 0)), float(meta.get(HELD_S, 0.0)))
             elif method == AFTER_REWARD_METHOD:
@@ -340,17 +343,21 @@ class Dispatcher:
 
     # --- rewards and the agent ------------------------------------------------------------------
 
-    def _begin_reward(self, key: str, within_s: float) -> None:
+    def _begin_reward(self, key: str, within_s: float) -> int:
         """Refuse calls of the agent until the reward has its outcome; end what they have started.
+
+        Returns:
+            The generation of the gate, which the reward has begun.
 
         Raises:
             Fault: What they have started in the sidecar or in an inner instance did not end.
         """
-        self._gate.begin_reward(key)
+        generation = self._gate.begin_reward(key)
         if not self._outcomes.is_pending(key):  # it reached its deadline, so no outcome will follow
             self._gate.end_reward(key)
             raise Fault("tool_timeout", "the reward did not run: its deadline has passed")
         self._end_agent_processes(within_s, within_s)
+        return generation
 
     def _end_reward(self, key: str, on_outcome: OnOutcome, outcome: EncodedOutcome) -> None:
         """Let the agent act again, before the caller has the reward."""

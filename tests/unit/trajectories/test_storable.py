@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import from_json, to_json
 
 from aenv_ray.trajectories.files import EpisodeFile
 from aenv_ray.trajectories.reading import read
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step, Task, recordable_task
+from aenv_ray.trajectories.storable import storable
 
 LONE = "a\ud800b"
 DEEP: Any = "x"
@@ -102,3 +104,11 @@ def test_a_record_that_json_cannot_represent_is_a_failure_of_the_output(tmp_path
     assert file.failure is not None
     assert "episode 7 of task 't' cannot be written" in file.failure.message
     assert (tmp_path / "run.jsonl").read_bytes() == b""
+
+
+def test_keys_that_are_no_texts_become_what_json_makes_of_them() -> None:
+    deep = [[1] for _ in range(160)]
+    value = {(0, 0): deep, 1: deep, None: deep, frozenset({2}): object()}
+    cleaned = storable(value)
+    assert list(cleaned)[:3] == list(from_json(to_json({(0, 0): 0, 1: 0, None: 0})))
+    assert from_json(to_json(cleaned)) == cleaned

@@ -98,34 +98,40 @@ class CallGate:
 
     # --- the agent and rewards ------------------------------------------------------------------
 
-    def admit(self, name: str, meta: Mapping[str, Any]) -> int:
+    def admit(self, name: str, meta: Mapping[str, Any], *, is_reward: bool = False) -> int:
         """Return the generation for a call of an agent, which `enter` compares.
 
         Args:
             name: The tool, for the error.
             meta: ``_meta`` of the call.
+            is_reward: It is a reward, which other rewards of this instance let run.
 
         Raises:
             CallRefused: A reward is under way.
         """
         generation = self.generation  # before the check: a later reward must change it
-        if generation and self._is_closed_to(meta.get(OUTER_REWARDS)):
+        if generation and self._is_closed_to(meta.get(OUTER_REWARDS), is_reward):
             raise CallRefused(name)
         return generation
 
-    def _is_closed_to(self, outer_rewards: int | None) -> bool:
-        if self._rewards:
+    def _is_closed_to(self, outer_rewards: int | None, is_reward: bool) -> bool:
+        if self._rewards and not is_reward:
             return True
         if outer_rewards is None:
             return time.monotonic() < self._held_until
         return 0 <= outer_rewards < self._outer_rewards
 
-    def begin_reward(self, key: str) -> None:
-        """Let no call of an agent begin until `end_reward`, which must follow."""
+    def begin_reward(self, key: str) -> int:
+        """Let no call of an agent begin until `end_reward`, which must follow.
+
+        Returns:
+            The generation that the reward has begun, or joined.
+        """
         with self._changed:
             if not self._rewards:
                 self.generation += 1
             self._rewards.add(key)
+            return self.generation
 
     def end_reward(self, key: str) -> bool:
         """Note that a reward has its outcome; whether it was the last that kept the gate closed."""

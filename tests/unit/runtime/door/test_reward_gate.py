@@ -55,8 +55,10 @@ class Rewarding(Bench):
         self.registry.add_function(add)
         self.dispatcher.begin()
 
-    def reward(self, name: str = "score", call_id: str = "r", timeout_s: float = WAIT_S) -> Answer:
-        meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s}
+    def reward(
+        self, name: str = "score", call_id: str = "r", timeout_s: float = WAIT_S, **more: Any
+    ) -> Answer:
+        meta = {"aenv/call_id": call_id, "aenv/timeout_s": timeout_s, **more}
         return self.in_thread("aenv/reward", {"name": name, "_meta": meta})
 
     def begin(self, name: str = "score", call_id: str = "r", timeout_s: float = WAIT_S) -> Answer:
@@ -93,6 +95,21 @@ def test_a_call_of_the_agent_is_refused_while_a_reward_runs(
     bench.end.set()
     assert running.result["data"] == 1.0
     assert bench.is_open
+
+
+def test_a_tool_of_the_outer_instance_may_ask_for_rewards_of_an_inner_one(
+    bench: Rewarding,
+) -> None:
+    """They refuse the calls of the agent, and neither themselves nor each other."""
+    answers = [bench.reward(call_id=name, **{OUTER_REWARDS: 0}) for name in ("one", "two")]
+    assert bench.begun.acquire(timeout=WAIT_S)
+    assert bench.begun.acquire(timeout=WAIT_S)
+    assert bench.call(*TOOL, **{OUTER_REWARDS: 0}).error["code"] == "call_cancelled"
+    bench.end.set()
+    assert [answer.result["data"] for answer in answers] == [1.0, 1.0]
+    assert bench.is_open
+    bench.call(END, {}, **{OUTER_REWARDS: 1, HELD_S: 60.0}).wait()
+    assert bench.reward(call_id="late", **{OUTER_REWARDS: 0}).error["code"] == "call_cancelled"
 
 
 def test_a_trainers_calls_are_not_refused(bench: Rewarding) -> None:
@@ -158,9 +175,9 @@ def test_tools_run_again_after_a_reward_whose_time_passed_while_it_waited(
     assert run is not None
     begin_reward = bench.dispatcher._gate.begin_reward
 
-    def late(key: str) -> None:
+    def late(key: str) -> int:
         bench.dispatcher._outcomes.finish(key, b'"error":{"data":{"code":"tool_timeout"}}')
-        begin_reward(key)
+        return begin_reward(key)
 
     bench.dispatcher._gate.begin_reward = late  # type: ignore[method-assign]
     run()
@@ -248,8 +265,8 @@ def test_items_of_a_batch_that_begins_as_the_reward_does_are_refused(bench: Rewa
     admit = bench.dispatcher._gate.admit
     running: list[Answer] = []
 
-    def slow(name: str, meta: Any) -> int:
-        generation = admit(name, meta)
+    def slow(name: str, meta: Any, **options: bool) -> int:
+        generation = admit(name, meta, **options)
         running.append(bench.begin())
         return generation
 
@@ -262,8 +279,8 @@ def test_items_of_a_batch_that_begins_as_the_reward_does_are_refused(bench: Rewa
 def test_a_call_that_begins_as_the_reward_does_is_refused(bench: Rewarding, number: int) -> None:
     admit = bench.dispatcher._gate.admit
 
-    def slow(name: str, meta: Any) -> int:
-        generation = admit(name, meta)
+    def slow(name: str, meta: Any, **options: bool) -> int:
+        generation = admit(name, meta, **options)
         bench.begin()
         return generation
 
@@ -301,8 +318,10 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
     ticks = {"tool": 0, "function": 0}
     tasks: set[asyncio.Task[None]] = set()
 
+    over = threading.Event()
+
     async def tick(who: str) -> None:
-        while True:
+        while not over.is_set():
             ticks[who] += 1
             await asyncio.sleep(0.001)
 
@@ -323,6 +342,7 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
     bench.call("aenv/function", {"name": "leave", "arguments": {"who": "function"}}).wait()
     bench.tool("leave", who="tool").wait()
     by_tool, by_function = bench.reward("counted").result["data"]
+    over.set()
     assert by_tool == 0
     assert by_function > 0
 
