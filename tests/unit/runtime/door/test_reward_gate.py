@@ -353,8 +353,10 @@ def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
     monkeypatch.setattr(dispatch, "_LEAVE_S", 0.05)
     tasks: set[asyncio.Task[None]] = set()
 
+    over = threading.Event()
+
     async def stay() -> None:
-        while True:
+        while not over.is_set():
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
@@ -367,6 +369,7 @@ def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
     bench.tool("leave").wait()
     bench.end.set()
     assert bench.reward().result["data"] == 1.0
+    over.set()
 
 
 # --- for a reward of the outer instance -----------------------------------------------------------
