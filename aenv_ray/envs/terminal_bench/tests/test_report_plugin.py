@@ -34,12 +34,16 @@ def test_other_plugins_do_not_warn_of_the_tests_that_it_adds(tmp_path: Path) -> 
         listener.listen()
         name = listener.getsockname()[1:].decode()
         variables = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path), "AENV_REPORT": name}
-        done = subprocess.run(
+        listener.settimeout(60.0)
+        process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-p", "aenv_report", "-p", "other", "test_a.py"],
-            env=variables, cwd=tmp_path, capture_output=True, text=True, check=True,
+            env=variables, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         connection, _ = listener.accept()
         with connection:
+            connection.sendall(b"\n")  # pytest may start
+            output, _ = process.communicate(timeout=60.0)
             assert b'"hides_failures": false' in connection.recv(1 << 16)
-    assert "1 passed in" in done.stdout
-    assert "warning" not in done.stdout
+    assert process.returncode == 0
+    assert "1 passed in" in output
+    assert "warning" not in output

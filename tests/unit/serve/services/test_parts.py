@@ -50,14 +50,16 @@ class Memory:
         self.requests = 0
         self.failure: FabricUnavailable | None = None
 
-    async def remember(self, key: str, value: str, ttl_s: float, group: KeyGroup) -> str:
+    async def remember(
+        self, key: str, value: str, ttl_s: float, group: KeyGroup | None = None
+    ) -> str:
         return (await self.remember_all({key: value}, ttl_s, group))[key]
 
     async def remember_all(
-        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup
+        self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
     ) -> dict[str, str]:
         assert ttl_s > 0
-        assert group.name.endswith(":ann")
+        assert group is None or group.name.endswith(":ann")
         self.requests += 1
         await asyncio.sleep(0)
         if self.failure is not None:
