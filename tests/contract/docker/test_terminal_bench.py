@@ -88,7 +88,7 @@ class Container:
 
     def copy(self, source: Path, path: str) -> None:
         """Write a file of this node as the agent."""
-        docker("cp", "--quiet", str(source), f"{self._name}:{path}")
+        docker("cp", "--quiet", str(source), f"{self.name}:{path}")
 
     def verdict(self, script: str = "test.sh", kind: str = "file") -> dict[str, Any]:
         """End the agent and grade the task, of Harbor or (``pytest``) of Terminal-Bench 1."""

@@ -26,6 +26,7 @@ from aenv_ray.hub.records import (
     AuditRecord,
     EnvironmentQuery,
     EnvironmentStatus,
+    KeyGroup,
     LeaseQuery,
     Quota,
     Right,
@@ -209,6 +210,7 @@ class TestHubCore(HubContract):
             await hub.admit([lease("w-2")])
         await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa", ttl_s=5)
         await hub.remember("k", "v", 60)
+        await hub.remember("k-2", "v", 60, KeyGroup(name="g", most=2))
         await hub.put_document("service", "s", {})
         await hub.grant("weather", EVERYBODY, Right.USE)
         await hub.keep_artifact("somebody", "b" * 64, 1)
