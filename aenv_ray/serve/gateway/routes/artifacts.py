@@ -324,7 +324,7 @@ async def sign(
 async def _check_read(call: RouteCall, name: str) -> None:
     """Check that the caller may read what is published under a name.
 
-    That an environment of this name is built in, which everybody may use, is no such right.
+    Everybody may use a built-in environment of this name; that does not count here.
 
     Raises:
         EnvironmentNotFound: The name belongs to another owner, who has not granted its use.
