@@ -83,7 +83,14 @@ SEED_VARIABLE: Final = "AENV_SEED"
 """Variable of an instance with the seed of its first episode."""
 SEED_METHOD: Final = "aenv/seed"
 """Sets the seed of an episode that does not begin with a reset."""
-_WITHOUT_TRACE: Final = frozenset({_RESET, SEED_METHOD, "aenv/health", "aenv/tasks"})
+REHEARSAL_METHOD: Final = "aenv/rehearsal"
+"""Runs a function of the runtime's own as it would run a tool, and returns the text it is given.
+
+A forked process copies the pages that it writes to, so that its first call is slower than others.
+"""
+_WITHOUT_TRACE: Final = frozenset(
+    {_RESET, SEED_METHOD, REHEARSAL_METHOD, "aenv/health", "aenv/tasks"}
+)
 """Calls after which an instance counts as unused."""
 _MCP_LISTINGS: Final = {
     "tools/list": "tools",
@@ -100,7 +107,15 @@ _SUBSCRIPTIONS: Final = {
     UNSUBSCRIBE: SUBSCRIPTIONS.unsubscribe,
 }
 COMPLETE: Final = "completion/complete"
+
+
+def _rehearse(text: str) -> str:
+    return text
+
+
 _BUILTINS: Final = {
+    REHEARSAL_METHOD: Registered("rehearsal", _rehearse, "tool"),
+} | {
     method: Registered(method, function, "builtin")
     for method, function in {**workspace.METHODS, **ports.METHODS, **caller_link.METHODS}.items()
 }
