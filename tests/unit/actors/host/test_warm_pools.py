@@ -14,6 +14,7 @@ from aenv_ray.engines.door import DoorSandbox
 from aenv_ray.errors import AenvError, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.models import InstanceInfo, Lifetime
+from aenv_ray.runtime.door.dispatch import REHEARSAL_METHOD
 from tests.contract.hub.memory_store import MemoryInstanceStore
 from tests.unit.actors.host.pools import Spec, count_calls, is_warm, keep, start_one
 from tests.unit.actors.host.spy_engine import AWAY, SpyEngine
@@ -61,6 +62,7 @@ async def test_a_warm_sandbox_has_answered_before_it_is_taken(
     monkeypatch.setattr(DoorSandbox, "request", noted)
     await keep(host, spec(), 2)
     assert asked.count("tools/list") == 2
+    assert asked.count(REHEARSAL_METHOD) == 2
     assert await count_calls(host, (await start_one(host, spec())).id) == 1
 
 

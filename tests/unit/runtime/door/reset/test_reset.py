@@ -15,6 +15,7 @@ import pytest
 from aenv_ray.runtime.api.module_state import ModuleState
 from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door.calls import current_call
+from aenv_ray.runtime.door.dispatch import REHEARSAL_METHOD
 from aenv_ray.runtime.door.reset import leftovers
 from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.door.roles import DoorRole, check_method
@@ -168,7 +169,7 @@ def test_a_reset_takes_task_and_seed_and_nothing_else() -> None:
 
 def test_an_agent_may_not_reset() -> None:
     """Invariant 8."""
-    for method in ("aenv/reset", "aenv/seed", "aenv/tasks"):
+    for method in ("aenv/reset", "aenv/seed", "aenv/tasks", "aenv/rehearsal"):
         with pytest.raises(Fault, match="cannot call"):
             check_method(DoorRole.AGENT, method)
 
@@ -227,6 +228,15 @@ def test_a_seed_is_set_without_a_reset(tmp_path: Path) -> None:
     assert bench.tool("seed").text == "9"
     bench.submit("aenv/seed", {"arguments": {"seed": 2**70}})
     assert bench.tool("seed").text == str(2**70)
+
+
+def test_an_instance_that_has_rehearsed_a_call_still_counts_as_new(tmp_path: Path) -> None:
+    """Without namespaces, a reset refuses instances that were used."""
+    bench = ResetBench(tmp_path, lambda: None)
+    assert bench.submit(REHEARSAL_METHOD, {"arguments": {"text": "x"}}).text == "x"
+    assert not bench.dispatcher._gate.was_used
+    bench.tool("seed")
+    assert bench.dispatcher._gate.was_used
 
 
 def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(
