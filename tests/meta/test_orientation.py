@@ -109,5 +109,5 @@ def test_every_place_of_the_repository_is_in_the_table() -> None:
     listed = set(re.findall(r"^\| `([\w/]+)/` \|", CONTRIBUTING, re.MULTILINE))
     tops = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
     tests = {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir()}
-    hidden = {"tests/__pycache__", "tests/startup", "dist"}
+    hidden = {"tests/__pycache__", "dist"}
     assert (tops - {"tests", "dist"} | tests) - hidden == listed
