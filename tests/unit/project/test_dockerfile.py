@@ -21,7 +21,19 @@ def written(directory: Path, dockerfile: str | None, *, hides: bool = True) -> p
 
 @pytest.mark.parametrize(
     "line",
-    ["COPY . .", "COPY ./ /app", "copy --chown=1:1 . /app", "ADD . /x", 'COPY [".", "/app"]'],
+    [
+        "COPY . .",
+        "COPY ./ /app",
+        "copy --chown=1:1 . /app",
+        "ADD . /x",
+        'COPY [".", "/app"]',
+        "COPY requirements.txt . /app/",
+        'COPY ["requirements.txt", ".", "/app/"]',
+        'COPY "." /app',
+        "COPY --link ./. /app",
+        "COPY .. /app",
+        "COPY * /app",
+    ],
 )
 def test_a_copy_of_the_project_in_the_image_is_named(tmp_path: Path, line: str) -> None:
     found = exposes_source(written(tmp_path, f"RUN true\n{line}\nRUN true"))
@@ -29,9 +41,24 @@ def test_a_copy_of_the_project_in_the_image_is_named(tmp_path: Path, line: str) 
     assert found.endswith(line)
 
 
+@pytest.mark.parametrize("flags", ["", "--chown=1:1 "])
+def test_an_instruction_may_have_several_lines(flags: str, tmp_path: Path) -> None:
+    found = exposes_source(written(tmp_path, f"COPY {flags}\\\n  # all of it\n  . /app"))
+    assert found is not None
+    assert [*found.split()[-2:]] == [".", "/app"]
+
+
 @pytest.mark.parametrize(
     "line",
-    ["COPY requirements.txt .", "COPY --from=wheel . /x", "# COPY . .", "COPY src/lib ./lib", ""],
+    [
+        "COPY requirements.txt .",
+        "COPY --from=wheel . /x",
+        "COPY --link \\\n --from=wheel . /x",
+        "# COPY . .",
+        "COPY src/lib ./lib",
+        "COPY [., /app]",
+        "",
+    ],
 )
 def test_other_files_are_no_copy_of_the_project(tmp_path: Path, line: str) -> None:
     assert exposes_source(written(tmp_path, line)) is None

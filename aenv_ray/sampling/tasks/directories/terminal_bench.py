@@ -13,7 +13,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling.tasks.directories import compose, dockerfile, fields
+from aenv_ray.project.dockerfile import copied_paths
+from aenv_ray.sampling.tasks.directories import compose, fields
 from aenv_ray.sampling.tasks.directories.fields import GRACE_S, FormatOptions
 from aenv_ray.trajectories.schema import Call, InstanceNeeds, Task, ToolCall
 
@@ -115,7 +116,7 @@ def _ignored(service: compose.Service) -> tuple[str, ...]:
     path = None if service.context is None else service.context / service.dockerfile
     if path is None or not path.is_file():
         return _HIDDEN
-    named = dict.fromkeys(dockerfile.copied(fields.text_of(path)))
+    named = dict.fromkeys(source for _, source in copied_paths(fields.text_of(path)))
     return *_HIDDEN, *(f"!{one}" for one in named if one.partition("/")[0] in _HIDDEN)
 
 
