@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray import units
 from aenv_ray.errors import ConfigError
+from aenv_ray.validation import problems_of
 
 
 def _memory_directory() -> Path:
@@ -221,9 +222,8 @@ def parse_settings(variables: Mapping[str, str]) -> Settings:
     try:
         return Settings.model_validate({name: value for name, value in variables.items() if value})
     except ValidationError as exc:
-        problem = exc.errors()[0]
         raise ConfigError(
-            f"environment variable {problem['loc'][0]}: {problem['msg']}",
+            f"environment variable {problems_of(exc)}",
             hint="correct it or unset it; docs/operations.md lists all variables",
         ) from None
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import FabricUnavailable
 from aenv_ray.hub.records import EnvironmentStatus
+from aenv_ray.validation import problems_of
 
 
 class GatewayRecord(BaseModel):
@@ -25,10 +26,9 @@ class GatewayRecord(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as exc:
-            problem = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"])) or "the response"
+            problems = problems_of(exc, whole="the response")
             raise FabricUnavailable(
-                f"this is not the response of a gateway: {where}: {problem['msg']}",
+                f"this is not the response of a gateway: {problems}",
                 hint="check the address and the version of the gateway with: aenv hub status",
             ) from exc
 

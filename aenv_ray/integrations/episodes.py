@@ -49,6 +49,7 @@ from aenv_ray.trajectories.schema import Episode, Generation, Task
 from aenv_ray.trajectories.shards import EpisodeOutput, continue_output
 from aenv_ray.trajectories.statistics import is_void
 from aenv_ray.units import parse_duration_s
+from aenv_ray.validation import problems_of
 
 logger = logging.getLogger("aenv_ray")
 
@@ -664,5 +665,5 @@ def _task(given: Task | Mapping[str, Any]) -> Task:
         return Task.model_validate({"id": uuid4().hex[:8], **given})
     except ValidationError as exc:
         raise ConfigError(
-            f"invalid task: {exc}", hint="pass a Task, or a mapping with its fields"
+            f"invalid task: {problems_of(exc)}", hint="pass a Task, or a mapping with its fields"
         ) from exc

@@ -24,6 +24,7 @@ from aenv_ray.project.archive import check_size, pack, unpack
 from aenv_ray.project.assembly import assembled
 from aenv_ray.project.config import EnvironmentConfig
 from aenv_ray.project.files import CONFIG_NAME, FileRow
+from aenv_ray.validation import problems_of
 
 BUILTIN_DIR: Final = Path(__file__).parents[1] / "envs"
 _READ_ATTEMPTS: Final = 5
@@ -145,12 +146,9 @@ def read_config(path: Path) -> EnvironmentConfig:
     try:
         return EnvironmentConfig.model_validate(data)
     except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
-            for e in exc.errors(include_url=False)
-        )
         raise ConfigError(
-            f"{path}: {problems}", hint="correct these fields; docs/environments.md lists them"
+            f"{path}: {problems_of(exc)}",
+            hint="correct these fields; docs/environments.md lists them",
         ) from None
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc.message}", hint=exc.hint) from None

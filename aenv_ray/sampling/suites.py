@@ -25,6 +25,7 @@ from aenv_ray.trajectories.statistics import (
     pass_at_k,
 )
 from aenv_ray.units import parse_duration_s
+from aenv_ray.validation import problems_of
 
 
 class Benchmark(BaseModel):
@@ -174,11 +175,9 @@ def _of_file(path: Path) -> list[Benchmark]:
         try:
             found.append(Benchmark.model_validate(row))
         except ValidationError as exc:
-            first = exc.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "benchmark"
             raise ConfigError(
-                f"suite {path}, benchmark {number + 1}: {where}: {first['msg']}",
-                hint="correct this field",
+                f"suite {path}, benchmark {number + 1}: {problems_of(exc)}",
+                hint="correct these fields",
             ) from None
     return found
 

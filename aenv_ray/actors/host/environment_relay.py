@@ -51,6 +51,7 @@ from aenv_ray.runtime.door.host.link import (
     HELD_S,
     OUTER_REWARDS,
 )
+from aenv_ray.validation import problems_of
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +206,8 @@ class EnvironmentRelay:
         try:
             request = EnvironmentRequest.model_validate(params)
         except ValidationError as exc:
-            problem = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"]))
             raise ConfigError(
-                f"malformed request: {where}: {problem['msg']}",
+                f"malformed request: {problems_of(exc)}",
                 hint="call other environments with current_call().env(NAME)",
             ) from None
         if request.method == RELEASE:

@@ -27,6 +27,7 @@ from aenv_ray.errors import (
     ToolTimeout,
 )
 from aenv_ray.ids import InstanceId
+from aenv_ray.validation import problems_of
 
 MAX_TIMEOUT_S: Final = 300.0
 MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
@@ -171,10 +172,8 @@ class ModelRelay:
         try:
             request = ChatRequest.model_validate(wanted)
         except ValidationError as exc:
-            problem = exc.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"]))
             raise ConfigError(
-                f"malformed chat request: {where}: {problem['msg']}",
+                f"malformed chat request: {problems_of(exc)}",
                 hint="send a body of the chat completions API: a list of messages and its options",
             ) from None
         fields = {**request.model_dump(exclude_none=True), "model": model}

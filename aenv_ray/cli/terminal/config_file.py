@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.local_fabric import write_private
+from aenv_ray.validation import problems_of
 
 FILE: Final = Path(".aenv", "cli_config.json")
 SYSTEM_FILE: Final = Path("/etc/aenv/cli_config.json")
@@ -256,10 +257,9 @@ def _checked(data: Mapping[str, Any], path: Path) -> Values:
     try:
         return Values.model_validate(data)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {key}: {first['msg']}",
-                          hint=f"correct it: aenv config set {key} VALUE") from None  # fmt: skip
+        raise ConfigError(
+            f"{path}: {problems_of(exc)}", hint="correct it: aenv config set KEY VALUE"
+        ) from None
 
 
 def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,6 +43,7 @@ from aenv_ray.sampling.tasks.rows import (
 from aenv_ray.sampling.user_code import call, hand_over, outcome
 from aenv_ray.trajectories.files import of_another_run
 from aenv_ray.trajectories.schema import Task
+from aenv_ray.validation import problems_of
 
 TaskObjects = Iterable[Task | Mapping[str, Any]]
 TaskSource = str | Path | TaskObjects | AsyncIterable[Task | Mapping[str, Any]]
@@ -143,7 +144,7 @@ def checked_task(where: str, data: Any) -> Task:
         first = exc.errors()[0]
         is_missing = first["loc"] == ("id",) and first["type"] == "missing"
         raise ConfigError(
-            ": ".join([where, *filter(None, [".".join(map(str, first["loc"]))]), first["msg"]]),
+            f"{where}: {problems_of(exc)}",
             hint="name the column of the ids with --task-field id=COLUMN, or number the tasks with "
             "--task-field id=#"
             if is_missing

@@ -26,6 +26,7 @@ from pydantic import (
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling.tasks.rows import file_rows, parsed
 from aenv_ray.trajectories.schema import Call, Task, ToolCall
+from aenv_ray.validation import problems_of
 
 TESTS_S: Final = 1800.0
 """Longest run of an instance's tests, as in the official harness."""
@@ -158,9 +159,8 @@ def _patch_of(commit: Any) -> str:
     try:
         found = _ParsedCommit.model_validate(given)
     except ValidationError as exc:
-        first = exc.errors()[0]
         raise ConfigError(
-            f"{COMMIT}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            f"{COMMIT}: {problems_of(exc)}",
             hint="without this column, the task has no reference",
         ) from None
     return "".join(str(one) for one in found.file_diffs if one.is_of_solution)
@@ -286,9 +286,8 @@ def task_of(where: str, data: Mapping[str, Any]) -> Task:
     try:
         row = RepositoryRow.model_validate(given)
     except ValidationError as exc:
-        first = exc.errors()[0]
         raise ConfigError(
-            ": ".join([where, *filter(None, [".".join(map(str, first["loc"]))]), first["msg"]]),
+            f"{where}: {problems_of(exc)}",
             hint="a row of SWE-bench's form has instance_id, problem_statement, patch, test_patch, "
             "FAIL_TO_PASS and PASS_TO_PASS (lists, or JSON text), and repo, version and "
             "base_commit, or eval_script and log_parser, or test_cmd",
@@ -417,9 +416,8 @@ def load_predictions(path: str | Path) -> list[Prediction]:
         try:
             one = Prediction.model_validate(data)
         except ValidationError as exc:
-            first = exc.errors()[0]
             raise ConfigError(
-                f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                f"{where}: {problems_of(exc)}",
                 hint='a prediction is {"instance_id": …, "model_patch": …, '
                 '"model_name_or_path": …}',
             ) from None

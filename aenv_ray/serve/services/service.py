@@ -46,6 +46,7 @@ from aenv_ray.project.config import DeployChanges
 from aenv_ray.project.project import Project
 from aenv_ray.serve.services.apps import Apps, ServiceState, ServiceStatus
 from aenv_ray.serve.services.storage import DeleteData, StorageRequest, Storages, check_writers
+from aenv_ray.validation import problems_of
 
 logger = logging.getLogger(__name__)
 
@@ -484,11 +485,7 @@ def _checked(source: Project, policy: Policy, **fields: Any) -> ServiceRecord:
     try:
         record = ServiceRecord.model_validate(fields)
     except ValidationError as exc:
-        problems = [
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
-            for e in exc.errors(include_url=False, include_input=False)
-        ]
-        raise ConfigError("; ".join(problems), hint="correct these fields") from None
+        raise ConfigError(problems_of(exc), hint="correct these fields") from None
     process_strings.checked_variables(record.environment_variables, what="environment_variables")
     engine = possible_engines(source, policy, record.engine, record.changes).names[0]
     policy.check(record.changes.made_to(source.config), engine)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.validation import problems_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -110,11 +111,7 @@ def checked(path: Path, data: Any, model: type[Model]) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            ": ".join(filter(None, [str(path), field, first["msg"]])), hint="correct this field"
-        ) from None
+        raise ConfigError(f"{path}: {problems_of(exc)}", hint="correct these fields") from None
 
 
 def expect(path: Path) -> Path:
