@@ -278,10 +278,10 @@ def grant(
         found = client.name(name)
     else:
         found = client.grant(name, owner, None if right == "none" else right)
-    rows = [{"name": name, "owner": found["owner"], "right": "owner"}]
+    rows = [{"name": name, "owner": found.owner, "right": "owner"}]
     rows += [
         {"name": name, "owner": holder, "right": given}
-        for holder, given in sorted(found["grants"].items())
+        for holder, given in sorted(found.grants.items())
     ]
     show_rows(rows, output, _GRANT_COLUMNS, empty="no grants")
 
@@ -310,7 +310,7 @@ def list_pools(gateway: GatewayOptions, output: OutputOption = None) -> None:
     Example:
       aenv pool list
     """
-    rows = gateway.connect().pools()
+    rows = [one.shown() for one in gateway.connect().pools()]
     show_rows(rows, output, _POOL_COLUMNS, empty="no pools; create one with: aenv pool set")
 
 
@@ -328,4 +328,4 @@ def set_pool(
       aenv pool set mini-terminal 8
       aenv pool set mini-terminal 0
     """
-    show(gateway.connect().set_pool(environment, count), output)
+    show(gateway.connect().set_pool(environment, count).shown(), output)

@@ -54,7 +54,7 @@ def hub_status(gateway: GatewayOptions, output: OutputOption = None) -> None:
     Example:
       aenv hub status -o json
     """
-    show(gateway.connect().hub(), output)
+    show(gateway.connect().hub().shown(), output)
 
 
 @hub.command()
@@ -74,7 +74,7 @@ def audit(
     Example:
       aenv hub audit -n 20
     """
-    rows = gateway.connect().audit_log(limit, before)
+    rows = [one.shown() for one in gateway.connect().audit_log(limit, before)]
     show_rows(rows, output, _AUDIT, empty="the audit log is empty")
 
 

@@ -98,8 +98,8 @@ def _remote(client: Gateway) -> dict[str, Any]:
     try:
         client.health()
         facts["instances"] = client.count_instances()
-        facts["nodes"] = client.nodes()
-        facts["hub"] = client.hub()
+        facts["nodes"] = [one.shown() for one in client.nodes()]
+        facts["hub"] = client.hub().shown()
     except AenvError as exc:
         return facts | {"gateway": exc.message}
     return facts | {"gateway": "ok"}

@@ -12,9 +12,15 @@ from urllib.parse import quote
 
 from aenv_ray.client.gateway_http import GatewayHttp
 from aenv_ray.client.gateway_records import (
+    AuditAnswer,
     EnvironmentAnswer,
     GatewayRecord,
+    HealthAnswer,
+    HubAnswer,
     InstanceAnswer,
+    NameAnswer,
+    NodeAnswer,
+    PoolAnswer,
     ServiceAnswer,
     TokenAnswer,
 )
@@ -59,9 +65,9 @@ class Gateway:
     def __exit__(self, *exc: object) -> None:
         self.http.close()
 
-    def health(self) -> Any:
+    def health(self) -> HealthAnswer:
         """Return the gateway's health; needs no token."""
-        return self.http.data("GET", "/health", attempts=1)
+        return HealthAnswer.read(self.http.data("GET", "/health", attempts=1))
 
     # --- environments ---------------------------------------------------------------------------
 
@@ -70,7 +76,9 @@ class Gateway:
         path = _path("env", name, version) if version else _path("env", name)
         return EnvironmentAnswer.read(self.http.data("GET", path))
 
-    def environments(self, limit: int, *, offset: int = 0, **filters: Any) -> list[Any]:
+    def environments(
+        self, limit: int, *, offset: int = 0, **filters: Any
+    ) -> list[EnvironmentAnswer]:
         """Return up to `limit` versions, by name and descending version.
 
         Args:
@@ -314,18 +322,18 @@ class Gateway:
 
     # --- pools, tokens, the hub -----------------------------------------------------------------
 
-    def pools(self) -> list[dict[str, Any]]:
+    def pools(self) -> list[PoolAnswer]:
         """Return the warm pools."""
-        return [dict(row) for row in self.http.data("GET", "/pools") or []]
+        return [PoolAnswer.read(row) for row in self.http.data("GET", "/pools") or []]
 
-    def set_pool(self, environment: str, count: int) -> Any:
+    def set_pool(self, environment: str, count: int) -> PoolAnswer:
         """Keep `count` sandboxes of an environment ready; 0 removes the pool."""
         body = {"environment": environment, "count": count}
-        return self.http.data("PUT", "/pools", json=body, timeout_s=TRANSFER_S)
+        return PoolAnswer.read(self.http.data("PUT", "/pools", json=body, timeout_s=TRANSFER_S))
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeAnswer]:
         """Return the nodes of the cluster, and whether they take instances."""
-        return [dict(row) for row in self.http.data("GET", "/nodes") or []]
+        return [NodeAnswer.read(row) for row in self.http.data("GET", "/nodes") or []]
 
     def tokens(self) -> list[TokenAnswer]:
         """Return the tokens that the caller's token may see, without their secrets."""
@@ -347,25 +355,25 @@ class Gateway:
         """Revoke a token; returns whether it existed."""
         return bool(self.http.data("DELETE", _path("tokens", token_id)))
 
-    def name(self, name: str) -> dict[str, Any]:
-        """Return the owner and the grants of a name: ``name, owner, grants``."""
-        return dict(self.http.data("GET", _path("names", name)))
+    def name(self, name: str) -> NameAnswer:
+        """Return the owner and the grants of a name."""
+        return NameAnswer.read(self.http.data("GET", _path("names", name)))
 
-    def grant(self, name: str, owner: str, right: str | None) -> dict[str, Any]:
+    def grant(self, name: str, owner: str, right: str | None) -> NameAnswer:
         """Grant ``use`` or ``publish`` of a name to an owner, or ``*``; None revokes it."""
         path = _path("names", name, "grants", owner)
         if right is None:
-            return dict(self.http.data("DELETE", path))
-        return dict(self.http.data("PUT", path, json={"right": right}))
+            return NameAnswer.read(self.http.data("DELETE", path))
+        return NameAnswer.read(self.http.data("PUT", path, json={"right": right}))
 
-    def audit_log(self, limit: int, before: str | None = None) -> list[dict[str, Any]]:
+    def audit_log(self, limit: int, before: str | None = None) -> list[AuditAnswer]:
         """Return records of the audit log, newest first; `before`: older than this id."""
         params = {"limit": limit, "before": before}
-        return [dict(row) for row in self.http.data("GET", "/audit", params=params)]
+        return [AuditAnswer.read(row) for row in self.http.data("GET", "/audit", params=params)]
 
-    def hub(self) -> dict[str, Any]:
+    def hub(self) -> HubAnswer:
         """Return the hub's status."""
-        return dict(self.http.data("GET", "/hub"))
+        return HubAnswer.read(self.http.data("GET", "/hub"))
 
     def _all(self, path: str, filters: Mapping[str, Any], limit: int) -> list[Any]:
         """Return the first `limit` rows of a paged listing."""

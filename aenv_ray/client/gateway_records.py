@@ -134,6 +134,72 @@ class TokenAnswer(GatewayRecord):
     expires_at: str | float | None = None
 
 
+class PoolAnswer(GatewayRecord):
+    """The sandboxes that are kept ready for an environment."""
+
+    environment: str
+    count: int = 0
+    """How many are wanted."""
+    ready: int = 0
+
+
+class NodeAnswer(GatewayRecord):
+    """A node of the cluster."""
+
+    node_id: str
+    machine: str = ""
+    status: str = ""
+    instances: int = 0
+    runners: int = 0
+    replicas: int = 0
+    silent: int = 0
+    """Hosts that do not answer, and may have instances."""
+
+
+class NameAnswer(GatewayRecord):
+    """Who may use and publish the environments of a name."""
+
+    name: str
+    owner: str | None = None
+    grants: dict[str, str] = Field(default_factory=dict)
+    """Rights by owner, or ``*`` for all."""
+
+
+class AuditAnswer(GatewayRecord):
+    """A record of the audit log."""
+
+    at: float = 0.0
+    """Seconds since the epoch."""
+    id: str
+    actor: str = ""
+    role: str = ""
+    token_id: str = ""
+    action: str = ""
+    subject: str = ""
+    outcome: str = ""
+    detail: dict[str, Any] = Field(default_factory=dict)
+    request_id: str = ""
+
+
+class HubAnswer(GatewayRecord):
+    """The hub's status."""
+
+    redis: str = ""
+    """Where its Redis is."""
+    redis_version: str = ""
+    append_only: bool = False
+    memory_bytes: int = 0
+    redis_uptime_s: int = 0
+    environment_versions: int = 0
+    leases: int = 0
+
+
+class HealthAnswer(GatewayRecord):
+    """The gateway's health."""
+
+    status: str = ""
+
+
 def _environment(env: dict[str, Any] | str | None) -> str:
     if isinstance(env, dict):
         return "@".join(str(env[k]) for k in ("name", "version") if env.get(k))

@@ -13,13 +13,16 @@ import typing
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, Step, check_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _SCALARS: Final = {str: "string", int: "int64", float: "float64", bool: "bool_"}
 
@@ -48,12 +51,12 @@ def pyarrow(module: str = "pyarrow") -> Any:
     return optional(module, "Parquet", "parquet")
 
 
-def arrow_schema() -> Any:
+def arrow_schema() -> pa.Schema:
     """Return the Arrow schema of episodes."""
     return pyarrow().schema([pyarrow().field(n, t) for n, t in _columns(Episode).items()])
 
 
-def to_table(episodes: Iterable[Episode]) -> Any:
+def to_table(episodes: Iterable[Episode]) -> pa.Table:
     """Return episodes as an Arrow table.
 
     Raises:
@@ -85,7 +88,7 @@ def write_steps(rows: Sequence[dict[str, Any]], path: Path) -> None:
     pyarrow("pyarrow.parquet").write_table(_table(rows, schema, "use CSV"), path)
 
 
-def _table(rows: Sequence[dict[str, Any]], schema: Any, hint: str) -> Any:
+def _table(rows: Sequence[dict[str, Any]], schema: pa.Schema, hint: str) -> pa.Table:
     """Return rows as an Arrow table.
 
     Raises:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories import arrow, shards
 from aenv_ray.trajectories.attachments import AttachmentFiles
 from aenv_ray.trajectories.files import of_another_run, read_lines
 from aenv_ray.trajectories.schema import Attachment, Episode, EpisodeStatus, Task
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+    import pyarrow
+    import ray.data
 
 logger = logging.getLogger("aenv_ray")
 
@@ -67,26 +73,26 @@ class Trajectories:
             )
         return self._attachments.read(digest)
 
-    def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``: a column per field, with free-form values as JSON text.
+    def to_arrow(self) -> pyarrow.Table:
+        """Return a column per field, with free-form values as JSON text.
 
         Raises:
             ConfigError: pyarrow is not installed.
         """
         return arrow.to_table(self._episodes)
 
-    def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` with a row per episode; nested values stay Python objects.
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row per episode; nested values stay Python objects.
 
         Raises:
             ConfigError: pandas is not installed.
         """
-        pandas = arrow.optional("pandas", "to_pandas()", "data")
-        columns = list(Episode.model_fields)
-        return pandas.DataFrame([e.model_dump(mode="json") for e in self], columns=columns)
+        frame = arrow.optional("pandas", "to_pandas()", "data").DataFrame
+        rows = [episode.model_dump(mode="json") for episode in self]
+        return frame(rows, columns=list(Episode.model_fields))
 
-    def to_ray(self) -> Any:
-        """Return a ``ray.data.Dataset`` with the columns of `to_arrow`.
+    def to_ray(self) -> ray.data.Dataset:
+        """Return the columns of `to_arrow` as a data set of Ray Data.
 
         Raises:
             ConfigError: Ray Data cannot be imported.
@@ -95,8 +101,8 @@ class Trajectories:
 
         return ray_api.dataset_of(self.to_arrow())
 
-    def to_datasets(self) -> Any:
-        """Return a ``datasets.Dataset`` of Hugging Face with the columns of `to_arrow`.
+    def to_datasets(self) -> datasets.Dataset:
+        """Return the columns of `to_arrow` as a data set of Hugging Face.
 
         Raises:
             ConfigError: datasets is not installed.

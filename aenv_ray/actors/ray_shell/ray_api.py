@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import ray
 from ray import exceptions as ray_exceptions
@@ -44,6 +44,10 @@ from aenv_ray.errors import (
     FabricUnavailable,
     SandboxLost,
 )
+
+if TYPE_CHECKING:
+    import pyarrow
+    import ray.data
 
 T = TypeVar("T")
 logger = logging.getLogger("aenv_ray")
@@ -538,8 +542,8 @@ def put(value: Any) -> Any:
     return ray.put(value)
 
 
-def dataset_of(table: Any) -> Any:
-    """Return a ``ray.data.Dataset`` of an Arrow table.
+def dataset_of(table: pyarrow.Table) -> ray.data.Dataset:
+    """Return an Arrow table as a data set of Ray Data.
 
     Raises:
         ConfigError: Ray Data cannot be imported.
