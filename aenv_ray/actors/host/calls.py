@@ -10,10 +10,10 @@ from aenv_ray.actors.calls.caller_notes import HeldReports, Report, message_of, 
 from aenv_ray.actors.calls.wire import CALL_GRACE_S, CallMessage, WireResult
 from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import InstanceLife
-from aenv_ray.actors.host.instance_table import InstanceTable
+from aenv_ray.actors.host.instance_table import InstanceTable, absent
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import OnProgress, Sandbox
-from aenv_ray.errors import InstanceNotFound, SandboxLost
+from aenv_ray.errors import SandboxLost
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import LogMessage, Question
 
@@ -120,11 +120,7 @@ class HostCalls:
             await self._adopted.wait()
         life = self._lives.get(instance_id)
         if life is None:
-            raise InstanceNotFound(
-                f"host {self._id} has no instance {instance_id}",
-                instance_id=instance_id,
-                hint="it was released long ago, or never created; list_instances() shows live ones",
-            )
+            raise absent(self._id, instance_id)
         sandbox = self._sandboxes.get(life.record.id)
         if sandbox is None:
             raise life.end_error()

@@ -24,7 +24,7 @@ from aenv_ray.actors.host.environment_relay import ConnectInner, EnvironmentRela
 from aenv_ray.actors.host.host_capacity import HOST_CAPACITY, HostCapacity
 from aenv_ray.actors.host.host_counters import HostCounters, HostMeasures, outcome_of
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
-from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable
+from aenv_ray.actors.host.instance_table import REMEMBERED_ENDS, InstanceTable, absent
 from aenv_ray.actors.host.introductions import Introductions
 from aenv_ray.actors.host.model_relay import ModelRelay
 from aenv_ray.actors.host.node_engines import engine_refusal
@@ -42,7 +42,6 @@ from aenv_ray.errors import (
     ConfigError,
     FabricUnavailable,
     InsideCause,
-    InstanceNotFound,
     InstanceReleased,
     InternalError,
     PolicyRefused,
@@ -748,11 +747,7 @@ class Host:
         await self._adopted.wait()
         life = self._lives.get(instance_id)
         if life is None:
-            raise InstanceNotFound(
-                f"host {self._id} has no instance {instance_id}",
-                instance_id=instance_id,
-                hint="it never existed or ended long ago: create another instance",
-            )
+            raise absent(self._id, instance_id)
         return life.info()
 
     async def count_processes(self) -> int:

@@ -14,7 +14,13 @@ from aenv_ray.actors.host.engines import HostEngines
 from aenv_ray.actors.host.instance import EndReason, InstanceLife
 from aenv_ray.clock import Clock
 from aenv_ray.engines.base import EndCause, Sandbox
-from aenv_ray.errors import AenvError, FabricUnavailable, SandboxDiedInside, SandboxLost
+from aenv_ray.errors import (
+    AenvError,
+    FabricUnavailable,
+    InstanceNotFound,
+    SandboxDiedInside,
+    SandboxLost,
+)
 from aenv_ray.hub.store import InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceInfo, InstanceRecord
@@ -23,6 +29,15 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED_ENDS: Final = 20_000
 """Ended instances for which calls still raise the exact reason."""
+
+
+def absent(host_id: HostId, instance_id: InstanceId) -> InstanceNotFound:
+    """Return the error for an instance that a host does not know."""
+    return InstanceNotFound(
+        f"host {host_id} has no instance {instance_id}",
+        instance_id=instance_id,
+        hint="it never existed or ended long ago; list_instances() shows live ones",
+    )
 
 
 class InstanceTable:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from aenv_ray.runtime.door.caller import DEFAULT_TIMEOUT_S
 from aenv_ray.runtime.door.host.link import ENVIRONMENT_METHOD, HOST
 from aenv_ray.runtime.door.host.requests import Stoppable, ask_host, ask_host_async
 from aenv_ray.runtime.faults import Fault
 
+T = TypeVar("T")
 RELEASE: Final = "aenv/release"
 CALLS: Final = frozenset({"tools/call", "tools/list", "aenv/function", "aenv/reward", "aenv/reset"})
 """What may be called in an inner instance."""
@@ -45,6 +46,15 @@ class OuterCall(Stoppable, Protocol):
     def rewards_before(self) -> int:
         """How many rewards had begun before this tool call; -1 for other calls."""
         ...
+
+
+class InnerQuery(NamedTuple, Generic[T]):
+    """What is sent to an inner instance, and how its answer is read."""
+
+    method: str
+    params: dict[str, Any]
+    value_of: Callable[[dict[str, Any]], T]
+    """Returns the value of a result."""
 
 
 class InnerEnvironment:
@@ -82,8 +92,7 @@ class InnerEnvironment:
         Raises:
             InnerToolFailed: The tool raised.
         """
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return _value(self.ask("tools/call", params, timeout_s))
+        return self.ask(_tool_query(name, arguments), timeout_s)
 
     def call_function(
         self,
@@ -93,8 +102,7 @@ class InnerEnvironment:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:
         """Return what a function returns."""
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return self.ask("aenv/function", params, timeout_s)["data"]
+        return self.ask(_data_query("aenv/function", name, arguments), timeout_s)
 
     def call_reward(
         self,
@@ -104,36 +112,31 @@ class InnerEnvironment:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:
         """Return a reward; the default one if `name` is None."""
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return self.ask("aenv/reward", params, timeout_s)["data"]
+        return self.ask(_data_query("aenv/reward", name, arguments), timeout_s)
 
     def list_tools(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
         """Return the tools, as MCP describes them."""
-        return list(self.ask("tools/list", {}, timeout_s)["tools"])
+        return self.ask(_LIST_TOOLS, timeout_s)
 
     def release(self) -> None:
         """End the inner instance; the next call starts another one. Idempotent."""
-        self.ask(RELEASE, {}, RELEASE_S)
+        self.ask(_RELEASE, RELEASE_S)
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def ask(self, method: str, params: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the JSON data of an answer; blocks."""
-        request, timeout_s = self._request(method, params, timeout_s)
+    def ask(self, query: InnerQuery[T], timeout_s: float) -> T:
+        """Return the value of an answer; blocks."""
+        request, timeout_s = self._request(query, timeout_s)
         answer = ask_host(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S, self._current_call())
-        return self._answer(answer, method, timeout_s)
+        return query.value_of(self._result(answer, query.method, timeout_s))
 
-    async def ask_async(
-        self, method: str, params: dict[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
-        """Return the JSON data of an answer."""
-        request, timeout_s = self._request(method, params, timeout_s)
+    async def ask_async(self, query: InnerQuery[T], timeout_s: float) -> T:
+        """Return the value of an answer."""
+        request, timeout_s = self._request(query, timeout_s)
         answer = await ask_host_async(ENVIRONMENT_METHOD, request, timeout_s + _GRACE_S)
-        return self._answer(answer, method, timeout_s)
+        return query.value_of(self._result(answer, query.method, timeout_s))
 
-    def _request(
-        self, method: str, params: dict[str, Any], timeout_s: float
-    ) -> tuple[dict[str, Any], float]:
+    def _request(self, query: InnerQuery[Any], timeout_s: float) -> tuple[dict[str, Any], float]:
         if not HOST.was_open:
             raise RuntimeError(
                 f"{self._reference} cannot be called while the code is imported: call it in a "
@@ -146,8 +149,8 @@ class InnerEnvironment:
         request = {
             "environment": self._reference,
             "key": self._key,
-            "method": method,
-            "params": params,
+            "method": query.method,
+            "params": query.params,
             "timeout_s": timeout_s,
             "call_id": f"inner-{uuid.uuid4().hex}",
             "is_for_tool": not call.key.startswith(_NOT_OF_AGENTS),
@@ -155,7 +158,7 @@ class InnerEnvironment:
         }
         return request, timeout_s
 
-    def _answer(
+    def _result(
         self, answer: dict[str, Any] | None, method: str, timeout_s: float
     ) -> dict[str, Any]:
         if answer is None:
@@ -191,8 +194,7 @@ class _AsyncCalls:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:
         """See `InnerEnvironment.call_tool`."""
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return _value(await self._ask("tools/call", params, timeout_s))
+        return await self._ask(_tool_query(name, arguments), timeout_s)
 
     async def call_function(
         self,
@@ -202,8 +204,7 @@ class _AsyncCalls:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:
         """See `InnerEnvironment.call_function`."""
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return (await self._ask("aenv/function", params, timeout_s))["data"]
+        return await self._ask(_data_query("aenv/function", name, arguments), timeout_s)
 
     async def call_reward(
         self,
@@ -213,16 +214,15 @@ class _AsyncCalls:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Any:
         """See `InnerEnvironment.call_reward`."""
-        params = {"name": name, "arguments": dict(arguments or {})}
-        return (await self._ask("aenv/reward", params, timeout_s))["data"]
+        return await self._ask(_data_query("aenv/reward", name, arguments), timeout_s)
 
     async def list_tools(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
         """See `InnerEnvironment.list_tools`."""
-        return list((await self._ask("tools/list", {}, timeout_s))["tools"])
+        return await self._ask(_LIST_TOOLS, timeout_s)
 
     async def release(self) -> None:
         """See `InnerEnvironment.release`."""
-        await self._ask(RELEASE, {}, RELEASE_S)
+        await self._ask(_RELEASE, RELEASE_S)
 
 
 def release_all(current_call: Callable[[], OuterCall]) -> None:
@@ -232,7 +232,7 @@ def release_all(current_call: Callable[[], OuterCall]) -> None:
         Fault: The host did not answer, or could not end them.
     """
     if HOST.has_sent(ENVIRONMENT_METHOD):
-        InnerEnvironment("", "", current_call).ask(RELEASE, {}, RELEASE_S)
+        InnerEnvironment("", "", current_call).ask(_RELEASE, RELEASE_S)
 
 
 def _value(result: dict[str, Any]) -> Any:
@@ -245,3 +245,21 @@ def _value(result: dict[str, Any]) -> Any:
         return "\n".join(texts)
     is_wrapped = (result.get("_meta") or {}).get("aenv/wrapped")
     return structured["result"] if is_wrapped else structured
+
+
+def _tool_query(name: str, arguments: Mapping[str, Any] | None) -> InnerQuery[Any]:
+    return InnerQuery("tools/call", {"name": name, "arguments": dict(arguments or {})}, _value)
+
+
+def _data_query(
+    method: str, name: str | None, arguments: Mapping[str, Any] | None
+) -> InnerQuery[Any]:
+    return InnerQuery(
+        method, {"name": name, "arguments": dict(arguments or {})}, lambda result: result["data"]
+    )
+
+
+_LIST_TOOLS: Final[InnerQuery[list[dict[str, Any]]]] = InnerQuery(
+    "tools/list", {}, lambda result: list(result["tools"])
+)
+_RELEASE: Final[InnerQuery[None]] = InnerQuery(RELEASE, {}, lambda _: None)

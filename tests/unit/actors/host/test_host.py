@@ -23,6 +23,7 @@ from aenv_ray.errors import (
     DeadlineExceeded,
     FabricUnavailable,
     InsideCause,
+    InstanceNotFound,
     InstanceReleased,
     SandboxLost,
     SandboxStartFailed,
@@ -140,6 +141,16 @@ async def test_what_is_released_while_it_starts_ends_when_it_is_up(
         assert isinstance(outcome, InstanceReleased)
     assert await engine.running() == []
     assert engine.made == [spec.instance_id]
+
+
+async def test_every_method_says_the_same_of_an_unknown_instance(host: Host) -> None:
+    unknown = new_instance_id("probe")
+    with pytest.raises(InstanceNotFound) as info:
+        await host.info(unknown)
+    with pytest.raises(InstanceNotFound) as call:
+        await host.calls.call(CallMessage(unknown, "tools/call", 30.0, b'{"name":"count"}'))
+    assert info.value.message_and_hint == call.value.message_and_hint
+    assert unknown in info.value.message
 
 
 async def test_what_ended_is_not_started_again(host: Host, spec: InstanceSpec) -> None:

@@ -31,12 +31,18 @@ class Host:
         self.asked.append(params)
         return self.answer
 
+    async def ask_async(
+        self, method: str, params: dict[str, Any], wait_s: float
+    ) -> dict[str, Any] | None:
+        return self.ask(method, params, wait_s, current_call())
+
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     found = Host()
     monkeypatch.setattr(inner_environments, "HOST", found)
     monkeypatch.setattr(inner_environments, "ask_host", found.ask)
+    monkeypatch.setattr(inner_environments, "ask_host_async", found.ask_async)
     return found
 
 
@@ -75,6 +81,40 @@ def test_what_a_tool_returns_or_raises(host: Host) -> None:
     host.answer = {"result": {"content": [text], "isError": True}}
     with pytest.raises(InnerToolFailed, match="4"):
         inner.call_tool("t")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "result", "value", "sent"),
+    [
+        (
+            "call_tool", ("t", {"a": 1}), {"content": [{"type": "text", "text": "4"}]}, "4",
+            ("tools/call", {"name": "t", "arguments": {"a": 1}}),
+        ),
+        (
+            "call_function", ("f",), {"data": [4]}, [4],
+            ("aenv/function", {"name": "f", "arguments": {}}),
+        ),
+        (
+            "call_reward", ({"a": 1},), {"data": 0.5}, 0.5,
+            ("aenv/reward", {"name": None, "arguments": {"a": 1}}),
+        ),
+        ("list_tools", (), {"tools": [{"name": "t"}]}, [{"name": "t"}], ("tools/list", {})),
+        ("release", (), {}, None, ("aenv/release", {})),
+    ],
+)  # fmt: skip
+async def test_blocking_and_async_calls_send_the_same_and_return_the_same(
+    method: str,
+    arguments: tuple[Any, ...],
+    result: dict[str, Any],
+    value: Any,
+    sent: tuple[str, dict[str, Any]],
+    host: Host,
+) -> None:
+    host.answer = {"result": result}
+    inner = InnerEnvironment("other", "", current_call)
+    assert getattr(inner, method)(*arguments) == value
+    assert await getattr(inner.aio, method)(*arguments) == value
+    assert [(one["method"], one["params"]) for one in host.asked] == [sent, sent]
 
 
 @pytest.mark.parametrize(
