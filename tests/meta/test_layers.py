@@ -38,6 +38,27 @@ def test_the_check_finds_what_it_is_for(tmp_path: Path) -> None:
     assert lint(config).returncode != 0
 
 
+EXHAUSTIVE = {
+    "aenv_ray.cli", "aenv_ray.client", "aenv_ray.cluster", "aenv_ray.engines", "aenv_ray.hub",
+    "aenv_ray.integrations", "aenv_ray.runtime", "aenv_ray.runtime.door", "aenv_ray.sampling",
+    "aenv_ray.sampling.tasks", "aenv_ray.serve.gateway",
+}  # fmt: skip
+"""Packages of which each module has a layer."""
+
+
+def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
+    """Otherwise a new module of these packages could import any other one."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+    exhaustive = [one for one in contracts if one.get("exhaustive")]
+    assert {name for one in exhaustive for name in one["containers"]} == EXHAUSTIVE
+    for one in exhaustive:
+        text = text.replace(f'layers = [\n  "{one["layers"][0]}",\n', "layers = [\n")
+    config = tmp_path / "pyproject.toml"
+    config.write_text(text)
+    assert f"{len(EXHAUSTIVE)} broken" in lint(config).stdout
+
+
 PROJECTS = ("envs/", "cli/template/", "runtime/shim/", "testing/contract_environment/")
 """Projects of environments, which are not packages of ours."""
 
