@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aenv_ray.errors import ConfigError, FabricUnavailable
-from aenv_ray.serve.gateway.header_timeout import HeaderTimeoutProtocol
+from aenv_ray.serve.gateway.http_protocol import HeaderTimeoutProtocol
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 75

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from aenv_ray.serve.gateway.http_protocol import CoalescingTransport
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
-from aenv_ray.serve.gateway.write_coalescing import CoalescingTransport
 
 LONG_S = 60.0
 LARGE = b"x" * 3_000_000

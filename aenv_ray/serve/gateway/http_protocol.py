@@ -1,8 +1,13 @@
-"""Limits on connections: the time and size of a request's head, and how slowly an answer is read.
+"""HTTP connections of the gateway: uvicorn's protocol with limits, and fewer writes.
 
+The limits are on the time and size of a request's head, and on how slowly an answer is read.
 Uvicorn waits for the end of a head without a limit, and buffers all that arrives. Anybody who
 reaches the port could fill the memory or take all connections that way, without a token. It also
 keeps an answer until its client has read it, even after it has closed the connection.
+
+Uvicorn writes the head of a response, then its body. For a small response this means a second
+system call, a second packet, and a client that wakes up twice. Measured with 32 concurrent echo
+calls: a fifth fewer calls/s.
 """
 
 from __future__ import annotations
@@ -11,8 +16,6 @@ import asyncio
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from aenv_ray.serve.gateway.write_coalescing import CoalescingTransport
 
 HEAD_S = 60.0
 """Maximum time from the start of the wait for a request to the end of its head."""
@@ -24,6 +27,9 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 """Limit of unread data in all answers of this process. Beyond it, the connection with the most
 unread data is closed."""
 _PIECE_BYTES: Final = 4 * 1024
+_RESPONSE_HEAD: Final = b"HTTP/1.1 "
+_MAX_COPIED_BYTES: Final = 64 * 1024
+"""A larger body is not copied: it is written on its own."""
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"connection: close\r\ncontent-length: 0\r\n\r\n"
@@ -180,3 +186,51 @@ class HeaderTimeoutProtocol(HttpToolsProtocol):
             self.transport.close()
         else:  # an earlier request of the connection is still running, so nothing is read
             self._start_timer()
+
+
+class CoalescingTransport:
+    """Holds back the head of a response until its body follows, or the event loop's next turn.
+
+    Args:
+        transport: The transport of the connection.
+        loop: The event loop of the transport.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write `data` after what was written before."""
+        if self._head and len(data) <= _MAX_COPIED_BYTES:
+            data, self._head = self._head + data, b""
+        elif self._head:
+            self._flush()
+        elif data.startswith(_RESPONSE_HEAD):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection, after what was written."""
+        self._flush()
+        self._transport.close()
+
+    def write_eof(self) -> None:
+        """Close the writing side of the connection, after what was written."""
+        self._flush()
+        self._transport.write_eof()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes have not been sent."""
+        return len(self._head) + self._transport.get_write_buffer_size()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():  # the client may have disconnected meanwhile
+            self._transport.write(head)

@@ -20,8 +20,8 @@ from starlette.websockets import WebSocket
 
 from aenv_ray.runtime.public import requests as public_requests
 from aenv_ray.runtime.public.requests import BodyLimit
-from aenv_ray.serve.gateway import header_timeout, requests
-from aenv_ray.serve.gateway.header_timeout import HeaderTimeoutProtocol
+from aenv_ray.serve.gateway import http_protocol, requests
+from aenv_ray.serve.gateway.http_protocol import HeaderTimeoutProtocol
 from aenv_ray.serve.gateway.listener import GatewayListener, listen
 
 LONG_S = 120.0
@@ -64,7 +64,7 @@ class Server:
     async def _answer_later(self, request: Request) -> Response:
         self._began.set()
         await asyncio.sleep(2 * SHORT_S)  # longer than heads are waited for
-        header_timeout.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
+        http_protocol.HEAD_S = LONG_S  # from here on nothing hurries, until `hasty` puts it back
         await asyncio.sleep(2 * SHORT_S)  # the short wait that had begun is over
         return Response(b"late")
 
@@ -141,7 +141,7 @@ def rest_of(sock: socket.socket) -> bytes:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header_timeout, "HEAD_S", SHORT_S)
+    monkeypatch.setattr(http_protocol, "HEAD_S", SHORT_S)
 
 
 @pytest.fixture(scope="module")  # what is patched is read when a connection or a request comes
@@ -196,7 +196,7 @@ def test_a_client_that_does_not_read_is_disconnected(
     server: Server, lost: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: the answer would stay in memory for as long as the client likes."""
-    monkeypatch.setattr(header_timeout, "UNREAD_S", SHORT_S)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", SHORT_S)
     with ask_for_much(server) as sock:
         assert lost.wait(LONG_S)
         assert len(rest_of(sock)) < LONG_BYTES
@@ -206,7 +206,7 @@ def test_answers_that_many_clients_do_not_read_have_a_limit(
     server: Server, lost: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 7: also within the time that a client has for reading."""
-    monkeypatch.setattr(header_timeout, "MAX_UNREAD_BYTES", 3 * LONG_BYTES // 2)
+    monkeypatch.setattr(http_protocol, "MAX_UNREAD_BYTES", 3 * LONG_BYTES // 2)
     with ask_for_much(server) as one, ask_for_much(server) as other:
         assert lost.wait(LONG_S)
         lengths = sorted(len(rest_of(sock)) for sock in (one, other))
