@@ -15,6 +15,7 @@ import pytest
 import aenv_ray
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.engines.images import runtime_bundle
+from aenv_ray.engines.images.node_images import BUNDLES
 from aenv_ray.engines.images.runtime_bundle import ImagePython
 from aenv_ray.errors import SandboxLost
 from aenv_ray.testing.contract_bench import Bench, execute, request, value_of
@@ -215,7 +216,7 @@ HOSTILE = """FROM {base}
 RUN rm /usr/bin/python3 && printf '{script}' >/usr/bin/python3 && chmod 755 /usr/bin/python3
 """
 SCRIPT_OF_IMAGE = (
-    "#!/bin/sh\\nfor d in /kit/runtime /kit /.aenv/runtime; do\\n"
+    "#!/bin/sh\\nfor d in /bundle/runtime /bundle /.aenv/runtime; do\\n"
     "ln -s / $d/planted; echo x >>$d/aenv_ray/__init__.py; done 2>/dev/null\\n"
     'exec /usr/bin/python3.11 "$@"\\n'
 )
@@ -235,7 +236,7 @@ async def test_an_image_cannot_write_to_what_other_images_run(
             Path(directory, "Dockerfile").write_text(text)
             docker("build", "--quiet", "--tag", hostile, directory)
     image_id = docker("images", "--quiet", "--no-trunc", hostile).removeprefix("sha256:")
-    bundles = data_dir() / "docker" / "kits"
+    bundles = data_dir() / "docker" / BUNDLES
     for bundle in bundles.glob(f"*{image_id}"):
         shutil.rmtree(bundle)
 

@@ -19,6 +19,7 @@ import aenv_ray
 from aenv_ray.actors.calls.handle import EnvHandle, remote_method
 from aenv_ray.cli.main import COMMANDS, app, load_command
 from aenv_ray.config import Settings
+from aenv_ray.engines.images.node_images import BUNDLES, FACTS
 from aenv_ray.errors import ERRORS, is_infrastructure
 from aenv_ray.project.config import DeployConfig
 from aenv_ray.project.project import builtins, read_config
@@ -159,6 +160,11 @@ def test_operations_documents_every_setting_with_its_variable():
     page = text_of("docs/operations.md")
     rows = dict(re.findall(r"^\| `([A-Z0-9_]+)` \| `([a-z0-9_]+)` \|", page, re.MULTILINE))
     assert rows == {field.alias: name for name, field in Settings.model_fields.items()}
+
+
+def test_operations_names_the_caches_of_images():
+    page = text_of("docs/operations.md")
+    assert set(re.findall(r"`docker/([a-z-]+)`", page)) == {BUNDLES, FACTS}
 
 
 def test_rollouts_documents_every_error_and_which_ones_void_an_episode():

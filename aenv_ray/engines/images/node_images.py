@@ -37,6 +37,10 @@ RUNTIME_LABEL: Final = "aenv.runtime"
 """On images built by ``aenv build``: the fingerprint of their runtime."""
 _OUR_LABELS: Final = "aenv."
 """How the names of our labels on containers begin; a daemon copies an image's labels to them."""
+BUNDLES: Final = "runtime-bundles"
+"""Directory of the cache with the runtimes for containers, see `runtime_bundle`."""
+FACTS: Final = "image-facts"
+"""Directory of the cache with what was found when images were inspected."""
 ARTIFACT_TYPE: Final = "image"
 PULL_DEADLINE_S: Final = 3600.0
 """How long a host waits for another one that pulls the same image."""
@@ -58,7 +62,7 @@ _NOBODY: Final = "65534:65534"
 _COMPILED: Final = "/aenv-compiled"
 _COMPILE: Final = (
     f"import compileall, sys; sys.pycache_prefix = '{_COMPILED}'; "
-    "sys.exit(not compileall.compile_dir('/kit', quiet=1))"
+    "sys.exit(not compileall.compile_dir('/bundle', quiet=1))"
 )
 _COMPILED_BYTES: Final = 128 << 20
 _TOOL_LIMITS: Final = {
@@ -283,7 +287,7 @@ class DockerImages:
                 archive = await self._client.read(target, {"path": _COMPILED}, _COMPILED_BYTES)
             await asyncio.to_thread(runtime_bundle.add_compiled, bundle, archive)
 
-        bundles = self._cache_dir / "kits"
+        bundles = self._cache_dir / BUNDLES
         try:
             bundle = await runtime_bundle.ensure(image.python, bundles, compile_in, image.id)
             if bundle not in self._bundles:
@@ -318,11 +322,11 @@ class DockerImages:
         Raises:
             SandboxStartFailed: This node's Python cannot be used in an image.
         """
-        return await runtime_bundle.carried(self._cache_dir / "kits")
+        return await runtime_bundle.carried(self._cache_dir / BUNDLES)
 
     async def _facts(self, image_id: str) -> dict[str, Any]:
         """Return what `_INSPECT` reports, if the image has a Python, and whether it has a shell."""
-        note = self._cache_dir / "looks" / f"{image_id.partition(':')[2]}.json"
+        note = self._cache_dir / FACTS / f"{image_id.partition(':')[2]}.json"
         with contextlib.suppress(FileNotFoundError):
             known = dict(json.loads(await asyncio.to_thread(note.read_text)))
             await asyncio.to_thread(caches.note_use, note)
@@ -358,7 +362,7 @@ class DockerImages:
 
     async def _has_shell(self, image_id: str) -> bool:
         bundle = await self.carried_bundle()
-        command = [*node_python.command("/kit/python"), "-c", _INSPECT_SHELL]
+        command = [*node_python.command("/bundle/python"), "-c", _INSPECT_SHELL]
         try:
             return bool(json.loads(await self._output(image_id, command, bundle)))
         except DaemonRefused as exc:
@@ -383,7 +387,7 @@ class DockerImages:
         """
         name = f"aenv-inspect-{uuid.uuid4().hex[:12]}"
         deadline = self._clock.now() + TOOL_DEADLINE_S
-        mount = {"Type": "bind", "Source": str(bundle), "Target": "/kit", "ReadOnly": True}
+        mount = {"Type": "bind", "Source": str(bundle), "Target": "/bundle", "ReadOnly": True}
         body = {
             "Image": image_id,
             "Entrypoint": command,

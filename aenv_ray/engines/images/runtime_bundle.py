@@ -165,7 +165,7 @@ def add_compiled(bundle: Path, archive: bytes) -> None:
             with the name of a compiled module of the bundle are taken from it.
     """
     wanted = {
-        f"kit/{path.parent.relative_to(bundle)}/{path.stem}.": path.parent
+        f"bundle/{path.parent.relative_to(bundle)}/{path.stem}.": path.parent
         for path in bundle.rglob("*.py")
     }
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
@@ -204,7 +204,7 @@ async def _create_once(target: Path, fill: Callable[[Path], Awaitable[None]]) ->
         ) from exc
     with lock:
         if not await asyncio.to_thread(target.is_dir):
-            partial = Path(tempfile.mkdtemp(prefix=".kit-", dir=target.parent))
+            partial = Path(tempfile.mkdtemp(prefix=".bundle-", dir=target.parent))
             try:
                 await fill(partial)
                 await asyncio.to_thread(partial.rename, target)

@@ -233,6 +233,6 @@ class DockerNode:
 @cache
 def data_dir() -> Path:
     """Return where bundles are kept for all tests: making one takes seconds."""
-    path = Path(tempfile.gettempdir(), f"aenv-test-kits-{os.getuid()}")
+    path = Path(tempfile.gettempdir(), f"aenv-test-bundles-{os.getuid()}")
     path.mkdir(mode=0o700, exist_ok=True)
     return path

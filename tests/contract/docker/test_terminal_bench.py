@@ -16,6 +16,7 @@ import pytest
 from uv import find_uv_bin
 
 from aenv_ray.engines.images import node_python, runtime_bundle
+from aenv_ray.engines.images.node_images import BUNDLES
 from aenv_ray.project import project
 from aenv_ray.runtime.container import sidecar
 from aenv_ray.runtime.container.process_one import HOME
@@ -115,7 +116,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "copies.sh").write_text("pytest copies\n")
     (tmp_path / "audited.sh").write_text(AUDITED)
     (tmp_path / "test_outputs.py").write_text(TEST_OUTPUTS)
-    bundle = asyncio.run(runtime_bundle.carried(data_dir() / "kits"))
+    bundle = asyncio.run(runtime_bundle.carried(data_dir() / BUNDLES))
     name = docker(
         "run", "--detach", "--rm", "--network", "none",
         "--volume", f"{bundle}/python:{HOME}/python:ro",

@@ -81,6 +81,6 @@ class KubernetesNode:
 @cache
 def data_dir() -> Path:
     """Return where bundles are kept for all tests of this process."""
-    path = Path(tempfile.gettempdir(), "aenv-test-pod-kits")
+    path = Path(tempfile.gettempdir(), "aenv-test-pod-bundles")
     path.mkdir(mode=0o700, exist_ok=True)
     return path

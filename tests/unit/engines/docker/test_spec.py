@@ -48,7 +48,7 @@ def plan(**fields: Any) -> ContainerPlan:
     usual: dict[str, Any] = {
         "host": DockerHost(HostId("h"), "s", DockerClient("unix:///d"), DockerFiles(Path("/d"))),
         "name": "aenv-x",
-        "image": image(), "program": Program(bundle=Path("/kit")),
+        "image": image(), "program": Program(bundle=Path("/bundle")),
         "network": ContainerNetwork(NetworkMode.NONE, "none"), "project_dir": Path("/p"),
     }  # fmt: skip
     return ContainerPlan(**{**usual, **fields})

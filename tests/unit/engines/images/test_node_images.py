@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aenv_ray.engines.images.credentials import Credentials
-from aenv_ray.engines.images.node_images import DockerImages
+from aenv_ray.engines.images.node_images import FACTS, DockerImages
 from aenv_ray.engines.node.docker_client import DaemonRefused, DockerClient
 from aenv_ray.errors import SandboxStartFailed
 
@@ -81,17 +81,17 @@ async def test_the_programs_of_an_image_are_inspected_without_any_right(tmp_path
 
 async def test_what_is_known_about_images_is_collected(tmp_path: Path) -> None:
     """Invariant 7: publishers name any number of images, and the node keeps a note of each."""
-    daemon, looks = FakeDaemon(), tmp_path / "looks"
+    daemon, facts = FakeDaemon(), tmp_path / FACTS
     for name in ("old", "used"):
         await images_of(daemon, tmp_path).find(name)
-    for mark in looks.glob("*.used"):
+    for mark in facts.glob("*.used"):
         os.utime(mark, (time.time() - _MONTHS_S,) * 2)
     await images_of(daemon, tmp_path).find("used")  # by a later host
     assert len(daemon.created) == 2, "it was inspected once"
     await images_of(daemon, tmp_path).find("new")
-    notes = {bytes.fromhex(path.stem).decode() for path in looks.glob("*.json")}
+    notes = {bytes.fromhex(path.stem).decode() for path in facts.glob("*.json")}
     assert notes == {"used", "new"}
-    assert len(list(looks.iterdir())) == 4
+    assert len(list(facts.iterdir())) == 4
 
 
 async def test_an_image_that_cannot_be_pulled_leaves_nothing(tmp_path: Path) -> None:

@@ -64,15 +64,15 @@ def test_of_what_an_image_compiled_only_modules_of_its_kit_are_taken(tmp_path: P
             archive.addfile(member, io.BytesIO(b"code") if kind == b"0" else None)
 
         for name in (
-            "out/kit/lib/package/module.cpython-312.pyc",
-            "out/kit/lib/package/other.cpython-312.pyc",
-            "out/kit/lib/package/module.py", "out/../../escaped.cpython-312.pyc",
-            "out/kit/lib/package/../module.cpython-312.pyc", "/kit/lib/package/module.pyc",
-            "out/kit/lib/package/module.cpython-312.pyc/x",
+            "out/bundle/lib/package/module.cpython-312.pyc",
+            "out/bundle/lib/package/other.cpython-312.pyc",
+            "out/bundle/lib/package/module.py", "out/../../escaped.cpython-312.pyc",
+            "out/bundle/lib/package/../module.cpython-312.pyc", "/bundle/lib/package/module.pyc",
+            "out/bundle/lib/package/module.cpython-312.pyc/x",
         ):  # fmt: skip
             add(name)
-        add("out/kit/lib/package/module.cpython-313.pyc", tarfile.SYMTYPE)
-        add("out/kit/lib/package/module.cpython-314.pyc", tarfile.LNKTYPE)
+        add("out/bundle/lib/package/module.cpython-313.pyc", tarfile.SYMTYPE)
+        add("out/bundle/lib/package/module.cpython-314.pyc", tarfile.LNKTYPE)
     runtime_bundle.add_compiled(bundle, buffer.getvalue())
     compiled = bundle / "lib" / "package" / "__pycache__" / "module.cpython-312.pyc"
     found = {path for path in tmp_path.rglob("*") if path.is_file() or path.is_symlink()}
