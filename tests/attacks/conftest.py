@@ -1,11 +1,11 @@
-"""Nodes to attack: of the process engine, of the docker engine, and of both in turn.
+"""Nodes to attack: of the process engine, of the docker engine, of both in turn, and with pods.
 
 The nodes and `walled`, a bench on a process node with namespaces, are those of the contract tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests.attacks.owners import cast
 from tests.contract.conftest import docker_node, module_redis, own_node, walled, walled_node
 from tests.contract.docker.docker_node import DockerNode
 from tests.contract.engines import engine_on
+from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 
 __all__ = [
     "cast",
@@ -23,6 +24,7 @@ __all__ = [
     "either_engine",
     "module_redis",
     "own_node",
+    "pods",
     "walled",
     "walled_node",
 ]
@@ -33,6 +35,13 @@ async def dockered(docker_node: DockerNode, tmp_path: Path) -> AsyncIterator[Ben
     """Yield a bench on the shared docker node; its sandboxes are stopped afterwards."""
     async with engine_on(docker_node) as engine:
         yield Bench(engine, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[KubernetesNode]:
+    """Yield an emulated Kubernetes."""
+    with KubernetesNode() as node:
+        yield node
 
 
 @pytest.fixture(

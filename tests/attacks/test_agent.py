@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from aenv_ray.errors import (
 from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request, value_of
 from tests.attacks import headless
 from tests.contract.docker.docker_node import shell_image
+from tests.contract.engines import engine_on
+from tests.contract.kubernetes.kubernetes_node import KubernetesNode
 
 REWARD = {"name": "score", "arguments": {"answer": "42"}}
 
@@ -217,6 +220,39 @@ async def test_processes_of_a_container_do_not_keep_a_reward_from_running(docker
     await call(sandbox, "run", {"command": "while :; do sleep 600 & done"})
     assert await request(sandbox, "aenv/reward", {"name": "graded"}) == 0.25
     assert await request(sandbox, "aenv/reward", {"name": "counting"}) == 0
+
+
+_CHAIN = "import os  # hop\nwhile True:\n  if os.fork(): os._exit(0)"
+"""Its process ends all the time, and goes on under another id."""
+_HOPS = """
+import time
+from pathlib import Path
+
+result = 0
+for _ in range(50):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            result += b"# hop" in path.read_bytes()
+        except OSError:
+            pass
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.namespaces
+@pytest.mark.timeout(120)
+async def test_a_chain_of_processes_in_a_pod_ends_before_a_reward(
+    pods: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 14: there, the runtime is not process 1."""
+    async with engine_on(pods) as engine:
+        bench = Bench(engine, tmp_path)
+        sandbox = await bench.start(bench.project({"tools.py": _GRADED}))
+        chain = f"setsid python3 -c '{_CHAIN}' >/dev/null 2>&1 &"
+        await call(sandbox, "run", {"command": f"for n in $(seq 12); do {chain} done; sleep 2"})
+        looks = {"arguments": {"source": _HOPS}}
+        assert await request(sandbox, "aenv/reward", {"name": "looking", **looks}) > 0.0
+        assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 0.0
 
 
 async def test_a_process_without_a_main_thread_ends_before_a_reward(either_engine: Bench) -> None:

@@ -300,3 +300,56 @@ async def test_a_process_of_another_user_does_not_survive(dockered: Bench) -> No
     sandbox = await dockered.start(project, datasource=base_image())
     await value_of(sandbox, "run", command=SURVIVES)
     assert float(await request(sandbox, "aenv/reward", {})) == 0.0
+
+
+_BEHIND_ANOTHER_USER = """
+import os
+
+if os.fork() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+    os.execvp("sh", ["sh", "-c", "read line < /tmp/orders; exec sleep 600"])
+"""
+_OBEYS = f"""
+from aenv_ray.runtime import register_function, register_reward, register_tool, sidecar
+
+
+@register_function
+def serve() -> int:
+    made = "mkfifo /tmp/orders && chmod 666 /tmp/orders"
+    sidecar.exec(made)
+    return sidecar.exec(["python3", "-c", {_BEHIND_ANOTHER_USER!r}]).exit_code
+
+
+@register_tool
+def order() -> None:
+    wait = "until grep -q sleep /proc/[0-9]*/comm; do sleep 0.01; done"
+    sidecar.exec("echo go > /tmp/orders; " + wait)
+
+
+@register_reward
+def graded() -> float:
+    return float(sidecar.exec("cat /proc/[0-9]*/comm | grep -cx sleep").text())
+
+
+@register_reward(name="watching", keep_processes=True)
+def watching() -> float:
+    return graded()
+"""
+
+
+async def test_a_program_that_replaces_one_of_another_user_ends_before_a_reward(
+    dockered: Bench,
+) -> None:
+    """Invariant 14: a process that the runtime may not examine is told by its name."""
+    deploy = {
+        "podTemplate": "DualContainer",
+        "network": "none",
+        "container": {"sidecarCapAdd": ["SETUID", "SETGID"]},
+    }
+    project = dockered.project({"tools.py": _OBEYS}, {"deployConfig": deploy})
+    sandbox = await dockered.start(project, datasource=base_image())
+    assert await request(sandbox, "aenv/function", {"name": "serve"}) == 0
+    await value_of(sandbox, "order")
+    assert float(await request(sandbox, "aenv/reward", {"name": "watching"})) == 1.0
+    assert float(await request(sandbox, "aenv/reward", {})) == 0.0

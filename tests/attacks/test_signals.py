@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -112,12 +111,6 @@ async def test_no_signal_from_inside_ends_the_second_container(dockered: Bench) 
 
 
 # --- pods: the instance's process is not process 1, so that the agent can kill it -----------------
-
-
-@pytest.fixture(scope="module")
-def pods() -> Iterator[KubernetesNode]:
-    with KubernetesNode() as node:
-        yield node
 
 
 @pytest.mark.namespaces

@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -44,6 +45,14 @@ _LOADING: Final = re.compile(
 name such."""
 _SEARCHED: Final = re.compile(rb"(?<=\0)/(?:[\w.+-]+/)+(?=\0)")
 """In a linker, a directory in which it looks for libraries."""
+_ELF_64: Final = b"\x7fELF\x02\x01"
+"""The start of an ELF file for a little-endian machine of 64 bits."""
+_DYNAMIC: Final = 2
+_TAG: Final = struct.Struct("<q")
+_OWN_DIRECTORIES: Final = {15, 29}
+"""DT_RPATH and DT_RUNPATH."""
+_IGNORED: Final = 0x6000000D
+"""A tag without a meaning, which the linker skips."""
 _OPENSSL_SETTINGS: Final = re.compile(rb'OPENSSLDIR: "(/[^"\0]+)"')
 """In OpenSSL, the directory of ``openssl.cnf``."""
 _NOWHERE: Final = b"/sys/"
@@ -117,16 +126,35 @@ def _detach(path: Path) -> None:
             return
         file.seek(0)
         content = file.read()
+    detached = _without_own_directories(content)
     patterns = [_LOADING, *([_SEARCHED] if path.name == LINKER else [])]
     patterns += [
         re.compile(re.escape(directory) + rb"(?=\0)")
         for directory in set(_OPENSSL_SETTINGS.findall(content))
     ]
-    detached = content
     for pattern in patterns:
         detached = pattern.sub(_nowhere, detached)
     if detached != content:
         path.write_bytes(detached)
+
+
+def _without_own_directories(content: bytes) -> bytes:
+    """Return an ELF object without the directories in which it looks for libraries itself.
+
+    Those of DT_RPATH come before ``--library-path``, which has all libraries.
+    """
+    if not content.startswith(_ELF_64):
+        return content
+    found = bytearray(content)
+    (table,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    for header in range(table, table + count * size, size):
+        kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", content, header)
+        if kind == _DYNAMIC:
+            for entry in range(start, start + length, _TAG.size + 8):
+                if _TAG.unpack_from(content, entry)[0] in _OWN_DIRECTORIES:
+                    _TAG.pack_into(found, entry, _IGNORED)
+    return bytes(found)
 
 
 def _nowhere(found: re.Match[bytes]) -> bytes:

@@ -157,8 +157,7 @@ class KubernetesEngine(Engine):
         cause = instance.update(pod, gone)
         if cause is not None:
             self._finish(instance, cause)
-            if not gone:
-                self._removals.spawn(self._discard(instance))
+            self._removals.spawn(instance.release_control() if gone else self._discard(instance))
         elif instance.unexplained is not None:
             self._await_reason(instance)
 

@@ -94,16 +94,16 @@ class PodInstance:
         self.uid = pod["metadata"]["uid"]
         self.node = pod["spec"].get("nodeName") or ""
         self.unscheduled_reason = pod_status.unscheduled(pod) or ""
-        if gone:
-            return pod_status.end_cause(pod)
-        if not self.is_up:
+        if not self.is_up and not gone:
             failure = pod_status.start_failure(pod, self.id)
             if failure is not None:
                 self._fail(failure)
                 return None
-        if pod_status.is_over(pod):
+        if gone or pod_status.is_over(pod):
             self.unexplained = pod_status.unexplained_end(pod) if self.is_up else None
-            return None if self.unexplained else pod_status.end_cause(pod)
+            if self.unexplained is None:
+                return pod_status.end_cause(pod)
+            return self.unexplained if gone else None  # a pod that is gone gets no reason any more
         address = pod_status.address(pod)
         if address is not None and not self.address.done():
             self.address.set_result(address)

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from aenv_ray.engines.base import EndCause, start_failed
@@ -43,6 +43,8 @@ _NO_SUCH_IMAGE: Final = ("not found", "denied", "unauthorized", "no such host", 
 _QUOTA: Final = "exceeded quota"
 _QUOTA_RETRY_S: Final = 10.0
 _KILLED_EXIT: Final = 137
+_CLOCK_SKEW: Final = timedelta(seconds=10)
+"""How far the clock of a node may be behind that of the API."""
 _OWN_LIMITS: Final = (
     "pod ephemeral local storage usage exceeds",
     "exceeded its local ephemeral storage limit",
@@ -186,7 +188,8 @@ def unexplained_end(pod: Pod) -> EndCause | None:
 
     A process inside can send one that looks as if it came from outside, so such an end counts as
     one from inside. The reason may come later than the end of a container: a kubelet writes it when
-    all containers have ended, and that of a node that is gone comes with the pod's deletion.
+    all containers have ended, and that of a node that is gone comes with the pod's deletion. A
+    deletion that somebody asked for after the end is no reason.
     """
     return None if _is_explained(pod) else sent_inside(end_cause(pod))
 
@@ -201,13 +204,32 @@ def _is_explained(pod: Pod) -> bool:
     """Return whether the API shows that something outside of a pod ended it."""
     status = pod["status"]
     return (
-        "deletionTimestamp" in pod["metadata"]
+        _is_end_of_deletion(pod)
         or bool(status.get("reason"))
         or any(
             condition["type"] == "DisruptionTarget" and condition["status"] == "True"
             for condition in status.get("conditions") or ()
         )
     )
+
+
+def _is_end_of_deletion(pod: Pod) -> bool:
+    """Return whether a pod was being deleted when its first container ended, or has none that has.
+
+    Without a request for a deletion at that time, an agent could end its pod, and have the janitor
+    of another host, or a cron job that tidies up, supply the reason.
+    """
+    metadata = pod["metadata"]
+    if "deletionTimestamp" not in metadata:
+        return False
+    grace = timedelta(seconds=int(metadata.get("deletionGracePeriodSeconds") or 0))
+    requested = datetime.fromisoformat(metadata["deletionTimestamp"]) - grace
+    ended = [
+        datetime.fromisoformat(state["finishedAt"])
+        for status in _statuses(pod)
+        if (state := status.get("state", {}).get("terminated")) and state.get("finishedAt")
+    ]
+    return not ended or requested <= min(ended) + _CLOCK_SKEW
 
 
 def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:
@@ -220,12 +242,12 @@ def _container_cause(pod: Pod, name: str, ended: Mapping[str, Any]) -> EndCause:
             return EndCause("it ran out of memory and was killed (the node ran out)")
         bound = f"limit {_in_mebibytes(limit)}"
         return EndCause(f"it ran out of memory and was killed ({bound})", InsideCause.MEMORY)
+    if code == _KILLED_EXIT:  # so that process 1 has left no message, but other processes could
+        return EndCause("its main process was killed by SIGKILL")
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         left = json.loads(ended.get("message") or "")
         cause = EndCause(str(left["cause"]), inside_cause(left.get("inside")))
         return explained(cause, base64.b64decode(left["log"]).decode(errors="replace"))
-    if code == _KILLED_EXIT:
-        return EndCause("its main process was killed by SIGKILL")
     return EndCause(f"its main process exited with code {code}", InsideCause.EXIT)
 
 

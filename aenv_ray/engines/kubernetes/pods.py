@@ -30,6 +30,9 @@ _LONGEST_RECONNECT_S: Final = 10.0
 _PAGE: Final = "500"
 SWEEP_INTERVAL_S: Final = 30.0
 _OVERDUE_S: Final = 5.0
+LEFT_TO_HOST_S: Final = 120.0
+"""How long a janitor leaves an ended pod to its own host, which may wait for the reason of the end:
+longer than the engine's ``NODE_LOST_S``."""
 
 
 class Pods:
@@ -272,7 +275,7 @@ class PodJanitor:
         self._selector = selector
         self._is_known = is_known
         self._clock = SystemClock()
-        self._seen_over: set[str] = set()
+        self._over_since: dict[str, float] = {}
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -291,19 +294,20 @@ class PodJanitor:
 
     async def sweep(self) -> None:
         """Delete orphan pods."""
-        seen = set()
+        over_since: dict[str, float] = {}
         for pod in await self._pods.list(self._selector):
             metadata = pod["metadata"]
             if self._is_known(metadata["uid"]):
                 continue
             deadline = float(metadata["annotations"][names.DEADLINE])
-            is_over = pod_status.is_over(pod)
-            if is_over:
-                seen.add(metadata["uid"])
-            # For one interval, an ended pod is left to its own host, which reads why it ended.
-            if deadline + _OVERDUE_S < self._clock.now() or metadata["uid"] in self._seen_over:
-                await self._pods.delete(metadata["name"], metadata["uid"])
-        self._seen_over = seen
+            uid, now = metadata["uid"], self._clock.now()
+            if pod_status.is_over(pod):
+                over_since[uid] = self._over_since.get(uid, now)
+            # An ended pod is left to its own host, which finds out why it ended.
+            is_left = now - over_since.get(uid, now) > LEFT_TO_HOST_S
+            if is_left or deadline + _OVERDUE_S < now:
+                await self._pods.delete(metadata["name"], uid)
+        self._over_since = over_since
 
 
 async def list_owned_pods(settings: PodSettings) -> list[str]:

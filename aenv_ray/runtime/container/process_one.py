@@ -113,7 +113,7 @@ def main(
         retry_lost_interrupts()
         host.prepare()  # before `begin`, which notes the descriptors that a reset expects
         # In an image with its own server, all processes are that server's.
-        dispatcher.begin(owns_sandbox=serving != "public")
+        dispatcher.begin(owns_sandbox=serving != "public", owns_namespace=link >= 0)
     except BaseException as exc:  # noqa: BLE001  # the engine gets every failure
         text = str(exc) if isinstance(exc, ProjectLoadError) else traceback.format_exc()
         host.tell({"failed": text[-_TEXT_LIMIT:]})

@@ -167,6 +167,7 @@ class Dispatcher:
         self,
         *,
         owns_sandbox: bool = False,
+        owns_namespace: bool = False,
         directory: str | None = None,
         variables: Mapping[str, str] = os.environ,
     ) -> None:
@@ -175,13 +176,18 @@ class Dispatcher:
         Args:
             owns_sandbox: The other processes here are those of tools and of the environment; before
                 a reward runs, those of tools are ended.
+            owns_namespace: This is so for all of its pid namespace, although it is not process 1.
             directory: The work directory of one of several sandboxes in this process. None: this
                 process has only one, which may change the process.
             variables: The variables of the instance.
         """
         self._pid = os.getpid()
         entry, state = self.registry.reset, self.registry.reset_state
-        self._agent = AgentProcesses(may_be_reset=entry is not None) if owns_sandbox else None
+        self._agent = None
+        if owns_sandbox:
+            self._agent = AgentProcesses(
+                may_be_reset=entry is not None, owns_namespace=owns_namespace
+            )
         with contextlib.suppress(ValueError):  # a variable that is not a seed
             self._seed = int(variables.get(SEED_VARIABLE, ""))
         if entry is not None and state is not None:

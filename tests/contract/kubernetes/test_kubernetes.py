@@ -6,14 +6,16 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from aenv_ray.engines.base import EndCause, Sandbox
-from aenv_ray.engines.kubernetes import client, manifest, names
+from aenv_ray.engines.kubernetes import client, manifest, names, pod_status
 from aenv_ray.engines.kubernetes import engine as kubernetes_engine
+from aenv_ray.engines.kubernetes import pods as kubernetes_pods
 from aenv_ray.engines.kubernetes.engine import KubernetesEngine
 from aenv_ray.engines.kubernetes.permissions import Access
 from aenv_ray.engines.kubernetes.pod_instance import open_authenticated
@@ -294,7 +296,9 @@ async def test_an_overloaded_api_fails_a_batch_at_one_deadline(
         await eventually(lambda: engine._client._resumes_at < now(), "the delay has passed")
 
 
-async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_path: Path) -> None:
+async def test_a_pod_ends_when_its_host_stays_away(
+    node: KubernetesNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Invariant 3; the janitor of another host of that pod removes what is left in the API."""
     engine = node.engine(HostId("host-that-dies"), grace_s=2.0)
     sandbox = await Bench(engine, tmp_path).start()
@@ -308,9 +312,11 @@ async def test_a_pod_ends_when_its_host_stays_away(node: KubernetesNode, tmp_pat
         pods = other._pods_or_none
         assert pods is not None
         janitor = PodJanitor(pods, names.owner_selector(node.owner_uid), lambda _: False)
-        for _ in range(2):  # the first time, its own host may want to see it
-            await janitor.sweep()
         janitor.stop()
+        await janitor.sweep()
+        assert node.sandboxes(), "its own host may want to see it"
+        monkeypatch.setattr(kubernetes_pods, "LEFT_TO_HOST_S", -1.0)
+        await janitor.sweep()
         assert node.sandboxes() == []
         with pytest.raises(SandboxLost):
             await other.attach(sandbox.instance_id)
@@ -431,6 +437,30 @@ async def test_a_sigterm_without_a_reason_is_an_outcome(
     await bench.engine.set_deadline(sandbox.instance_id, bench.now() + 2.0)
     node.cluster.terminate(node.pod(sandbox.instance_id), {})
     assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
+
+
+async def test_a_sigterm_is_an_outcome_if_the_pod_is_deleted_afterwards(
+    bench: Bench, node: KubernetesNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 14: by the janitor of another host of the same Ray pod, or by a cron job."""
+    async with engine_on(node) as other:
+        await other.start_many([])
+        assert other._pods_or_none is not None
+        everywhere = names.owner_selector(node.owner_uid)
+        janitor = PodJanitor(other._pods_or_none, everywhere, lambda _: False)
+        janitor.stop()
+        sandbox = await bench.start()
+        name = node.pod(sandbox.instance_id)
+        node.cluster.terminate(name, {})
+        await eventually(lambda: node.cluster.phases[name] == "Succeeded", "it ended", WITHIN_S)
+        for _ in range(2):
+            await janitor.sweep()
+        assert node.sandboxes(), "its own host looks for the reason"
+        assert sandbox.end_cause is None
+        monkeypatch.setattr(kubernetes_pods, "LEFT_TO_HOST_S", -1.0)
+        monkeypatch.setattr(pod_status, "_CLOCK_SKEW", -timedelta(seconds=1))
+        await janitor.sweep()
+        assert (await _end_cause_of(sandbox)).inside is InsideCause.SIGNAL
 
 
 async def test_a_sigterm_is_an_outcome_while_the_api_is_silent(

@@ -37,6 +37,7 @@ from tests.emulators.kubernetes.store import (
     matches,
     merged,
     parse_path,
+    timestamp,
 )
 
 T = TypeVar("T")
@@ -412,13 +413,16 @@ class EmulatedCluster:
             raise Refused(409, "Conflict", message)
         if (kind.group, kind.resource) == rules.PODS and uid in self.node.uids:
             if "deletionTimestamp" not in found["metadata"]:
-                metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-                self._store.change(kind, name, {**found, "metadata": metadata})
                 grace_s = _grace_s(found, body)
+                metadata = {
+                    **found["metadata"], "deletionTimestamp": timestamp(grace_s),
+                    "deletionGracePeriodSeconds": int(grace_s),
+                }  # fmt: skip
+                self._store.change(kind, name, {**found, "metadata": metadata})
                 self._begin(self._end_pod(kind, name, uid, grace_s))
             return found
         if found["metadata"].get("finalizers"):
-            metadata = {**found["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            metadata = {**found["metadata"], "deletionTimestamp": timestamp()}
             return self._store.change(kind, name, {**found, "metadata": metadata})
         if not claims.protect(self._store, kind, name):
             self._remove(kind, name, uid)

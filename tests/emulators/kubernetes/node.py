@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import aenv_ray
 from tests.emulators.kubernetes.pod import START_ERROR
+from tests.emulators.kubernetes.store import timestamp
 
 NODE: Final = "node-1"
 PYTHON_IMAGE: Final = "emulated/python:3"
@@ -242,10 +243,13 @@ class _RunningPod:
             return
         if "started" in message:
             self._pids[message["started"]] = message["pid"]
-            self._states[message["started"]] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+            self._states[message["started"]] = {"running": {"startedAt": timestamp()}}
         else:
             text = message["message"]
-            ended = {"exitCode": message["code"], "message": text, "reason": "Error"}
+            ended = {
+                "exitCode": message["code"], "message": text, "reason": "Error",
+                "finishedAt": timestamp(),
+            }  # fmt: skip
             if message["code"] == 0:
                 ended["reason"] = "Completed"
             if text.startswith(START_ERROR):

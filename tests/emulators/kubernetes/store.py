@@ -11,10 +11,15 @@ import itertools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 Object = dict[str, Any]
+
+
+def timestamp(in_s: float = 0.0) -> str:
+    """Return a time, `in_s` seconds from now, as the API writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class Store:
             metadata["namespace"] = kind.namespace
         metadata["uid"] = str(uuid.uuid4())
         metadata["generation"] = 1
-        metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        metadata["creationTimestamp"] = timestamp()
         self._objects.setdefault(kind, {})[metadata["name"]] = body
         return self._note("ADDED", kind, body)
 

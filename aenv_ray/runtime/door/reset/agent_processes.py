@@ -29,7 +29,9 @@ _ALL: Final = -1
 ProcessId = tuple[int, str]
 """Pid and start time."""
 ProgramId = tuple[int, int, str]
-"""Device and inode of a program's file, and the address of its stack, which is random."""
+"""Device and inode of a program's file, and the address of its stack, which is random. Of a process
+that may not be examined, such as another user's: zeros, and its name, which servers change less
+often than their command lines."""
 
 
 class AgentProcesses:
@@ -41,9 +43,12 @@ class AgentProcesses:
 
     Args:
         may_be_reset: Note the processes that exist now, for `end_episode`.
+        owns_namespace: All processes in the pid namespace of this process are the sandbox's.
     """
 
-    def __init__(self, *, may_be_reset: bool = False) -> None:
+    def __init__(self, *, may_be_reset: bool = False, owns_namespace: bool = False) -> None:
+        self._owner = os.getpid() if owns_namespace else 1
+        """The process that may signal all others at once."""
         self._first = _programs() if may_be_reset else {}
         """The processes that existed at the start; they outlive a reset."""
         self._spared: dict[ProcessId, ProgramId | None] | None = None
@@ -71,12 +76,12 @@ class AgentProcesses:
     def end(self) -> None:
         """Kill the processes that the agent has started, and give the reserved room free."""
         if self._spared is not None:
-            _kill_all_but(self._spared)
+            self._kill_all_but(self._spared)
         self.give_room()
 
     def end_episode(self) -> int:
         """Kill all processes that were started since the start; return how many did not end."""
-        _kill_all_but(self._first)
+        self._kill_all_but(self._first)
         self.give_room()
         self._spared = None
         return len(_all_but(self._first))
@@ -89,29 +94,28 @@ class AgentProcesses:
         while self._files:
             os.close(self._files.pop())
 
-
-def _kill_all_but(spared: Mapping[ProcessId, ProgramId | None]) -> None:
-    """Stop all others before killing them, so that they cannot fork faster than they are killed."""
-    deadline = time.monotonic() + _END_S
-    stopped: set[ProcessId] = set()
-    has_all = os.getpid() == 1 and _has_children()
-    if has_all:  # at once, which no fork escapes; never by another process, which has not all
-        _signal(_ALL, signal.SIGSTOP)
-    while found := _all_but(spared) - stopped:
-        for pid, _ in found:
-            _signal(pid, signal.SIGSTOP)
-        stopped |= found
-        if time.monotonic() > deadline:
-            break
-    for pid, _ in stopped:
-        _signal(pid, signal.SIGKILL)
-    if has_all:
-        _signal(_ALL, signal.SIGCONT)
-    killed = {pid for pid, _ in stopped}
-    while stopped.intersection(_others()) or killed.intersection(children_of_main_thread()):
-        if time.monotonic() > deadline:
-            return
-        time.sleep(_PAUSE_S)  # the main thread reaps orphans, which count until then
+    def _kill_all_but(self, spared: Mapping[ProcessId, ProgramId | None]) -> None:
+        """Stop all others before killing them, so that they cannot fork faster than they die."""
+        deadline = time.monotonic() + _END_S
+        stopped: set[ProcessId] = set()
+        has_all = os.getpid() == self._owner and _has_children()
+        if has_all:  # at once, which no fork escapes; not by a fork, nor beside others' processes
+            _signal(_ALL, signal.SIGSTOP)
+        while found := _all_but(spared) - stopped:
+            for pid, _ in found:
+                _signal(pid, signal.SIGSTOP)
+            stopped |= found
+            if time.monotonic() > deadline:
+                break
+        for pid, _ in stopped:
+            _signal(pid, signal.SIGKILL)
+        if has_all:
+            _signal(_ALL, signal.SIGCONT)
+        killed = {pid for pid, _ in stopped}
+        while stopped.intersection(_others()) or killed.intersection(children_of_main_thread()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_PAUSE_S)  # the main thread reaps orphans, which count until then
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -133,10 +137,12 @@ def _programs() -> dict[ProcessId, ProgramId | None]:
 
 
 def _program(pid: int) -> ProgramId | None:
-    """Return what tells the program of a process from the next one; None if nothing may be seen."""
+    """Return what tells the program of a process from the next one; None if it has ended."""
     with contextlib.suppress(OSError):
         file = os.stat(f"/proc/{pid}/exe")
         return file.st_dev, file.st_ino, _fields(pid)[25]
+    with contextlib.suppress(OSError):
+        return 0, 0, Path(f"/proc/{pid}/comm").read_text(errors="replace")
     return None
 
 

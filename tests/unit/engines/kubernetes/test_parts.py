@@ -413,6 +413,12 @@ def test_ends_from_inside_are_told_from_losses(
     assert pod_status.end_cause(pod).inside is inside
 
 
+def test_the_message_of_a_container_that_was_killed_is_not_believed() -> None:
+    """Process 1 had no time to write it, but any process of the container had."""
+    cause = pod_status.end_cause(pod_with({"terminated": {"exitCode": 137, "message": LEFT}}))
+    assert cause.text == "its main process was killed by SIGKILL"
+
+
 def test_a_sigterm_is_from_outside_only_if_the_api_shows_a_reason() -> None:
     """Invariants 2 and 14: who sent it cannot be told in the pod."""
     left = json.dumps({"cause": ENDED_BY_SIGTERM, "inside": None, "log": ""})
