@@ -21,7 +21,11 @@ from aenv_ray.sampling.tasks import feed
 from aenv_ray.sampling.tasks.directories import TaskDirectories
 from aenv_ray.sampling.tasks.directories.fields import FormatOptions
 from tests.ray.cluster import Cluster
-from tests.unit.sampling.tasks.task_directories import HARBOR, TERMINAL_BENCH, write_task
+from tests.unit.sampling.tasks.directories.task_directories import (
+    HARBOR,
+    TERMINAL_BENCH,
+    write_task,
+)
 
 BRINGS = r"brings .* of this machine"
 HOSTILE: list[dict[str, Any]] = [

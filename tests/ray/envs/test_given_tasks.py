@@ -21,7 +21,7 @@ from tests.ray.cluster import Cluster
 from tests.ray.envs.swe_repositories import LEDGER, main_image, task_images
 from tests.ray.envs.test_attacks import ATTACKS, Attacker
 from tests.ray.envs.test_code import PROBLEM
-from tests.unit.sampling.tasks.task_directories import HARBOR, write_task
+from tests.unit.sampling.tasks.directories.task_directories import HARBOR, write_task
 
 IN_CONTAINERS: Final = {"swebench": main_image, "terminal-bench": base_image}
 """What makes the image of the environment's own code."""

@@ -15,7 +15,11 @@ from aenv_ray.sampling.policies.scripted import reference
 from tests.contract.docker.docker_node import base_image
 from tests.contract.docker.task_images import HARBOR_TEST, TEST_OUTPUTS, task_image
 from tests.ray.cluster import Cluster
-from tests.unit.sampling.tasks.task_directories import HARBOR, TERMINAL_BENCH, write_task
+from tests.unit.sampling.tasks.directories.task_directories import (
+    HARBOR,
+    TERMINAL_BENCH,
+    write_task,
+)
 
 pytestmark = pytest.mark.docker
 

@@ -11,7 +11,7 @@ import pytest
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Task
 from benchmarks.environments import Together, playable
-from tests.unit.sampling.tasks.task_directories import HARBOR, write_task
+from tests.unit.sampling.tasks.directories.task_directories import HARBOR, write_task
 
 GPU = {"task.toml": "[environment]\ngpus = 1\n"}
 

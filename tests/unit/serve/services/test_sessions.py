@@ -1,42 +1,24 @@
-"""Parts of services without Ray: sessions, the sandbox of a replica, records, states."""
+"""Sessions of services, and the calls whose ids replicas remember."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aenv_ray.actors.calls.json_calls import JsonCall
 from aenv_ray.errors import (
-    AenvError,
     CallOutcomeUnknown,
     ConfigError,
     FabricUnavailable,
-    FunctionFailed,
-    SandboxLost,
-    SandboxStartFailed,
     SessionLost,
-    ToolTimeout,
 )
 from aenv_ray.hub.records import KeyGroup
-from aenv_ray.hub.services import Autoscale, ServiceRecord, check_name
-from aenv_ray.project.config import DeployChanges
-from aenv_ray.runtime.door.async_calls import CALL_ID
-from aenv_ray.serve.services import sandbox as service_sandbox
-from aenv_ray.serve.services import service_replica
 from aenv_ray.serve.services import sessions as service_sessions
-from aenv_ray.serve.services.apps import ServiceStatus, cause_in, status_of
-from aenv_ray.serve.services.sandbox import ReplicaSandbox
-from aenv_ray.serve.services.service_replica import ServiceReplica
 from aenv_ray.serve.services.sessions import Sessions
 from tests.fake_clock import FakeClock
-
-# --- sessions ------------------------------------------------------------------------------------
 
 
 class Memory:
@@ -173,69 +155,6 @@ async def test_ids_of_calls_that_have_ended_are_kept_for_minutes_whatever_their_
     assert await two.holder_of_call("runs", "two", 60.0) == "one"
 
 
-@pytest.mark.parametrize(
-    ("meta", "outcome", "ends"),
-    [
-        ({CALL_ID: "c"}, None, ["c"]),
-        ({CALL_ID: "c"}, FunctionFailed("it raised"), ["c"]),
-        ({CALL_ID: "c"}, ToolTimeout("the first call may still run"), []),
-        ({CALL_ID: "c"}, CallOutcomeUnknown("no answer"), []),
-        ({CALL_ID: "c"}, asyncio.CancelledError(), []),
-        ({}, None, []),
-    ],
-)
-async def test_a_replica_notes_that_a_call_with_an_id_has_ended(
-    meta: dict[str, Any], outcome: BaseException | None, ends: list[str]
-) -> None:
-    noted: list[str] = []
-    replica: Any = SimpleNamespace(_sessions=SimpleNamespace(note_ended=noted.append))
-    call = JsonCall("one", "tools/call", {}, meta)
-    passed = contextlib.suppress(AenvError, asyncio.CancelledError)
-    with passed, ServiceReplica._noting_end(replica, call):
-        if outcome is not None:
-            raise outcome
-    assert noted == ends
-
-
-async def test_a_sandbox_whose_storage_cannot_be_recorded_is_released(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Otherwise it would have the storage until its lease ends, and no other could start."""
-    released: list[str] = []
-
-    async def placed(*_: object) -> tuple[Any, tuple[str, ...]]:
-        return SimpleNamespace(is_made=False), ("n",)
-
-    async def note_made(*_: object) -> None:
-        raise FabricUnavailable("the hub does not answer")
-
-    async def create_of(*_: object) -> Any:
-        async def release() -> None:
-            released.append("s-1")
-
-        return SimpleNamespace(release=release)
-
-    async def nothing() -> None:
-        """There are no orphans."""
-
-    monkeypatch.setattr(service_replica.service_storage, "placed", placed)
-    monkeypatch.setattr(service_replica.service_storage, "note_made", note_made)
-    monkeypatch.setattr(service_replica.operator_policy, "current", lambda: None)
-    monkeypatch.setattr(service_replica, "likely_engine", lambda *_: "process")
-    monkeypatch.setattr(service_replica.ray_api, "node_id", lambda: "n")
-    monkeypatch.setattr(service_replica.AsyncEnvHandle, "create_of", create_of)
-    record = SimpleNamespace(
-        id="svc", owner="ann", engine=None, environment_variables={}, changes=DeployChanges(),
-        storage=SimpleNamespace(),
-    )  # fmt: skip
-    replica: Any = SimpleNamespace(
-        _record=record, _storages=None, _fabric=None, _project=None, _name="r", _end_orphans=nothing
-    )
-    with pytest.raises(FabricUnavailable, match="the hub"):
-        await ServiceReplica._make(replica)
-    assert released == ["s-1"]
-
-
 async def test_concurrent_call_ids_share_requests_to_the_hub() -> None:
     """One request for the first call, and one for all calls that arrive in the meantime."""
     fleet = Fleet()
@@ -297,138 +216,3 @@ async def test_a_session_id_has_a_maximum_length() -> None:
     for name in ("x" * 201, "a\nb"):
         with pytest.raises(ConfigError):
             await Fleet().holder("one", session=name)
-
-
-# --- the sandbox ---------------------------------------------------------------------------------
-
-
-class Box:
-    """The instance of a replica."""
-
-    def __init__(self, name: str, says: dict[str, object]) -> None:
-        self.instance_id = name
-        self.says = says
-        self.is_gone = False
-        self.is_released = False
-
-    async def check_health(self, arguments: dict[str, object], timeout_s: float) -> Any:
-        assert not arguments
-        assert timeout_s > 0
-        if self.is_gone:
-            raise SandboxLost("it died", instance_id=self.instance_id)
-        return {"success": True, "data": self.says}
-
-    async def renew(self, ttl: str | float) -> Any:
-        assert ttl
-
-    async def release(self) -> None:
-        self.is_released = True
-
-
-class Boxes:
-    def __init__(self) -> None:
-        self.made: list[Box] = []
-        self.says: dict[str, object] = {"status": "healthy"}
-
-    async def make(self) -> Box:
-        self.made.append(Box(f"box-{len(self.made)}", self.says))
-        return self.made[-1]
-
-
-class Hasty(FakeClock):
-    """A clock that advances at every reading."""
-
-    def now(self) -> float:
-        self.advance(1.0)
-        return super().now()
-
-
-async def test_a_dead_sandbox_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    boxes = Boxes()
-    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0, "ann")
-    await sandbox.open()
-    boxes.made[0].is_gone = True
-    await sandbox.check()
-    assert (await sandbox.instance()).instance_id == "box-1"
-    sandbox.lose("box-0")  # a late report about the first one
-    (line,) = caplog.records
-    assert (vars(line)["instance"], vars(line)["owner"]) == ("box-0", "ann")
-    assert (await sandbox.instance()).instance_id == "box-1"
-    await sandbox.close()
-    assert boxes.made[1].is_released
-
-
-async def test_the_health_check_fails_for_an_unhealthy_environment() -> None:
-    boxes = Boxes()
-    sandbox = ReplicaSandbox(boxes.make, FakeClock(), 5.0, "ann")
-    await sandbox.open()
-    boxes.made[0].says = {"status": "unhealthy", "message": "no model"}
-    with pytest.raises(FunctionFailed, match="no model"):
-        await sandbox.check()
-    await sandbox.close()
-
-
-async def test_a_sandbox_that_never_becomes_healthy_is_released(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(service_sandbox, "_POLL_S", 0.001)
-    boxes = Boxes()
-    boxes.says = {"status": "unhealthy", "message": "no model"}
-    sandbox = ReplicaSandbox(boxes.make, Hasty(), 3.0, "ann")
-    with pytest.raises(SandboxStartFailed, match="no model"):
-        await sandbox.open()
-    assert [box.is_released for box in boxes.made] == [True]
-
-
-# --- records -------------------------------------------------------------------------------------
-
-
-def test_only_changes_that_need_new_sandboxes_change_the_revision() -> None:
-    record = ServiceRecord(
-        id="desk", uid="u", reference="probe@1.0.0", digest="d", owner="ann", replicas=1,
-        created_at=1.0, updated_at=1.0,
-    )  # fmt: skip
-    same = {"replicas": 3, "updated_at": 2.0, "autoscale": Autoscale.parse("1:2")}
-    assert record.model_copy(update=same).revision == record.revision
-    for changed in ({"digest": "e"}, {"environment_variables": {"A": "b"}}, {"engine": "docker"}):
-        assert record.model_copy(update=changed).revision != record.revision
-    assert "secret" not in repr(
-        record.model_copy(update={"environment_variables": {"A": "secret"}})
-    )
-
-
-@pytest.mark.parametrize("text", ["", "1", "0:1", "2:1", "a:b", "1:2:3", "1:5000"])
-def test_autoscale_is_two_numbers(text: str) -> None:
-    with pytest.raises(ConfigError):
-        Autoscale.parse(text)
-
-
-@pytest.mark.parametrize("name", ["", "A", "a_b", "1a", "a-", "a" * 64, "a.b", "a/b", "a#b"])
-def test_a_service_name_must_be_a_dns_label(name: str) -> None:
-    with pytest.raises(ConfigError):
-        check_name(name)
-
-
-@pytest.mark.parametrize(
-    ("application", "target", "available", "status"),
-    [
-        ("DEPLOYING", 2, 0, ServiceStatus.CREATING),
-        ("DEPLOYING", 2, 1, ServiceStatus.UPDATING),
-        ("RUNNING", 2, 2, ServiceStatus.RUNNING),
-        ("RUNNING", 0, 0, ServiceStatus.PENDING),
-        ("DEPLOY_FAILED", 2, 1, ServiceStatus.FAILED),
-        ("UNHEALTHY", 2, 0, ServiceStatus.FAILED),
-        ("DELETING", 2, 2, ServiceStatus.TERMINATED),
-        ("DELETING", 0, 1, ServiceStatus.UPDATING),
-    ],
-)
-def test_serve_statuses_map_to_aenvironments(
-    application: str, target: int, available: int, status: ServiceStatus
-) -> None:
-    assert status_of(application, target, available) is status
-
-
-def test_the_reason_is_the_cause_in_a_traceback() -> None:
-    ours = "aenv_ray.errors.ConfigError: no\n\nDuring that:\naenv_ray.errors.SandboxLost: it\nwent"
-    assert cause_in(f"failed 3 times.\nTraceback:\n  File x\n{ours}") == "SandboxLost: it\nwent"
-    assert cause_in("a health check failed") == "a health check failed"

@@ -18,7 +18,11 @@ from aenv_ray.sampling.tasks.directories.fields import FormatOptions
 from aenv_ray.sampling.tasks.feed import TaskFeed, load_tasks
 from aenv_ray.sampling.tasks.selection import select_tasks
 from aenv_ray.trajectories.schema import ImageBuild, Task
-from tests.unit.sampling.tasks.task_directories import HARBOR, TERMINAL_BENCH, write_task
+from tests.unit.sampling.tasks.directories.task_directories import (
+    HARBOR,
+    TERMINAL_BENCH,
+    write_task,
+)
 
 COMPOSE = """
 services:
