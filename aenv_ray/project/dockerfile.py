@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 
 from aenv_ray.project.project import Project
 
-_CONTINUED: Final = re.compile(r"\\[ \t]*\n(?:[ \t]*#[^\n]*\n)*")
+_COMMENT: Final = re.compile(r"^[ \t]*#.*\n?", re.MULTILINE)
+"""A line that neither ends an instruction nor continues on the next line."""
+_CONTINUED: Final = re.compile(r"\\[ \t]*\n")
 _COPY: Final = re.compile(r"^[ \t]*(?:COPY|ADD)[ \t]+(.+)", re.IGNORECASE | re.MULTILINE)
 _FLAG: Final = re.compile(r"--(\S+)\s+")
 _WHOLE_CONTEXT: Final = (".", "*")
@@ -35,7 +37,7 @@ def copied_paths(text: str) -> Iterator[CopiedPath]:
     Args:
         text: The Dockerfile. An instruction that cannot be read yields nothing: its build fails.
     """
-    for match in _COPY.finditer(_CONTINUED.sub(" ", text)):
+    for match in _COPY.finditer(_CONTINUED.sub(" ", _COMMENT.sub("", text))):
         instruction, rest = match[0].strip(), match[1].strip()
         start = 0
         flags = []

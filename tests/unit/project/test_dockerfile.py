@@ -48,6 +48,12 @@ def test_an_instruction_may_have_several_lines(flags: str, tmp_path: Path) -> No
     assert [*found.split()[-2:]] == [".", "/app"]
 
 
+def test_a_comment_does_not_continue(tmp_path: Path) -> None:
+    found = exposes_source(written(tmp_path, "# all of it: \\\nCOPY . /app"))
+    assert found is not None
+    assert found.endswith(": COPY . /app")
+
+
 @pytest.mark.parametrize(
     "line",
     [
