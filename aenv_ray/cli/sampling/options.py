@@ -60,9 +60,6 @@ EpisodeTimeoutOption = Annotated[
     typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
 ]
 TtlOption = Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")]
-EnvironmentVariableOption = Annotated[
-    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
-]
 _ON_DEATH: Final = typer.Option(
     "--reward-on-death", help="Reward of episodes whose sandbox was ended from inside."
 )

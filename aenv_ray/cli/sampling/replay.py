@@ -16,6 +16,7 @@ from aenv_ray.cli.terminal.options import (
     EngineOption,
     OutputOption,
     RecordedEnvironmentOption,
+    VariablesOption,
     variables,
     with_options,
 )
@@ -51,7 +52,7 @@ class ReplayOptions:
         reward_on_failure: options.OptionalRewardOnFailureOption = None,
         ttl: options.TtlOption = None,
         engine: EngineOption = None,
-        env: options.EnvironmentVariableOption = None,
+        env: VariablesOption = None,
     ) -> None:
         self.settings: dict[str, Any] = {
             "files": files or (),

@@ -14,6 +14,7 @@ from aenv_ray.cli.terminal.options import (
     EngineOption,
     OutputOption,
     SampledArgument,
+    VariablesOption,
     variables,
     with_options,
 )
@@ -91,7 +92,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     reward_on_failure: options.RewardOnFailureOption = "0.0",
     ttl: options.TtlOption = None,
     engine: EngineOption = None,
-    env: options.EnvironmentVariableOption = None,
+    env: VariablesOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run episodes of an environment with a policy.

@@ -67,6 +67,15 @@ ProjectArgument = Annotated[
 WorkDirOption = Annotated[
     Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
 ]
+ReferenceArgument = Annotated[
+    str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")
+]
+VersionOption = Annotated[
+    str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
+]
+VariablesOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable, repeatable.")
+]
 EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="process, docker or kubernetes. Default: by project or node."),
