@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,7 +11,13 @@ import typer
 
 from aenv_ray.cli import nodes
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import OutputOption, YesOption, confirm, variables
+from aenv_ray.cli.terminal.options import (
+    OutputOption,
+    YesOption,
+    confirm,
+    variables,
+    with_options,
+)
 from aenv_ray.cli.terminal.output import show, show_findings
 from aenv_ray.errors import ConfigError
 
@@ -62,13 +68,43 @@ TakeOverOption = Annotated[
 ]
 
 
+class ManifestOptions:
+    """The options that describe a cluster: where its manifests are, and what to change in them."""
+
+    def __init__(
+        self,
+        *,
+        source: OverlayArgument = "dev",
+        values: ValuesOption = None,
+        setting: SetOption = None,
+        image: ClusterImageOption = None,
+        namespace: NamespaceOption = None,
+    ) -> None:
+        self.source = source
+        self.namespace = namespace
+        self._values = values
+        self._settings: dict[str, str] = {}
+        if image is not None:
+            self._settings |= {"image": image, "sandboxes.image": image}
+        if namespace is not None:
+            self._settings["namespace"] = namespace
+        self._settings |= variables(setting or [], "--set", what="NAME=VALUE")
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return the objects of the cluster.
+
+        Raises:
+            ConfigError: A manifest or value is invalid, or cannot be read.
+        """
+        from aenv_ray.cluster import manifests
+
+        return manifests.load(self.source, self._values, self._settings)
+
+
 @cluster.command("render")
+@with_options(ManifestOptions)
 def render(
-    source: OverlayArgument = "dev",
-    values: ValuesOption = None,
-    setting: SetOption = None,
-    image: ClusterImageOption = None,
-    namespace: NamespaceOption = None,
+    chosen: ManifestOptions,
     copy_to: Annotated[
         Path | None,
         typer.Option("--copy-to", help="Copy the manifests to a new directory, to change them."),
@@ -88,19 +124,16 @@ def render(
 
     if copy_to is not None:
         manifests.copy_to(copy_to)
-        console.say(f"copied; apply it with: aenv cluster apply {copy_to}/overlays/{source}")
+        console.say(f"copied; apply it with: aenv cluster apply {copy_to}/overlays/{chosen.source}")
         return
-    documents = _documents(source, values, setting, image, namespace)
+    documents = chosen.documents()
     show(documents, output, yaml_files.dump(documents).removesuffix("\n"))
 
 
 @cluster.command("apply")
+@with_options(ManifestOptions)
 def apply(
-    source: OverlayArgument = "dev",
-    values: ValuesOption = None,
-    setting: SetOption = None,
-    image: ClusterImageOption = None,
-    namespace: NamespaceOption = None,
+    chosen: ManifestOptions,
     context: ContextOption = None,
     force: TakeOverOption = False,
     dry_run: Annotated[
@@ -123,7 +156,7 @@ def apply(
     """
     from aenv_ray.cluster import lifecycle, manifests
 
-    documents = _documents(source, values, setting, image, namespace)
+    documents = chosen.documents()
     where = manifests.namespace_of(documents)
     with _api(context) as api:
         life = lifecycle.Lifecycle(api, where, console.say)
@@ -137,12 +170,9 @@ def apply(
 
 
 @cluster.command("upgrade")
+@with_options(ManifestOptions)
 def upgrade(
-    source: OverlayArgument = "dev",
-    values: ValuesOption = None,
-    setting: SetOption = None,
-    image: ClusterImageOption = None,
-    namespace: NamespaceOption = None,
+    chosen: ManifestOptions,
     context: ContextOption = None,
     force: TakeOverOption = False,
     at_once: Annotated[
@@ -175,7 +205,7 @@ def upgrade(
     """
     from aenv_ray.cluster import lifecycle, manifests
 
-    documents = _documents(source, values, setting, image, namespace)
+    documents = chosen.documents()
     where = manifests.namespace_of(documents)
     with _api(context) as api:
         life = lifecycle.Lifecycle(api, where, console.say)
@@ -281,12 +311,9 @@ def delete(
 
 
 @cluster.command("doctor")
+@with_options(ManifestOptions)
 def doctor(
-    source: OverlayArgument = "dev",
-    values: ValuesOption = None,
-    setting: SetOption = None,
-    image: ClusterImageOption = None,
-    namespace: NamespaceOption = None,
+    chosen: ManifestOptions,
     context: ContextOption = None,
     alerts: Annotated[
         bool,
@@ -307,35 +334,16 @@ def doctor(
     from aenv_ray.cluster import checks, manifests
 
     if alerts:
-        found = manifests.alerts(namespace or "aenv")
+        found = manifests.alerts(chosen.namespace or "aenv")
         text = "\n".join(f"{a.name}: {a.summary}\n  {a.first_step}" for a in found)
         show([alert._asdict() for alert in found], output, text)
         return
-    documents = _documents(source, values, setting, image, namespace)
+    documents = chosen.documents()
     with _api(context) as api:
         findings = checks.Doctor(api, manifests.namespace_of(documents), documents).findings()
     show_findings(findings, output)
     if checks.failed(findings):
         raise typer.Exit(1)
-
-
-def _documents(
-    source: str,
-    values: Path | None,
-    settings: Sequence[str] | None,
-    image: str | None,
-    namespace: str | None,
-) -> list[dict[str, Any]]:
-    """Return the objects that the options describe."""
-    from aenv_ray.cluster import manifests
-
-    named: dict[str, str] = {}
-    if image is not None:
-        named |= {"image": image, "sandboxes.image": image}
-    if namespace is not None:
-        named["namespace"] = namespace
-    named |= variables(settings or [], "--set", what="NAME=VALUE")
-    return manifests.load(source, values, named)
 
 
 @contextlib.contextmanager

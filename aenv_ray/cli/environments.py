@@ -12,6 +12,8 @@ from aenv_ray.cli.terminal.options import (
     FormatOption,
     GatewayOptions,
     OutputOption,
+    ReferenceArgument,
+    VersionOption,
     YesOption,
     confirm,
     reference,
@@ -32,12 +34,6 @@ from aenv_ray.errors import ConfigError
 if TYPE_CHECKING:
     from aenv_ray.client.gateway_records import EnvironmentAnswer
 
-ReferenceArgument = Annotated[
-    str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")
-]
-VersionOption = Annotated[
-    str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
-]
 RowLimitOption = Annotated[
     int, typer.Option("--limit", "-l", min=1, help="Maximum number of rows.")
 ]
@@ -269,9 +265,8 @@ def grant(
       aenv grant helper
     """
     if (owner is None) != (right is None) or right not in (None, *_RIGHTS):
-        raise ConfigError(
-            "aenv grant needs an owner and a right: use, publish or none",
-            hint=f"for example: aenv grant {name} bob use",
+        raise typer.BadParameter(
+            f"give an owner and a right: use, publish or none; such as: aenv grant {name} bob use"
         )
     client = gateway.connect()
     if owner is None or right is None:
@@ -318,7 +313,7 @@ def list_pools(gateway: GatewayOptions, output: OutputOption = None) -> None:
 @with_gateway
 def set_pool(
     gateway: GatewayOptions,
-    environment: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
+    environment: ReferenceArgument,
     count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="0 removes the pool.")],
     output: OutputOption = None,
 ) -> None:

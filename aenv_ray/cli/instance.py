@@ -21,8 +21,10 @@ from aenv_ray.cli.terminal.options import (
     EnvironmentArgument,
     GatewayOptions,
     OutputOption,
+    VariablesOption,
     YesOption,
     confirm,
+    reference,
     reference_here,
     variables,
     with_gateway,
@@ -82,9 +84,7 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
     idle_timeout: Annotated[
         str | None, typer.Option("--idle-timeout", help="End it after this long without a call.")
     ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
-    ] = None,
+    env: VariablesOption = None,
     arg: Annotated[
         list[str] | None, typer.Option("--arg", "-a", help="Argument for its code, repeatable.")
     ] = None,
@@ -163,7 +163,9 @@ def create(  # noqa: PLR0913, PLR0917  # each is an option
 @with_gateway
 def list_(
     gateway: GatewayOptions,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Only this environment.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Only this NAME[@VERSION].")
+    ] = None,
     version: Annotated[
         str | None, typer.Option("--version", help="Only this version; requires --name.")
     ] = None,
@@ -186,7 +188,10 @@ def list_(
     if version is not None and name is None:
         raise typer.BadParameter("requires --name", param_hint="--version")
     variables([label] if label else [], "--label")
-    env = f"{name}@{version}" if version else name
+    env = None
+    if name is not None:
+        bare, one = reference(name, version)
+        env = bare if one is None else f"{bare}@{one}"
     filters = {"env": env, "owner": owner, "label": label, "status": status}
     found = gateway.connect().instances(limit, **filters)
     of = f" of {env}" if env else ""

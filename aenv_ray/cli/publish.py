@@ -20,6 +20,8 @@ from aenv_ray.cli.terminal.options import (
     GatewayOptions,
     OutputOption,
     ProjectArgument,
+    ReferenceArgument,
+    VersionOption,
     WorkDirOption,
     project_of,
     reference,
@@ -136,10 +138,8 @@ def _facts(package: Package) -> dict[str, Any]:
 @with_gateway
 def pull(
     gateway: GatewayOptions,
-    name: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")],
-    version: Annotated[
-        str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
-    ] = None,
+    name: ReferenceArgument,
+    version: VersionOption = None,
     work_dir: Annotated[
         Path, typer.Option("--work-dir", "-w", help="Directory to create the project directory in.")
     ] = Path(),

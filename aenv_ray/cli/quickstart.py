@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from aenv_ray.cli.sampling.options import ConcurrencyOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption
 from aenv_ray.cli.terminal.output import Format, chosen, show
@@ -40,9 +41,7 @@ def quickstart(
     rollouts: Annotated[
         int, typer.Option("--rollouts", "-n", min=1, help="Number of episodes.")
     ] = 64,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
-    ] = 16,
+    concurrency: ConcurrencyOption = "16",
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")] = Path(
         "quickstart.jsonl"
     ),

@@ -20,6 +20,7 @@ from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import (
     DataFormatOption,
     ProjectArgument,
+    VariablesOption,
     WorkDirOption,
     project_of,
     variables,
@@ -53,10 +54,7 @@ def run(
     inspector_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the inspector.")
     ] = 6274,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="KEY=VALUE", help="Environment variable, repeatable."),
-    ] = None,
+    env: VariablesOption = None,
     output: DataFormatOption = None,
 ) -> None:
     """Serve a project on this machine until Ctrl-C.

@@ -14,6 +14,7 @@ from aenv_ray.cli.terminal.options import (
     EnvironmentArgument,
     GatewayOptions,
     OutputOption,
+    VariablesOption,
     YesOption,
     confirm,
     reference_here,
@@ -40,9 +41,6 @@ ReplicasOption = Annotated[
 ]
 AutoscaleOption = Annotated[
     str | None, typer.Option("--autoscale", help="MIN:MAX replicas, depending on load.")
-]
-VariablesOption = Annotated[
-    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
 ]
 WaitOption = Annotated[
     float,

@@ -10,7 +10,7 @@ import typer
 
 from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption
+from aenv_ray.cli.terminal.options import EngineOption, OutputOption, with_options
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.units import counted
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from aenv_ray.sampling.suites import Benchmark, BenchmarkResult
 
 
-def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
+@with_options(options.ModelOptions)
+def evaluate(  # each is an option
+    model: options.ModelOptions,
     suite: Annotated[
         str,
         typer.Argument(
@@ -40,18 +42,6 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     ] = None,
     force: options.OverwriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    system: options.SystemOption = None,
-    prompt: options.PromptOption = None,
-    max_turns: options.MaxTurnsOption = None,
-    max_tokens: options.MaxTokensOption = None,
-    max_cost: options.MaxCostOption = None,
-    price: options.PriceOption = None,
-    stop_tool: options.StopToolOption = None,
-    request: options.RequestOption = None,
-    stream: options.StreamOption = False,
-    images: options.ImagesOption = False,
     output: OutputOption = None,
 ) -> None:
     """Play several benchmarks with a policy; print one table.
@@ -73,23 +63,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.sampling.suites import read_suite
 
-    chosen_model = options.model_options(
-        base_url=base_url,
-        api_key_env=api_key_env,
-        system=system,
-        prompt=prompt,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        max_cost=max_cost,
-        price=price,
-        stop_tool=stop_tool,
-        request=request,
-        stream=stream,
-        images=images,
-    )
     form = Format.JSON if as_json else output
     benchmarks = read_suite(suite)
-    act = named_policy(policy, chosen_model)
+    act = named_policy(policy, model.given)
     if out is not None:
         _prepare(out, benchmarks, force=force)
     evaluation = _Evaluation(out, force=force, quiet=chosen(form) is not Format.TABLE)

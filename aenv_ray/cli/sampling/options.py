@@ -60,9 +60,6 @@ EpisodeTimeoutOption = Annotated[
     typer.Option("--episode-timeout", help="Limit for the policy: 90s, 30m. Default: the TTL."),
 ]
 TtlOption = Annotated[str | None, typer.Option("--ttl", help="TTL of instances: 30m, 2h.")]
-EnvironmentVariableOption = Annotated[
-    list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE, repeatable.")
-]
 _ON_DEATH: Final = typer.Option(
     "--reward-on-death", help="Reward of episodes whose sandbox was ended from inside."
 )
@@ -174,33 +171,49 @@ ImagesOption = Annotated[
 ]
 
 
-def model_options(
-    *,
-    system: str | None,
-    prompt: str | None,
-    price: str | None,
-    stop_tool: list[str] | None,
-    request: str | None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Return what the user gave of these options, as `named_policy` takes it.
+class ModelOptions:
+    """The options of ``--policy openai:MODEL``.
 
     Raises:
         BadParameter: A file cannot be read, or an option is malformed.
     """
-    values = {
-        **others,
-        "system": _template(system, "--system"),
-        "prompt": _template(prompt, "--prompt"),
-        "prices": _prices(price),
-        "stop_tools": tuple(stop_tool or ()),
-        "request": _request_fields(request),
-    }
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None and value is not False and value != ()
-    }
+
+    def __init__(
+        self,
+        *,
+        base_url: BaseUrlOption = None,
+        api_key_env: ApiKeyEnvOption = None,
+        system: SystemOption = None,
+        prompt: PromptOption = None,
+        max_turns: MaxTurnsOption = None,
+        max_tokens: MaxTokensOption = None,
+        max_cost: MaxCostOption = None,
+        price: PriceOption = None,
+        stop_tool: StopToolOption = None,
+        request: RequestOption = None,
+        stream: StreamOption = False,
+        images: ImagesOption = False,
+    ) -> None:
+        values = {
+            "base_url": base_url,
+            "api_key_env": api_key_env,
+            "system": _template(system, "--system"),
+            "prompt": _template(prompt, "--prompt"),
+            "max_turns": max_turns,
+            "max_tokens": max_tokens,
+            "max_cost": max_cost,
+            "prices": _prices(price),
+            "stop_tools": tuple(stop_tool or ()),
+            "request": _request_fields(request),
+            "stream": stream,
+            "images": images,
+        }
+        self.given: dict[str, Any] = {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False and value != ()
+        }
+        """What the user gave of them, as `named_policy` takes it."""
 
 
 def _template(text: str | None, option: str) -> str | None:

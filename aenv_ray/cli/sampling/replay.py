@@ -16,7 +16,9 @@ from aenv_ray.cli.terminal.options import (
     EngineOption,
     OutputOption,
     RecordedEnvironmentOption,
+    VariablesOption,
     variables,
+    with_options,
 )
 from aenv_ray.cli.terminal.output import Format, chosen, show
 from aenv_ray.errors import ConfigError
@@ -26,27 +28,58 @@ if TYPE_CHECKING:
     from aenv_ray.sampling.replay import Replay
     from aenv_ray.trajectories import Episode, Trajectories
 
-ReplayConcurrencyOption = Annotated[
-    int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
-]
 FilesOption = Annotated[
     list[Path] | None,
     typer.Option("--files", help="Directory whose files the recorded tasks may bring; repeatable."),
 ]
 
 
+class ReplayOptions:
+    """The options of commands that replay episodes: how they were played, and how to replay them.
+
+    Raises:
+        BadParameter: An option is malformed.
+    """
+
+    def __init__(
+        self,
+        *,
+        files: FilesOption = None,
+        concurrency: options.ConcurrencyOption = "16",
+        episode_timeout: options.EpisodeTimeoutOption = None,
+        reward_on_death: options.OptionalRewardOnDeathOption = None,
+        reward_on_timeout: options.OptionalRewardOnTimeoutOption = None,
+        reward_on_failure: options.OptionalRewardOnFailureOption = None,
+        ttl: options.TtlOption = None,
+        engine: EngineOption = None,
+        env: VariablesOption = None,
+    ) -> None:
+        self.settings: dict[str, Any] = {
+            "files": files or (),
+            "concurrency": concurrency,
+            "environment_variables": variables(env or [], "--env"),
+        }
+        """What the user gave of them, as `aenv_ray.sampling.replay` takes it."""
+        given = {
+            "episode_timeout": episode_timeout,
+            "reward_on_death": reward_on_death,
+            "ttl": ttl,
+            "engine": engine,
+        }
+        self.settings |= {name: value for name, value in given.items() if value is not None}
+        for name, text in (
+            ("reward_on_timeout", reward_on_timeout),
+            ("reward_on_failure", reward_on_failure),
+        ):
+            if text is not None:  # which "none" is not
+                self.settings[name] = options.reward(text, f"--{name.replace('_', '-')}")
+
+
+@with_options(ReplayOptions)
 def replay(
+    replaying: ReplayOptions,
     path: RecordArgument,
     environment: RecordedEnvironmentOption = None,
-    files: FilesOption = None,
-    concurrency: ReplayConcurrencyOption = 16,
-    episode_timeout: options.EpisodeTimeoutOption = None,
-    reward_on_death: options.OptionalRewardOnDeathOption = None,
-    reward_on_timeout: options.OptionalRewardOnTimeoutOption = None,
-    reward_on_failure: options.OptionalRewardOnFailureOption = None,
-    ttl: options.TtlOption = None,
-    engine: EngineOption = None,
-    env: options.EnvironmentVariableOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run recorded calls again on new instances and compare.
@@ -66,34 +99,16 @@ def replay(
       aenv replay run1.jsonl --environment ./my-env
       aenv replay run1.jsonl --files terminal-bench/tasks
     """
-    settings = _settings(
-        concurrency=concurrency,
-        episode_timeout=episode_timeout,
-        reward_on_death=reward_on_death,
-        reward_on_timeout=reward_on_timeout,
-        reward_on_failure=reward_on_failure,
-        ttl=ttl,
-        engine=engine,
-        env=env,
-        files=files,
-    )
-    played = _play(path, environment, settings, output)
+    played = _play(path, environment, replaying.settings, output)
     show_comparison(played.comparison(), output)
 
 
+@with_options(ReplayOptions)
 def rescore(
+    replaying: ReplayOptions,
     path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
     environment: RecordedEnvironmentOption = None,
-    files: FilesOption = None,
-    concurrency: ReplayConcurrencyOption = 16,
-    episode_timeout: options.EpisodeTimeoutOption = None,
-    reward_on_death: options.OptionalRewardOnDeathOption = None,
-    reward_on_timeout: options.OptionalRewardOnTimeoutOption = None,
-    reward_on_failure: options.OptionalRewardOnFailureOption = None,
-    ttl: options.TtlOption = None,
-    engine: EngineOption = None,
-    env: options.EnvironmentVariableOption = None,
     output: OutputOption = None,
 ) -> None:
     """Score recorded episodes again with a changed reward.
@@ -112,18 +127,7 @@ def rescore(
 
     if out.exists():
         raise ConfigError(f"{out} already exists", hint="choose another --out")
-    settings = _settings(
-        concurrency=concurrency,
-        episode_timeout=episode_timeout,
-        reward_on_death=reward_on_death,
-        reward_on_timeout=reward_on_timeout,
-        reward_on_failure=reward_on_failure,
-        ttl=ttl,
-        engine=engine,
-        env=env,
-        files=files,
-    )
-    played = _play(path, environment, settings, output, out)
+    played = _play(path, environment, replaying.settings, output, out)
     void = {one.index for one in played.episodes() if one.status is EpisodeStatus.INFRA_FAILED}
     before = {one.index: one.reward for one in played.originals}
     rows = [
@@ -158,28 +162,6 @@ def rescore(
     console.say(f"episodes written to {out}")
     if void:
         raise typer.Exit(1)
-
-
-def _settings(
-    *,
-    reward_on_timeout: str | None,
-    reward_on_failure: str | None,
-    env: list[str] | None,
-    files: list[Path] | None,
-    **others: Any,
-) -> dict[str, Any]:
-    """Return what the user gave of these options, as `replay` takes it.
-
-    Raises:
-        BadParameter: An option is malformed.
-    """
-    given = {name: value for name, value in others.items() if value is not None}
-    if reward_on_timeout is not None:
-        given["reward_on_timeout"] = options.reward(reward_on_timeout, "--reward-on-timeout")
-    if reward_on_failure is not None:
-        given["reward_on_failure"] = options.reward(reward_on_failure, "--reward-on-failure")
-    environment_variables = variables(env or [], "--env")
-    return given | {"environment_variables": environment_variables, "files": files or ()}
 
 
 def _play(

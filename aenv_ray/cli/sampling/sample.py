@@ -10,14 +10,23 @@ import typer
 
 from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
-from aenv_ray.cli.terminal.options import EngineOption, OutputOption, SampledArgument, variables
+from aenv_ray.cli.terminal.options import (
+    EngineOption,
+    OutputOption,
+    SampledArgument,
+    VariablesOption,
+    variables,
+    with_options,
+)
 from aenv_ray.cli.terminal.output import Format, chosen, show
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Episode
 
 
+@with_options(options.ModelOptions)
 def sample(  # noqa: PLR0913, PLR0917  # each is an option
+    model: options.ModelOptions,
     environment: SampledArgument,
     policy: options.OptionalPolicyOption = None,
     tasks: Annotated[
@@ -83,19 +92,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     reward_on_failure: options.RewardOnFailureOption = "0.0",
     ttl: options.TtlOption = None,
     engine: EngineOption = None,
-    env: options.EnvironmentVariableOption = None,
-    base_url: options.BaseUrlOption = None,
-    api_key_env: options.ApiKeyEnvOption = None,
-    system: options.SystemOption = None,
-    prompt: options.PromptOption = None,
-    max_turns: options.MaxTurnsOption = None,
-    max_tokens: options.MaxTokensOption = None,
-    max_cost: options.MaxCostOption = None,
-    price: options.PriceOption = None,
-    stop_tool: options.StopToolOption = None,
-    request: options.RequestOption = None,
-    stream: options.StreamOption = False,
-    images: options.ImagesOption = False,
+    env: VariablesOption = None,
     output: OutputOption = None,
 ) -> None:
     """Run episodes of an environment with a policy.
@@ -123,23 +120,9 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     from aenv_ray.sampling.policies.named import named_policy
     from aenv_ray.trajectories.shards import check_output
 
-    chosen_model = options.model_options(
-        base_url=base_url,
-        api_key_env=api_key_env,
-        system=system,
-        prompt=prompt,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        max_cost=max_cost,
-        price=price,
-        stop_tool=stop_tool,
-        request=request,
-        stream=stream,
-        images=images,
-    )
     if (policy is None) == (predictions is None):
         raise typer.BadParameter("give either --policy or --predictions", param_hint="--policy")
-    act = named_policy(policy or "null", chosen_model)
+    act = named_policy(policy or "null", model.given)
     if resume and force:
         raise typer.BadParameter("cannot be combined with --force", param_hint="--resume")
     if not resume:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from aenv_ray.cli.sampling.options import ConcurrencyOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption, SampledArgument
 from aenv_ray.cli.terminal.output import Format, chosen, show, table
@@ -60,9 +61,7 @@ def synthesize(
     report: Annotated[
         Path | None, typer.Option("--report", help="File for the report, JSON.")
     ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", "-c", min=1, help="Concurrent instances.")
-    ] = 16,
+    concurrency: ConcurrencyOption = "16",
     engine: EngineOption = None,
     output: OutputOption = None,
 ) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from aenv_ray.project.project import Project
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 FormatOption = Annotated[
     Format | None, typer.Option("--format", "-f", help="Same as -o, as in AEnvironment.")
@@ -64,6 +66,15 @@ ProjectArgument = Annotated[
 ]
 WorkDirOption = Annotated[
     Path, typer.Option("--work-dir", "-w", help="Directory that PATH is relative to.")
+]
+ReferenceArgument = Annotated[
+    str, typer.Argument(metavar="NAME[@VERSION]", help="The environment.")
+]
+VersionOption = Annotated[
+    str | None, typer.Option("--version", "-v", help="Default: that of NAME, else the highest.")
+]
+VariablesOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="Variable, repeatable.")
 ]
 EngineOption = Annotated[
     str | None,
@@ -184,20 +195,50 @@ class GatewayOptions:
 
 
 def with_gateway(command: Callable[Concatenate[GatewayOptions, P], None]) -> Callable[P, None]:
-    """Add the options of `GatewayOptions` to a command, after its own, and pass it their values.
+    """Add the options of `GatewayOptions` to a command; see `with_options`."""
+
+    @contextlib.contextmanager
+    def opened(**given: Any) -> Iterator[GatewayOptions]:
+        with contextlib.ExitStack() as clients:
+            yield GatewayOptions(clients, **given)
+
+    return _extended(command, GatewayOptions, opened)
+
+
+def with_options(
+    group: Callable[..., T],
+) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
+    """Return a decorator that adds a group of options to a command, after its own.
 
     Args:
-        command: Receives them as its first argument. An option that it has itself is not added.
+        group: A class whose keyword arguments are the options. The command receives an instance, as
+            its first argument. An option that it has itself is not added.
     """
+
+    def extend(command: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
+        return _extended(command, group, lambda **given: contextlib.nullcontext(group(**given)))
+
+    return extend
+
+
+def _extended(
+    command: Callable[Concatenate[T, P], None],
+    group: Callable[..., T],
+    make: Callable[..., AbstractContextManager[T]],
+) -> Callable[P, None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    shared = list(inspect.signature(GatewayOptions, eval_str=True).parameters.values())[1:]
-    added = [one for one in shared if one.name not in {mine.name for mine in own}]
+    names = {one.name for one in own}
+    added = [
+        one
+        for one in inspect.signature(group, eval_str=True).parameters.values()
+        if one.kind is one.KEYWORD_ONLY and one.name not in names
+    ]
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         given: dict[str, Any] = {one.name: kwargs.pop(one.name) for one in added}
-        with contextlib.ExitStack() as clients:
-            command(GatewayOptions(clients, **given), *args, **kwargs)
+        with make(**given) as values:
+            command(values, *args, **kwargs)
 
     # Typer reads both.
     wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]

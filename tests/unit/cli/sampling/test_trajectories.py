@@ -313,7 +313,7 @@ def test_episodes_are_replayed_with_the_options_that_they_were_played_with(
     assert main(words) == 0
     assert len(replays) == 1
     assert given == {
-        "concurrency": 16, "environment_variables": {"A": "1"}, "ttl": "2h",
+        "concurrency": "16", "environment_variables": {"A": "1"}, "ttl": "2h",
         "episode_timeout": "90m", "reward_on_death": -1.0, "reward_on_timeout": None,
         "reward_on_failure": -2.0,
     }  # fmt: skip
