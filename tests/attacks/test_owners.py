@@ -165,6 +165,29 @@ async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
     assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
 
 
+async def test_a_revoked_grant_starts_no_further_sandboxes_of_a_service(cast: Cast) -> None:
+    """Invariant 15: those of an update that does not name the environment are new instances too."""
+    body = {"envName": "probe@1.0.0", "replicas": 0}
+    paused, running = [
+        (await cast.bob.post("/env-service", json=body | {"replicas": n})).json()["data"]["id"]
+        for n in (0, 2)
+    ]
+    assert (await cast.admin.delete("/names/probe/grants/*")).status_code == 200
+    for service, change in (
+        (paused, {"replicas": 1}), (running, {"replicas": 3}), (running, {"autoscale": "1:9"}),
+        (running, {"environment_variables": {"A": "b"}}), (running, {"engine": "process"}),
+        (running, {"replicas": 1, "port": 80}),
+    ):  # fmt: skip
+        refused = await cast.bob.put(f"/env-service/{service}", json=change)
+        assert (refused.status_code, "environment_not_found" in refused.text) == (404, True), change
+    for fewer in (1, 0):
+        changed = await cast.bob.put(f"/env-service/{running}", json={"replicas": fewer})
+        assert changed.json()["data"]["replicas"] == fewer
+    assert (await cast.admin.put(f"/env-service/{running}", json={"replicas": 1})).is_success
+    for service in (paused, running):
+        assert (await cast.bob.delete(f"/env-service/{service}")).status_code == 200
+
+
 async def test_a_built_in_does_not_open_another_owners_version(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
