@@ -249,6 +249,35 @@ async def test_a_signed_url_opens_no_more_than_its_token_does_now(
     assert not await cast.bench.hub.has_artifact("alice", hashlib.sha256(data).hexdigest())
 
 
+async def test_what_a_leaked_token_could_copy_ends_with_it(cast: Cast) -> None:
+    """Invariant 15: agent tokens, and the addresses of instances, in AEnvironment's headers."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    instance = (await cast.alice.post("/env-instance", json={"envName": "probe@1.0.0"})).json()
+    base, ping = f"/instances/{instance['data']['id']}", {"jsonrpc": "2.0", "id": 1}
+
+    async def reached(secret: str | None, address: str | None = None) -> int:
+        headers = {} if address is None else {"AEnvCore-MCPProxy-URL": f"http://{address}:8081"}
+        path = f"{base}/mcp" if address is None else "/mcp"
+        async with cast.bench.client(secret) as http:
+            answer = await http.post(path, headers=headers, json=ping | {"method": "ping"})
+        return answer.status_code
+
+    async with cast.bench.client(made["token"]) as leaked:
+        copied = (await leaked.post(f"{base}/token")).json()["data"]["token"]
+        address = (await leaked.get(base)).json()["data"]["ip"]
+    mine = (await cast.alice.post(f"{base}/token")).json()["data"]["token"]
+    by_admin = await cast.admin.post(
+        "/tokens",
+        json={"owner": "alice", "role": "agent", "instance_id": instance["data"]["id"]},
+    )
+    assert await reached(copied) == await reached(None, address) == 200
+    assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+    assert await reached(copied) == await reached(None, address) == 401
+    assert await reached(mine) == await reached(None, instance["data"]["ip"]) == 200
+    (admin,) = await cast.bench.hub.tokens("root")
+    assert by_admin.json()["data"]["made_by"] == admin.id
+
+
 async def test_what_a_revoked_token_has_begun_to_read_ends(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,7 @@ async def create_agent_token(call: UserCall, id: str, body: AgentTokenRequest) -
         instance_id=lease.id,
         ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
         note=body.note,
+        maker=await call.token(),
     )
     call.note(subject=record.id)
     return TokenObject(token=secret, **record.model_dump())
