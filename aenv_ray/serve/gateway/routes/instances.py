@@ -217,6 +217,7 @@ async def execute(call: UserCall, id: str, body: ExecRequest) -> ExecObject:
         body.command, body.timeout, cwd=body.cwd, env=body.env, stdin=_decoded(body.stdin)
     )
     result = await unless_left(call.request, running)
+    await call.control.deps.authenticate.check_again(call.request)
     return _exec_object(result, is_base64=body.encoding == "base64")
 
 
