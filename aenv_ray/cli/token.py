@@ -103,6 +103,8 @@ def revoke(
 ) -> None:
     """Revoke a token; fails if it does not exist.
 
+    The agent tokens that it created are revoked, too.
+
     Example:
       aenv token revoke 0123456789abcdef --yes
     """

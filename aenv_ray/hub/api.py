@@ -330,6 +330,7 @@ class Hub(ABC):
         ttl_s: float | None = None,
         note: str = "",
         secret: str | None = None,
+        maker: TokenRecord | None = None,
     ) -> tuple[str, TokenRecord]:
         """Create a token; return its secret, which cannot be read again, and its record.
 
@@ -340,9 +341,12 @@ class Hub(ABC):
             ttl_s: None: it does not expire.
             note: A note, shown in listings.
             secret: None: a new one. The secret does not leave this process; the hub stores a hash.
+            maker: The token with which an agent's token is created, which ends with it. Only an
+                administrator's token creates other ones, which do not depend on it.
 
         Raises:
             CatalogConflict: The instance has as many tokens as it may.
+            Unauthorized: `maker` was revoked.
             ConfigError: A token of role agent without an instance, another one with one, or a TTL
                 that is not positive.
         """
@@ -357,9 +361,15 @@ class Hub(ABC):
                 hint="leave it out for a token that does not expire",
             )
         now = self._clock.now()
+        expiries = [] if ttl_s is None else [now + ttl_s]
+        if role is not Role.AGENT:
+            maker = None
+        if maker is not None and maker.expires_at is not None:
+            expiries.append(maker.expires_at)
         record = TokenRecord(
             id=secrets.token_hex(8), role=role, owner=owner, instance_id=instance_id, note=note,
-            created_at=now, expires_at=None if ttl_s is None else now + ttl_s,
+            created_at=now, expires_at=min(expiries, default=None),
+            made_by="" if maker is None else maker.id,
         )  # fmt: skip
         secret = secret or SECRET_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         # Generated here: a retry after a lost answer stores the same token.
@@ -376,6 +386,7 @@ class Hub(ABC):
 
         Raises:
             CatalogConflict: Its instance has as many tokens as it may.
+            Unauthorized: The token that created it was revoked.
         """
 
     @abstractmethod
@@ -392,7 +403,7 @@ class Hub(ABC):
 
     @abstractmethod
     async def revoke_token(self, token_id: str) -> None:
-        """Revoke a token; an unknown id is ignored."""
+        """Revoke a token, and the agent tokens that it created; an unknown id is ignored."""
 
     # --- audit log --------------------------------------------------------------------------
 

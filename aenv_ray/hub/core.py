@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import aenv_ray
-from aenv_ray.errors import CatalogConflict, ConfigError
+from aenv_ray.errors import CatalogConflict, ConfigError, Unauthorized
 from aenv_ray.hub import catalog
 from aenv_ray.hub.base import to_json
 from aenv_ray.hub.environments import ARCHIVES, StoredEnvironments
@@ -40,7 +40,8 @@ _AUDIT_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 KEEP_TOKEN: Final = """
 local root = KEYS[1]
-local id, hash, record, instance, expires_at, most = unpack(ARGV)
+local id, hash, record, instance, expires_at, most, made_by = unpack(ARGV)
+if made_by ~= '' and redis.call('HEXISTS', root..'token:records', made_by) == 0 then return -1 end
 if instance ~= '' then
     local ids = redis.call('SMEMBERS', root..'token:of:'..instance)
     local others = 0
@@ -61,7 +62,8 @@ if expires_at ~= '' then redis.call('ZADD', root..'token:expiry', expires_at, id
 return 1
 """
 """Arguments: token id, hash of its secret, its record, its instance or "", its expiry or "", how
-many an instance may have. Returns whether it was stored."""
+many an instance may have, the token that created it or "". Returns whether it was stored; -1: the
+token that created it is gone."""
 
 FIND_TOKEN: Final = """
 local id = redis.call('HGET', KEYS[1]..'token:hashes', ARGV[1])
@@ -71,15 +73,25 @@ return id and redis.call('HGET', KEYS[1]..'token:records', id)
 
 REVOKE_TOKEN: Final = """
 local root, id, instance = KEYS[1], ARGV[1], ARGV[2]
-local hash = redis.call('HGET', root..'token:secrets', id)
-if hash then redis.call('HDEL', root..'token:hashes', hash) end
-redis.call('HDEL', root..'token:records', id)
-redis.call('HDEL', root..'token:secrets', id)
-redis.call('ZREM', root..'token:expiry', id)
-if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
+local function remove(id, instance)
+    local hash = redis.call('HGET', root..'token:secrets', id)
+    if hash then redis.call('HDEL', root..'token:hashes', hash) end
+    redis.call('HDEL', root..'token:records', id)
+    redis.call('HDEL', root..'token:secrets', id)
+    redis.call('ZREM', root..'token:expiry', id)
+    if instance ~= '' then redis.call('SREM', root..'token:of:'..instance, id) end
+end
+local may_have_made = instance == '' and redis.call('HEXISTS', root..'token:records', id) == 1
+remove(id, instance)
+if may_have_made then
+    for _, text in ipairs(redis.call('HVALS', root..'token:records')) do
+        local record = cjson.decode(text)
+        if record.made_by == id then remove(record.id, record.instance_id) end
+    end
+end
 return 1
 """
-"""Arguments: token id, its instance or ""."""
+"""Arguments: token id, its instance or "". The agent tokens that it created are revoked, too."""
 
 _HELD: Final = """
 local root = KEYS[1]
@@ -316,7 +328,13 @@ class HubCore(StoredEnvironments, Leases):
             record.instance_id or "",
             "" if record.expires_at is None else record.expires_at,
             str(MAX_AGENT_TOKENS),
+            getattr(record, "made_by", ""),  # a record of an earlier version has none
         )
+        if is_kept < 0:
+            raise Unauthorized(
+                "the token that was to create an agent token has expired or was revoked",
+                hint="use another token",
+            )
         if not is_kept:
             raise CatalogConflict(
                 f"instance {record.instance_id} has {MAX_AGENT_TOKENS} tokens, as many as it may",

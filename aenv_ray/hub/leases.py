@@ -11,7 +11,7 @@ from typing import Any, Final
 from aenv_ray import ids
 from aenv_ray.errors import ConfigError, InstanceNotFound, QuotaExceeded, QuotaTooSmall
 from aenv_ray.hub.base import LIST, HubBase, from_cursor, listing, to_cursor, to_json
-from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota, unknown_instance
+from aenv_ray.hub.records import Lease, LeaseQuery, Page, Quota, unknown_address, unknown_instance
 from aenv_ray.models import InstanceStatus
 from aenv_ray.units import counted
 
@@ -312,16 +312,11 @@ class Leases(HubBase, ABC):
         return await self._lease(instance_id, unknown_instance(instance_id))
 
     async def lease_of_capability(self, capability: str) -> Lease:  # noqa: D102
-        # The capability is a credential, so no error repeats it.
-        unknown = InstanceNotFound(
-            "no instance has this address",
-            hint="use the address that creating the instance returned",
-        )
         key = self._keys.root + "lease:capabilities"
         instance_id = await self._ask("hget", key, capability)
         if instance_id is None:
-            raise unknown
-        return await self._lease(instance_id, unknown)
+            raise unknown_address()
+        return await self._lease(instance_id, unknown_address())
 
     async def leases(self, query: LeaseQuery) -> Page[Lease]:  # noqa: D102
         after = from_cursor(query.cursor)

@@ -204,7 +204,10 @@ class Lease(Frozen):
     ttl_s: float | None = None
     """The TTL at its creation; None if unknown."""
     capability: str
-    """Unguessable lower-case name that identifies the instance on routes without a token."""
+    """Unguessable lower-case name that identifies the instance on routes without a token.
+
+    Clients see it only as part of an address, see `Signer.address`.
+    """
     reason: str = ""
     """Why it failed."""
     made_by: str = ""
@@ -278,6 +281,16 @@ class TokenRecord(Frozen):
     created_at: float
     expires_at: float | None = None
     """Seconds since the epoch; None: it does not expire."""
+    made_by: str = ""
+    """Id of the token that created a token with role agent, which ends with it; "": unknown."""
+
+
+def unknown_address() -> InstanceNotFound:
+    """Return the error for an address of no instance, which it does not repeat: it is a secret."""
+    return InstanceNotFound(
+        "no instance has this address",
+        hint="use the address that creating the instance returned",
+    )
 
 
 def unknown_instance(instance_id: str) -> InstanceNotFound:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -76,7 +76,9 @@ async def ask(sandbox: Sandbox, path: str) -> Any:
     async def send(_: Message) -> None:
         raise AssertionError
 
-    response = await FunctionProxy(find, sandbox).serve(request(path), send)
+    async def admitted(_: HTTPConnection) -> None: ...
+
+    response = await FunctionProxy(find, sandbox, admitted).serve(request(path), send)
     return json.loads(bytes(response.body))
 
 

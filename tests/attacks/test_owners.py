@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
+from aenv_ray.actors.calls.json_calls import InstanceCalls
 from aenv_ray.actors.calls.port_stream import PortStream
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.client.async_handle import AsyncEnvHandle
@@ -22,11 +23,13 @@ from aenv_ray.hub import core
 from aenv_ray.hub.core import HubCore
 from aenv_ray.hub.records import EVERYBODY, AuditRecord, EnvironmentQuery, NameRecord, Right, Role
 from aenv_ray.hub.redis.server import RedisServer
+from aenv_ray.models import ExecResult
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.project import project
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.creation import Creation
 from aenv_ray.serve.gateway.data.ports import PortProxy
+from aenv_ray.serve.gateway.data.sandbox import PIECE_BYTES
 from aenv_ray.serve.gateway.routes.admin import POOLS
 from aenv_ray.serve.gateway.routes.routing import AUDITED, ControlRoute
 from aenv_ray.serve.services.service_replica import SERVICE_LABEL
@@ -165,6 +168,29 @@ async def test_nothing_starts_without_the_right_to_use_it(cast: Cast) -> None:
     assert (await cast.admin.post("/env-instance", json=body)).status_code == 200
 
 
+async def test_a_revoked_grant_starts_no_further_sandboxes_of_a_service(cast: Cast) -> None:
+    """Invariant 15: those of an update that does not name the environment are new instances too."""
+    body = {"envName": "probe@1.0.0", "replicas": 0}
+    paused, running = [
+        (await cast.bob.post("/env-service", json=body | {"replicas": n})).json()["data"]["id"]
+        for n in (0, 2)
+    ]
+    assert (await cast.admin.delete("/names/probe/grants/*")).status_code == 200
+    for service, change in (
+        (paused, {"replicas": 1}), (running, {"replicas": 3}), (running, {"autoscale": "1:9"}),
+        (running, {"environment_variables": {"A": "b"}}), (running, {"engine": "process"}),
+        (running, {"replicas": 1, "port": 80}),
+    ):  # fmt: skip
+        refused = await cast.bob.put(f"/env-service/{service}", json=change)
+        assert (refused.status_code, "environment_not_found" in refused.text) == (404, True), change
+    for fewer in (1, 0):
+        changed = await cast.bob.put(f"/env-service/{running}", json={"replicas": fewer})
+        assert changed.json()["data"]["replicas"] == fewer
+    assert (await cast.admin.put(f"/env-service/{running}", json={"replicas": 1})).is_success
+    for service in (paused, running):
+        assert (await cast.bob.delete(f"/env-service/{service}")).status_code == 200
+
+
 async def test_a_built_in_does_not_open_another_owners_version(
     cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +252,35 @@ async def test_a_signed_url_opens_no_more_than_its_token_does_now(
     assert not await cast.bench.hub.has_artifact("alice", hashlib.sha256(data).hexdigest())
 
 
+async def test_what_a_leaked_token_could_copy_ends_with_it(cast: Cast) -> None:
+    """Invariant 15: agent tokens, and the addresses of instances, in AEnvironment's headers."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    instance = (await cast.alice.post("/env-instance", json={"envName": "probe@1.0.0"})).json()
+    base, ping = f"/instances/{instance['data']['id']}", {"jsonrpc": "2.0", "id": 1}
+
+    async def reached(secret: str | None, address: str | None = None) -> int:
+        headers = {} if address is None else {"AEnvCore-MCPProxy-URL": f"http://{address}:8081"}
+        path = f"{base}/mcp" if address is None else "/mcp"
+        async with cast.bench.client(secret) as http:
+            answer = await http.post(path, headers=headers, json=ping | {"method": "ping"})
+        return answer.status_code
+
+    async with cast.bench.client(made["token"]) as leaked:
+        copied = (await leaked.post(f"{base}/token")).json()["data"]["token"]
+        address = (await leaked.get(base)).json()["data"]["ip"]
+    mine = (await cast.alice.post(f"{base}/token")).json()["data"]["token"]
+    by_admin = await cast.admin.post(
+        "/tokens",
+        json={"owner": "alice", "role": "agent", "instance_id": instance["data"]["id"]},
+    )
+    assert await reached(copied) == await reached(None, address) == 200
+    assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+    assert await reached(copied) == await reached(None, address) == 401
+    assert await reached(mine) == await reached(None, instance["data"]["ip"]) == 200
+    (admin,) = await cast.bench.hub.tokens("root")
+    assert by_admin.json()["data"]["made_by"] == admin.id
+
+
 async def test_what_a_revoked_token_has_begun_to_read_ends(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +322,151 @@ async def test_what_a_revoked_token_has_begun_to_read_ends(
     assert '"status":"Running"' in told
     assert '"code":"unauthorized"' in told
     assert (await cast.alice.get(base)).json()["data"]["status"] == "Running"
+
+
+async def test_what_a_revoked_token_has_begun_to_run_tells_it_nothing(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: calls over MCP, also by an address or by an agent, functions, files, exec."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    calls = _Calls(monkeypatch)
+    base = await _instance(cast)
+    accept = {"Accept": "application/json, text/event-stream"}
+    async with (
+        cast.bench.client(made["token"]) as leaked, cast.bench.client(None) as nobody,
+        asyncio.timeout(30), asyncio.TaskGroup() as group,
+    ):  # fmt: skip
+        secret = (await leaked.post(f"{base}/token")).json()["data"]["token"]
+        agent = {"Authorization": f"Bearer {secret}", **accept}
+        url = f"http://{(await leaked.get(base)).json()['data']['ip']}:8081"
+        addressed = {"AEnvCore-MCPProxy-URL": url, **accept}
+        waiting = {
+            "by token": leaked.post(f"{base}/mcp", json=PLAIN),
+            "by address": nobody.post("/mcp", json=PLAIN, headers=addressed),
+            "by agent": nobody.post(f"{base}/mcp", json=PLAIN, headers=agent),
+            "reward": nobody.post("/task/reward", headers=addressed),
+            "exec": leaked.post(f"{base}/exec", json={"command": "cat"}),
+            "followed": leaked.post(f"{base}/mcp", json=FOLLOWED, headers=accept),
+            "followed by address": nobody.post("/mcp", json=FOLLOWED, headers=addressed),
+        }
+        asked = {name: group.create_task(request) for name, request in waiting.items()}
+        file = group.create_task(_refused(leaked.get(f"{base}/files?path=f")))
+        await calls.contents.give("before")
+        for _ in waiting:
+            await calls.running.acquire()
+        assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+        calls.are_over.set()
+        calls.contents.pieces.put_nowait("after")
+        assert await file
+        answers = {name: await task for name, task in asked.items()}
+    for name, answer in answers.items():
+        assert "unauthorized" in answer.text, name
+        assert "after" not in answer.text, name
+        assert ("before" in answer.text) == name.startswith("followed"), name
+    assert calls.cancelled == 2
+
+
+async def test_a_revoked_token_runs_nothing_by_a_body_that_it_holds_back(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 15: a piece a minute keeps a request waiting for as long as its sender wants."""
+    made = (await cast.admin.post("/tokens", json={"owner": "alice"})).json()["data"]
+    calls = _Calls(monkeypatch)
+    base = await _instance(cast)
+    begun, is_revoked = asyncio.Semaphore(0), asyncio.Event()
+
+    async def held(body: Any) -> AsyncIterator[bytes]:
+        data = json.dumps(body).encode()
+        yield data[:1]
+        begun.release()
+        await is_revoked.wait()
+        yield data[1:]
+
+    async with (
+        cast.bench.client(made["token"]) as leaked, cast.bench.client(None) as nobody,
+        asyncio.timeout(30), asyncio.TaskGroup() as group,
+    ):  # fmt: skip
+        url = f"http://{(await leaked.get(base)).json()['data']['ip']}:8081"
+        addressed = {"AEnvCore-MCPProxy-URL": url}
+        requests = [
+            leaked.post("/instances", content=held({"envName": "probe@1.0.0"})),
+            leaked.post(f"{base}/exec", content=held({"command": "cat"})),
+            leaked.put(f"{base}/files?path=f", content=held("text")),
+            leaked.post(f"{base}/mcp", content=held(PLAIN)),
+            nobody.post("/task/reward", content=held({}), headers=addressed),
+        ]
+        tasks = [group.create_task(request) for request in requests]
+        for _ in tasks:
+            await begun.acquire()
+        assert (await cast.alice.delete(f"/tokens/{made['id']}")).json()["data"] is True
+        is_revoked.set()
+        for task in tasks:
+            answer = await task
+            assert answer.status_code == 401, answer.url
+    assert calls.running.locked()  # nothing has begun
+    assert len((await cast.alice.get("/instances")).json()["data"]) == 1
+
+
+async def _instance(cast: Cast) -> str:
+    """Return the path of a new instance of Alice."""
+    made = await cast.alice.post("/env-instance", json={"envName": "probe@1.0.0"})
+    return f"/instances/{made.json()['data']['id']}"
+
+
+PLAIN = {
+    "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "t", "arguments": {}},
+}  # fmt: skip
+FOLLOWED = PLAIN | {"params": {"name": "t", "arguments": {}, "_meta": {"progressToken": "p"}}}
+
+
+class _Calls:
+    """What an instance is asked for; it answers once `are_over` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running = asyncio.Semaphore(0)
+        """Released by each that begins."""
+        self.are_over = asyncio.Event()
+        self.cancelled = 0
+        self.contents = _Pieces()
+        monkeypatch.setattr(InstanceCalls, "call", self._call)
+        monkeypatch.setattr(InstanceCalls, "follow", self._follow)
+        for name in ("exec", "read_file", "write_file"):
+            monkeypatch.setattr(AsyncEnvHandle, name, getattr(self, f"_{name}"))
+
+    async def _end(self) -> None:
+        self.running.release()
+        await self.are_over.wait()
+
+    async def _call(self, *_: object) -> bytes:
+        await self._end()
+        return b'{"data":"after"}'
+
+    async def _follow(self, *_: object) -> AsyncGenerator[Any]:
+        try:
+            yield [[1.0, None, "before"]]
+            await self._end()
+            yield [[2.0, None, "after"]]
+            raise AssertionError
+        finally:
+            self.cancelled += 1
+
+    async def _exec(self, *_: object, **__: object) -> ExecResult:
+        await self._end()
+        return ExecResult(exit_code=0, stdout=b"after", stderr=b"")
+
+    async def _read_file(self, *_: object) -> bytes:
+        return (await self.contents.next()).encode().ljust(PIECE_BYTES)
+
+    async def _write_file(self, *_: object) -> int:
+        self.running.release()
+        return 4
+
+
+async def _refused(request: Awaitable[httpx.Response]) -> bool:
+    """Return whether the connection breaks because the token is no longer valid."""
+    with pytest.raises(Unauthorized):
+        await request
+    return True
 
 
 class _Pieces:

@@ -80,7 +80,7 @@ class GatewayApp:
         calls = InstanceCalls(fabric.handle, fabric.forget)
         self.deps = Deps(
             hub, fabric, calls, artifacts, resolve, tokens, settings, clock, policy,
-            artifact_quota_bytes,
+            artifact_quota_bytes, Signer(hub, clock),
         )  # fmt: skip
         self.membership = Membership(hub, clock, self.replica, settings.sweep_s)
         self.creator = Creator(
@@ -106,7 +106,6 @@ class GatewayApp:
                 self.services,
                 EnvironmentCache(hub, clock),
                 RequestRate(settings.requests_per_s, settings.burst, clock),
-                Signer(hub, clock),
                 publish,
                 self.metrics,
                 self.collector,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,8 @@ _MAX_TOKENS: Final = 10_000
 """Tokens remembered, unknown ones included."""
 _MAX_CHARACTERS: Final = 512
 """A longer token is not one of ours."""
+AGAIN_S: Final = 5.0
+"""How long an answer that has begun waits for the hub."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,20 @@ class Principal:
         return requested
 
 
+_Find = Callable[[], Awaitable[TokenRecord | None]]
+CheckAgain = Callable[[HTTPConnection], Awaitable[None]]
+"""Raises Unauthorized once the token of a request is no longer valid."""
+
+
 class HubAuthenticator:
     """Looks tokens up in the hub; concurrent requests with one token cause one lookup."""
 
     def __init__(self, hub: Hub, clock: Clock, cache_s: float) -> None:
         self._hub = hub
         self._clock = clock
-        # In a tuple, because None is an answer: the token is unknown.
+        # By secret and by id; in a tuple, because None is an answer: the token is unknown.
         self._known: BoundedCache[str, tuple[Principal | None]] = BoundedCache(
-            _MAX_TOKENS, ttl_s=cache_s, clock=clock
+            2 * _MAX_TOKENS, ttl_s=cache_s, clock=clock
         )
         self._lookups: dict[str, asyncio.Task[Principal | None]] = {}
 
@@ -113,44 +120,82 @@ class HubAuthenticator:
         """
         secret = bearer_of(request.headers.get("authorization"))
         key = hashlib.sha256(secret.encode()).hexdigest()
-        known = self._known.get(key)
-        principal = await self._look_up_once(key, secret) if known is None else known[0]
-        if principal is None:
-            raise Unauthorized(
-                "the token is unknown, expired or revoked", hint="create one: aenv token create"
-            )
-        request.scope["aenv.principal"] = principal
-        return principal
+        return await self._admitted(request, key, lambda: self._hub.check_token(secret))
+
+    async def by_id(self, request: HTTPConnection, token_id: str) -> Principal:
+        """Return the sender of a request with the address that a token was shown, and record it.
+
+        Raises:
+            Unauthorized, FabricUnavailable: As for a request with that token.
+        """
+        return await self._admitted(request, *self._by_id(token_id))
 
     async def check_again(self, request: HTTPConnection) -> None:
-        """Check that the token of a request, whose answer has begun, is still valid.
+        """Check that the token of a request that was admitted is still valid.
+
+        Does nothing if the hub does not answer: what was admitted does not depend on it. Requests
+        with an address of an earlier version have no token.
 
         Raises:
             Unauthorized: It has expired or was revoked.
         """
-        with contextlib.suppress(FabricUnavailable):  # the answer does not depend on the hub
-            await self(request)
+        principal: Principal | None = request.scope.get("aenv.principal")
+        if principal is None:
+            return
+        key, find = self._by_id(principal.token_id)
+        known = self._known.get(key)  # first: a timeout costs more than the rest
+        if known is None:
+            try:
+                async with asyncio.timeout(AGAIN_S):
+                    known = (await self._look_up_once(key, find),)
+            except (FabricUnavailable, TimeoutError):
+                return
+        if known[0] is None:
+            raise invalid_token()
+
+    def _by_id(self, token_id: str) -> tuple[str, _Find]:
+        return _id_key(token_id), lambda: self._hub.token(token_id)
+
+    async def _admitted(self, request: HTTPConnection, key: str, find: _Find) -> Principal:
+        known = self._known.get(key)
+        principal = await self._look_up_once(key, find) if known is None else known[0]
+        if principal is None:
+            raise invalid_token()
+        request.scope["aenv.principal"] = principal
+        return principal
 
     def forget(self) -> None:
         """Clear the cache, because a token was revoked."""
         self._known.clear()
 
-    async def _look_up_once(self, key: str, secret: str) -> Principal | None:
+    async def _look_up_once(self, key: str, find: _Find) -> Principal | None:
         task = self._lookups.get(key)
         if task is None:
-            task = asyncio.create_task(self._look_up(key, secret))
+            task = asyncio.create_task(self._look_up(key, find))
             self._lookups[key] = task
             task.add_done_callback(lambda _: self._lookups.pop(key, None))
         return await asyncio.shield(task)  # one cancelled request must not cancel the others
 
-    async def _look_up(self, key: str, secret: str) -> Principal | None:
-        record = await self._hub.check_token(secret)
+    async def _look_up(self, key: str, find: _Find) -> Principal | None:
+        record = await find()
         if record is None:
             self._known.put(key, (None,))
             return None
         principal = principal_in(record)
-        self._known.put(key, (principal,), expires_at=record.expires_at)
+        for known_by in {key, _id_key(record.id)}:
+            self._known.put(known_by, (principal,), expires_at=record.expires_at)
         return principal
+
+
+def _id_key(token_id: str) -> str:
+    return f"id {token_id}"  # never a hash
+
+
+def invalid_token() -> Unauthorized:
+    """Return the error for a token that the hub does not know."""
+    return Unauthorized(
+        "the token is unknown, expired or revoked", hint="create one: aenv token create"
+    )
 
 
 def principal_in(record: TokenRecord) -> Principal:

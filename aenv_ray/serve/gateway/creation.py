@@ -232,7 +232,7 @@ class Creator:
                 # The TTL starts when the instance runs.
                 deadline=began + CREATE_DEADLINE_S + spec.ttl_s,
                 ttl_s=spec.ttl_s,
-                capability=f"i{secrets.token_hex(20)}",
+                capability=f"n{secrets.token_hex(20)}",
                 made_by=self._membership.name,
                 places=spec.places,
             )

@@ -14,6 +14,7 @@ from aenv_ray.policy import Policy
 from aenv_ray.project.project import Project
 from aenv_ray.serve.gateway.auth import HubAuthenticator
 from aenv_ray.serve.gateway.settings import GatewaySettings
+from aenv_ray.serve.gateway.signing import Signer
 
 Resolver = Callable[[str], Awaitable[Project]]
 """Returns the project of ``name`` or ``name@version``, never of a path, with files on this node."""
@@ -35,3 +36,4 @@ class Deps:
     """Returns what environments may request."""
     artifact_quota_bytes: int | None
     """Limit for the total size of the artifacts of one owner; None: no limit."""
+    signer: Signer

@@ -1,7 +1,8 @@
-"""Signed URLs: they allow one upload or download without a token, for some minutes.
+"""Signed URLs and addresses, for clients that send no token.
 
-A URL names the token that it was created with. It allows no more than that token does when the URL
-is used, and nothing once the token is revoked.
+A signed URL allows one upload or download, for some minutes; an address the data routes of one
+instance. Both name the token with which they were requested. They allow no more than that token
+does when they are used, and nothing once it is revoked.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pydantic import BaseModel, ConfigDict
 from aenv_ray.clock import Clock
 from aenv_ray.errors import Forbidden
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import TokenRecord
+from aenv_ray.hub.records import TokenRecord, unknown_address
 
 SIGNED_S: Final = 900.0
 """How long a signed URL is valid."""
 _KEY_TTL_S: Final = 10 * 365 * 86_400.0
 _KEY_NAME: Final = "gateway:signing-key"
+_LABEL: Final = 40
+"""Hex digits of the signature in an address: a label of a host name has at most 63."""
 
 
 class UrlSignature(BaseModel):
@@ -47,7 +50,7 @@ class Signer:
     async def sign(self, method: str, path: str, token_id: str) -> str:
         """Return a path and query that allow one method for `SIGNED_S`."""
         expires = int(self._clock.now() + SIGNED_S)
-        signature = await self._signature(method, path, token_id, expires)
+        signature = await self._signature(method, path, token_id, str(expires))
         return f"{path}?expires={expires}&token={quote(token_id, safe='')}&signature={signature}"
 
     async def check(self, method: str, path: str, given: UrlSignature) -> TokenRecord:
@@ -57,7 +60,7 @@ class Signer:
             Forbidden: It is wrong, signs another request, or has expired, or the token is no longer
                 valid.
         """
-        expected = await self._signature(method, path, given.token, given.expires)
+        expected = await self._signature(method, path, given.token, str(given.expires))
         is_ours = hmac.compare_digest(expected.encode(), given.signature.encode())
         if not is_ours or given.expires < self._clock.now():
             raise Forbidden(
@@ -71,9 +74,27 @@ class Signer:
             )
         return record
 
-    async def _signature(self, method: str, path: str, token_id: str, expires: int) -> str:
+    async def address(self, capability: str, token_id: str) -> str:
+        """Return the address of an instance for the holder of a token: a lower-case host name."""
+        signature = await self._signature("address", capability, token_id)
+        return f"{capability}.{token_id}.{signature[:_LABEL]}"
+
+    async def read_address(self, address: str) -> tuple[str, str]:
+        """Return the capability in an address, and the id of the token that it was shown to.
+
+        Raises:
+            InstanceNotFound: We did not make it.
+        """
+        capability, _, rest = address.partition(".")
+        token_id, _, given = rest.partition(".")
+        expected = (await self._signature("address", capability, token_id))[:_LABEL]
+        if not hmac.compare_digest(expected.encode(), given.encode()):
+            raise unknown_address()
+        return capability, token_id
+
+    async def _signature(self, *parts: str) -> str:
         if self._key is None:
             fresh = secrets.token_hex(32)
             self._key = (await self._hub.remember(_KEY_NAME, fresh, _KEY_TTL_S)).encode()
-        text = f"{method}\n{path}\n{token_id}\n{expires}"
+        text = "\n".join(parts)
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()

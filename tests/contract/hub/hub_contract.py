@@ -24,6 +24,7 @@ from aenv_ray.errors import (
     InstanceNotFound,
     QuotaExceeded,
     QuotaTooSmall,
+    Unauthorized,
 )
 from aenv_ray.hub import catalog, core, environments
 from aenv_ray.hub.api import Hub
@@ -483,6 +484,48 @@ class HubContract(EnvironmentsContract):
         await hub.update_lease("w-2", status=InstanceStatus.TERMINATED)
         assert await hub.check_token(secrets["w-2"]) is None
         assert await hub.tokens() == ()
+
+    async def test_an_agents_token_ends_with_the_token_that_created_it(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Invariant 15: a leaked token is worth nothing once it is revoked."""
+        monkeypatch.setattr(core, "MAX_AGENT_TOKENS", 3)
+        await hub.admit([lease("w-1")])
+        _, leaked = await hub.create_token(Role.USER, "somebody")
+        _, other = await hub.create_token(Role.USER, "somebody")
+
+        async def agent(maker: TokenRecord | None) -> str:
+            secret, record = await hub.create_token(
+                Role.AGENT, "somebody", instance_id="w-1", maker=maker
+            )
+            assert record.made_by == ("" if maker is None else maker.id)
+            return secret
+
+        copied, kept, unknown = await agent(leaked), await agent(other), await agent(None)
+        made, _ = await hub.create_token(Role.USER, "another", maker=leaked)
+        await hub.revoke_token(leaked.id)
+        assert await hub.check_token(copied) is None
+        for secret in (kept, unknown, made):
+            assert await hub.check_token(secret) is not None
+        assert {t.made_by for t in await hub.tokens() if t.role is Role.AGENT} == {other.id, ""}
+        with pytest.raises(Unauthorized, match="revoked"):
+            await agent(leaked)
+        await agent(other)  # the instance may have as many as before
+
+    async def test_an_agents_token_does_not_outlive_the_token_that_created_it(
+        self, hub: Hub, clock: FakeClock
+    ) -> None:
+        await hub.admit([lease("w-1")])
+        _, maker = await hub.create_token(Role.USER, "somebody", ttl_s=5)
+        for ttl_s, expected_s in ((None, 5), (60, 5), (2, 2)):
+            secret, record = await hub.create_token(
+                Role.AGENT, "somebody", instance_id="w-1", ttl_s=ttl_s, maker=maker
+            )
+            assert record.expires_at == START_S + expected_s
+        _, made = await hub.create_token(Role.USER, "another", maker=maker)
+        assert made.expires_at is None
+        clock.advance(5)
+        assert await hub.check_token(secret) is None
 
     async def test_the_number_of_tokens_of_an_instance_is_limited(
         self, hub: Hub, clock: FakeClock, monkeypatch: pytest.MonkeyPatch

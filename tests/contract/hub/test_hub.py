@@ -253,6 +253,21 @@ class TestHubCore(HubContract):
         left = {"{aenv}:env:contents", "{aenv}:env:owners", "{aenv}:env:bytes"}
         assert set(await redis.keys()) - before == left
 
+    async def test_tokens_of_an_earlier_version_keep_working(
+        self, hub: HubCore, redis: RedisClient
+    ) -> None:
+        """Neither they nor an earlier gateway say which token created one."""
+        await hub.admit([lease()])
+        secret, agent = await hub.create_token(Role.AGENT, "somebody", instance_id="weather-aaaa")
+        stored = agent.model_dump_json(exclude={"made_by"})
+        await redis.hset("{aenv}:token:records", agent.id, stored)
+        _, sent = await hub.create_token(Role.USER, "somebody")
+        del vars(sent)["made_by"]
+        await hub.keep_token("0" * 64, sent)
+        assert await hub.check_hash("0" * 64) is not None
+        await hub.revoke_token(sent.id)
+        assert await hub.check_token(secret) == agent
+
     async def test_listings_match_the_catalog(self, hub: HubCore) -> None:
         """For every combination of filters and every page size."""
         random = Random(7)

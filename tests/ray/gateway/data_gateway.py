@@ -104,6 +104,12 @@ class GatewayBench:
         made = self.replicas[0].hub.create_token(role, owner, instance_id=instance_id)
         return self.replicas[0].run(made)[0]
 
+    def address(self, lease: Lease) -> str:
+        """Return the address of an instance, shown to a token of its owner."""
+        replica = self.replicas[0]
+        _, token = replica.run(replica.hub.create_token(Role.USER, lease.owner))
+        return replica.run(replica.gateway.deps.signer.address(lease.capability, token.id))
+
     def admit(self, handle: EnvHandle, owner: str) -> Lease:
         """Account for an instance that was made beside the gateway."""
         lease = Lease(
@@ -124,11 +130,12 @@ class Door:
         self.id = handle.instance_id
         self.lease = gateway.admit(handle, "ada")
         self.owner = {"authorization": f"Bearer {gateway.token(Role.PUBLISHER)}"}
+        self.address = gateway.address(self.lease)
         agent = gateway.token(Role.AGENT, instance_id=self.id)
         self.agent = {"authorization": f"Bearer {agent}"}
         self.client_headers = {
             "AEnvCore-EnvInstance-ID": self.id,
-            "AEnvCore-MCPProxy-URL": f"http://{self.lease.capability}:8081",
+            "AEnvCore-MCPProxy-URL": f"http://{self.address}:8081",
         }
         self.path = f"/instances/{self.id}"
         self.mcp_url = f"{gateway.url}{self.path}/mcp"

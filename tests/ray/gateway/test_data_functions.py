@@ -177,7 +177,7 @@ async def test_an_address_is_a_credential_and_is_never_connected_to(
     server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     own = {"AEnvCore-EnvInstance-ID": door.id}
-    lease = door.lease.capability
+    lease = door.address
     async with httpx.AsyncClient(base_url=gateway.url) as http:
         for address, status in (
             (f"http://{lease}:8081", 200),

@@ -40,6 +40,7 @@ from aenv_ray.runtime.public.requests import (
     read_meta,
 )
 from aenv_ray.runtime.public.server import HEALTH_TIMEOUT_S
+from aenv_ray.serve.gateway.auth import CheckAgain
 from aenv_ray.serve.gateway.data.http import JSON, watched_disconnect
 from aenv_ray.serve.gateway.data.targets import Target
 
@@ -89,9 +90,15 @@ class _Offer:
 class FunctionProxy:
     """Answers all requests except ``/mcp``."""
 
-    def __init__(self, find: Callable[[Request], Awaitable[Target]], calls: JsonCalls) -> None:
+    def __init__(
+        self,
+        find: Callable[[Request], Awaitable[Target]],
+        calls: JsonCalls,
+        check_again: CheckAgain,
+    ) -> None:
         self._find = find
         self._calls = calls
+        self._check_again = check_again
         self._offers: BoundedCache[str, _Offer] = BoundedCache(
             MAX_OFFERS, max_bytes=MAX_OFFER_BYTES
         )
@@ -128,8 +135,11 @@ class FunctionProxy:
     ) -> bytes:
         call = JsonCall(target.instance_id, method, params, read_meta(request), target.session)
         await request.body()  # after the body, `receive` reports the disconnect of the client
+        await self._check_again(request)  # the body may have taken long, and so may the call
         async with watched_disconnect(request.receive) as disconnect:
-            return await self._calls.call(call, disconnect)
+            result = await self._calls.call(call, disconnect)
+        await self._check_again(request)
+        return result
 
     # --- functions --------------------------------------------------------------------------
 

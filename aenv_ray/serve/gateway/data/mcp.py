@@ -23,6 +23,7 @@ from aenv_ray.runtime.door.async_calls import Disconnect
 from aenv_ray.runtime.door.caller_link import ANSWER, OFFERS
 from aenv_ray.runtime.door.subscriptions import SESSION
 from aenv_ray.runtime.faults import SERVER_ERROR
+from aenv_ray.serve.gateway.auth import CheckAgain
 from aenv_ray.serve.gateway.data import mcp_wire
 from aenv_ray.serve.gateway.data.http import JSON, proxy_app, watched_disconnect
 from aenv_ray.serve.gateway.data.mcp_wire import Refused, Rpc, RpcAnswer
@@ -46,9 +47,10 @@ _METHODS: Final = "POST, DELETE"
 class McpProxy:
     """Answers MCP requests."""
 
-    def __init__(self, find: FindTarget, calls: JsonCalls) -> None:
+    def __init__(self, find: FindTarget, calls: JsonCalls, check_again: CheckAgain) -> None:
         self._find = find
         self._calls = calls
+        self._check_again = check_again
 
     async def serve(self, request: Request, send: Send) -> Response | None:
         """Return the answer; None if it was already sent.
@@ -77,6 +79,7 @@ class McpProxy:
             response.headers["Allow"] = _METHODS
             return response
         rpc = await _message(request)
+        await self._check_again(request)  # the body may have taken long
         if rpc.id is None:
             await self._note(target, rpc)
             return Response(status_code=202)
@@ -125,9 +128,10 @@ class McpProxy:
         stream.keep_alive()
         try:
             if rpc.method in mcp_wire.CALLS and (offers or rpc.progress_token is not None):
-                result = await self._followed(call, rpc, name, disconnect, stream)
+                result = await self._followed(call, request, rpc, name, disconnect, stream)
             else:
                 result = await self._calls.call(call, disconnect, name)
+            await self._check_again(request)
             answer = rpc.answer(result)
         except AenvError as exc:
             answer = _failure(request, rpc, exc)
@@ -139,15 +143,26 @@ class McpProxy:
         return None
 
     async def _followed(
-        self, call: JsonCall, rpc: Rpc, name: str, disconnect: Disconnect, stream: AnswerStream
+        self,
+        call: JsonCall,
+        request: Request,
+        rpc: Rpc,
+        name: str,
+        disconnect: Disconnect,
+        stream: AnswerStream,
     ) -> bytes:
-        """Run a call, send its progress, and return the result as JSON text."""
+        """Run a call, send its progress, and return the result as JSON text.
+
+        Raises:
+            Unauthorized: The token of the request is no longer valid; the call is cancelled.
+        """
         async with contextlib.aclosing(self._calls.follow(call, name, disconnect)) as rounds:
             async for news in rounds:
                 if isinstance(news, bytes):
                     return news
                 told = [message for report in news if (message := rpc.told(report)) is not None]
                 if told:
+                    await self._check_again(request)
                     await stream.send(*told)
         raise InternalError(f"{call.what}: the progress reports ended without a result")
 

@@ -26,16 +26,17 @@ def data_routes(deps: Deps) -> list[BaseRoute]:
     choose the endpoints of their functions.
     """
     targets, calls = Targets(deps), deps.calls
+    check_again = deps.authenticate.check_again
     limit = deps.settings.max_body_bytes
-    addressed_mcp = mcp_app(McpProxy(targets.of_headers, calls), limit)
-    functions = proxy_app(FunctionProxy(targets.of_headers, calls).serve, limit)
-    sandbox = SandboxProxy(targets.of_path, deps.fabric, limit)
+    addressed_mcp = mcp_app(McpProxy(targets.of_headers, calls, check_again), limit)
+    functions = proxy_app(FunctionProxy(targets.of_headers, calls, check_again).serve, limit)
+    sandbox = SandboxProxy(targets.of_path, deps.fabric, limit, check_again)
     ports = PortProxy(targets.of_path, deps)
     instance = "/instances/{instance_id}"
     return [
         _AddressedRoute("/mcp", addressed_mcp),
         _AddressedRoute("/{path:path}", functions),
-        Route(f"{instance}/mcp", mcp_app(McpProxy(targets.of_path, calls), limit)),
+        Route(f"{instance}/mcp", mcp_app(McpProxy(targets.of_path, calls, check_again), limit)),
         Route(f"{instance}/info", sandbox.info, methods=["GET"]),
         Route(f"{instance}/files/list", sandbox.list, methods=["GET"]),
         Route(f"{instance}/files", sandbox.read, methods=["GET"]),

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from aenv_ray.actors.fabric.async_fabric import AsyncFabric
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.errors import ConfigError
+from aenv_ray.serve.gateway.auth import CheckAgain
 from aenv_ray.serve.gateway.data.targets import Target
 from aenv_ray.serve.gateway.envelope import success
 from aenv_ray.serve.gateway.requests import read_body
@@ -47,8 +48,10 @@ class SandboxProxy:
         find: Callable[[Request], Awaitable[Target]],
         fabric: AsyncFabric,
         limit_bytes: int,
+        check_again: CheckAgain,
     ) -> None:
         self._find = find
+        self._check_again = check_again
         self._fabric = fabric
         self._limit_bytes = limit_bytes
 
@@ -81,6 +84,7 @@ class SandboxProxy:
                 if len(piece) < PIECE_BYTES or left == 0:
                     return
                 piece = await instance.read_file(path, at, _piece(left))
+                await self._check_again(request)
 
         return _Content(pieces(), instance)
 
@@ -93,6 +97,7 @@ class SandboxProxy:
         instance = await self._instance(request)
         path, mode = _path(request), request.query_params.get("mode")
         data = await read_body(request, self._limit_bytes)
+        await self._check_again(request)  # the body may have taken long
         append = request.query_params.get("append", "false") in {"true", "1"}
         size = await instance.write_file(path, data, append, None if mode is None else _octal(mode))
         return success({"size_bytes": size})

@@ -33,12 +33,13 @@ def service_routes(services: Services, deps: Deps) -> list[BaseRoute]:
     """Return the routes of services' tools, functions and ports."""
     calls = ServiceCalls(deps.fabric, deps.calls)
     targets = ServiceTargets(services, deps, calls)
-    limit = deps.settings.max_body_bytes
-    functions = proxy_app(FunctionProxy(targets.of_request, calls).serve, limit)
+    limit, check_again = deps.settings.max_body_bytes, deps.authenticate.check_again
+    mcp = McpProxy(targets.of_request, calls, check_again)
+    functions = proxy_app(FunctionProxy(targets.of_request, calls, check_again).serve, limit)
     ports = PortProxy(targets.sandbox_of_request, deps)
     return [
         *port_routes("/services/{id}", ports),
-        Route("/services/{id}/mcp", mcp_app(McpProxy(targets.of_request, calls), limit)),
+        Route("/services/{id}/mcp", mcp_app(mcp, limit)),
         Route("/services/{id}/{path:path}", _Below(functions)),
     ]
 

@@ -3,7 +3,8 @@
 A request names its instance in one of three ways: the path with a token; the header
 ``AEnvCore-EnvInstance-ID`` with a token; or the two headers of AEnvironment's clients, which carry
 no token. Those clients send the address that we gave them for the instance: an unguessable name,
-which is the credential. No bytes are ever sent to an address in a request.
+which is the credential while the token that it was shown to is valid. No bytes are ever sent to an
+address in a request.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ADDRESS_HEADER: Final = "aenvcore-mcpproxy-url"
 LEASE_CACHE_S: Final = 10.0
 """Owner and capability of an instance never change; that it has ended, its host says."""
 MAX_LEASES: Final = 10_000
+_BARE: Final = "i"
+"""Capabilities that an earlier version made begin with it; clients have them alone as addresses."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,11 @@ class Targets:
                 f"{request.url.path}: the request has neither a token nor AEnvCore-MCPProxy-URL",
                 hint="send the ip of the instance as AEnvCore-MCPProxy-URL: http://<ip>:8081",
             )
-        capability = capability_of(address)
+        named = host_of(address)
+        if named.startswith(_BARE) and "." not in named:
+            capability, token_id = named, None
+        else:
+            capability, token_id = await self._deps.signer.read_address(named)
         lease = await self._lease(
             f"capability {capability}", lambda: self._deps.hub.lease_of_capability(capability)
         )
@@ -108,6 +115,8 @@ class Targets:
                 instance_id=instance_id,
                 hint="leave the header out: the instance is found by its id",
             )
+        if token_id is not None:
+            (await self._deps.authenticate.by_id(request, token_id)).check_owns(lease)
         return Target(lease.id, is_agent=False)
 
     async def _by_token(self, request: HTTPConnection, instance_id: str) -> Target:
@@ -134,11 +143,11 @@ class Targets:
         return lease
 
 
-def capability_of(address: str) -> str:
-    """Return the capability in an address such as ``http://<capability>:8081``.
+def host_of(address: str) -> str:
+    """Return the host in a URL such as ``http://<ip>:8081``.
 
     Raises:
-        ConfigError: The address contains none.
+        ConfigError: The URL contains none.
     """
     try:
         host = urlsplit(address if "://" in address else f"http://{address}").hostname

@@ -43,6 +43,7 @@ async def create_token(call: AdminCall, body: TokenRequest) -> TokenObject:
         instance_id=body.instance_id,
         ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
         note=body.note,
+        maker=await call.token(),
     )
     call.note(subject=record.id)
     return TokenObject(token=secret, **record.model_dump())

@@ -30,11 +30,12 @@ from aenv_ray.hub.records import (
     NameRecord,
     Page,
     Right,
+    TokenRecord,
 )
 from aenv_ray.models import InstanceStatus
 from aenv_ray.project import project
 from aenv_ray.serve.gateway.artifact_collection import ArtifactCollector
-from aenv_ray.serve.gateway.auth import Principal, RequestRate, principal_of
+from aenv_ray.serve.gateway.auth import Principal, RequestRate, invalid_token, principal_of
 from aenv_ray.serve.gateway.creation import Creator
 from aenv_ray.serve.gateway.deps import Deps
 from aenv_ray.serve.gateway.envelope import success
@@ -190,13 +191,17 @@ class Control:
     services: Services
     environments: EnvironmentCache
     rate: RequestRate
-    signer: Signer
     publish: Publish
     metrics: Metrics
     collector: ArtifactCollector
     uploads: Turns
     publishes: Turns
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def signer(self) -> Signer:
+        """Signs URLs and addresses."""
+        return self.deps.signer
 
     def keep_running(self, task: asyncio.Task[Any]) -> None:
         """Let a task finish even if nobody waits for it."""
@@ -234,6 +239,17 @@ class RouteCall:
     def caller(self) -> Principal:
         """The sender; public routes have none."""
         return principal_of(self.request)
+
+    async def token(self) -> TokenRecord:
+        """Return the caller's token.
+
+        Raises:
+            Unauthorized: It was revoked a moment ago.
+        """
+        record = await self.hub.token(self.caller.token_id)
+        if record is None:
+            raise invalid_token()
+        return record
 
     @property
     def hub(self) -> Hub:
@@ -315,15 +331,16 @@ class RouteCall:
         """Return an instance as only its owner may see it."""
         entry = await self.control.environments.find(lease.reference)
         url = self.mcp_url(lease.id)
-        return instance_object(lease, mcp_url=url, entry=entry, is_private=True)
+        address = await self.control.signer.address(lease.capability, self.caller.token_id)
+        return instance_object(lease, mcp_url=url, entry=entry, address=address)
 
     async def listed(self, lease: Lease) -> InstanceObject:
-        """Return an instance as lists show it: without its capability and configuration."""
+        """Return an instance as lists show it: without its address and configuration."""
         entry = await self.control.environments.find(lease.reference)
         if entry is not None:
             entry = entry.model_copy(update={"config": {}, "artifacts": ()})
         url = self.mcp_url(lease.id)
-        return instance_object(lease, mcp_url=url, entry=entry, is_private=False)
+        return instance_object(lease, mcp_url=url, entry=entry, address="")
 
     def mcp_url(self, instance_id: str) -> str:
         """Return the MCP endpoint of an instance."""

@@ -217,6 +217,7 @@ async def execute(call: UserCall, id: str, body: ExecRequest) -> ExecObject:
         body.command, body.timeout, cwd=body.cwd, env=body.env, stdin=_decoded(body.stdin)
     )
     result = await unless_left(call.request, running)
+    await call.control.deps.authenticate.check_again(call.request)
     return _exec_object(result, is_base64=body.encoding == "base64")
 
 
@@ -231,6 +232,7 @@ async def create_agent_token(call: UserCall, id: str, body: AgentTokenRequest) -
         instance_id=lease.id,
         ttl_s=None if body.ttl is None else parse_duration_s(body.ttl, what="ttl"),
         note=body.note,
+        maker=await call.token(),
     )
     call.note(subject=record.id)
     return TokenObject(token=secret, **record.model_dump())

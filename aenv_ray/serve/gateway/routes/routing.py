@@ -152,7 +152,7 @@ class ControlRoute(APIRoute):
                     if action is not None:
                         await _record(request, action, exc)
                     raise
-                answering = handle(await _parsed(request) if reads_body else request)
+                answering = handle(await self._with_body(request) if reads_body else request)
                 return await (answering if action is None else _audited(request, action, answering))
             except (ClientLeft, ClientDisconnect):
                 return NoAnswer()
@@ -162,6 +162,12 @@ class ControlRoute(APIRoute):
                 return error_response(request, exc)
 
         return serve
+
+    async def _with_body(self, request: Request) -> Request:
+        parsed = await _parsed(request)
+        if self.guards:  # the body may have taken long
+            await (await call_of(request)).control.deps.authenticate.check_again(request)
+        return parsed
 
     @property
     def method(self) -> str:

@@ -200,7 +200,7 @@ class InstanceObject(_Reply):
     created_at: str
     updated_at: str
     ip: str
-    """The capability: names the instance on the data routes. Empty in lists."""
+    """Names the instance on the data routes, while the caller's token is valid. Empty in lists."""
     ttl: str
     owner: str
     labels: dict[str, str]
@@ -387,16 +387,16 @@ class PoolObject(_Reply):
 
 
 def instance_object(
-    lease: Lease, *, mcp_url: str, entry: EnvironmentVersion | None, is_private: bool
+    lease: Lease, *, mcp_url: str, entry: EnvironmentVersion | None, address: str
 ) -> InstanceObject:
-    """Return an instance as JSON; only if `is_private`, with its capability."""
+    """Return an instance as JSON; `address` is shown while it runs."""
     return InstanceObject(
         id=lease.id,
         env=shown_environment(entry, lease.reference, lease.digest, lease.created_at),
         status=lease.status,
         created_at=timestamp(lease.created_at),
         updated_at=timestamp(lease.created_at),
-        ip=lease.capability if is_private and lease.status is InstanceStatus.RUNNING else "",
+        ip=address if lease.status is InstanceStatus.RUNNING else "",
         ttl=f"{lease.deadline - lease.created_at if lease.ttl_s is None else lease.ttl_s:.0f}s",
         owner=lease.owner,
         labels=lease.labels,

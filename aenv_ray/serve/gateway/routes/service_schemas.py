@@ -86,6 +86,11 @@ class ServiceUpdateRequest(_Resources):
     enable_storage: bool | None = None
     """True adds a storage volume to a service without one."""
 
+    def may_start(self, record: ServiceRecord) -> bool:
+        """Whether the update may start sandboxes: it does more than remove replicas."""
+        changed = self.model_dump(exclude_none=True).keys() - {"replicas"}
+        return bool(changed) or (self.replicas is not None and self.replicas > record.replicas)
+
 
 class ServiceDeletion(NoQuery):
     """Parameters of a deletion."""

@@ -20,6 +20,7 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub.services import Autoscale, ServiceRecord
 from aenv_ray.models import InstanceInfo
+from aenv_ray.project import project
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.data.services import owned_service
 from aenv_ray.serve.gateway.routes.control import RouteCall
@@ -99,7 +100,9 @@ async def update(call: UserCall, id: str, body: ServiceUpdateRequest) -> Service
     """Change a service; the answer comes while its replicas are still being replaced."""
     record = await _owned(call, id)
     if body.env_name is not None:
-        await call.check_use(body.env_name)
+        await call.check_use(body.env_name)  # also refuses paths of this machine
+    elif body.may_start(record) and not project.looks_like_path(record.reference):
+        await call.check_use(record.reference)  # its owner's grant may have been revoked
     changes: dict[str, Any] = {}
     if body.replicas is not None:
         changes["replicas"] = body.replicas

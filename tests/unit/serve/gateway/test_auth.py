@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from aenv_ray.errors import FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Role, TokenRecord
+from aenv_ray.serve.gateway import auth
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate, bearer_of
 from tests.fake_clock import FakeClock
 
@@ -32,6 +33,13 @@ class Tokens:
         if self.failure is not None:
             raise self.failure
         return self.known.get(secret)
+
+    async def token(self, token_id: str) -> TokenRecord | None:
+        self.asked += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return next((one for one in self.known.values() if one.id == token_id), None)
 
 
 def request(token: str | None) -> Request:
@@ -91,6 +99,41 @@ async def test_an_unavailable_hub_does_not_refuse_a_token(hub: Any) -> None:
         await authenticate(request("good"))
     hub.failure = None
     assert (await authenticate(request("good"))).owner == "ann"
+
+
+async def test_an_admitted_request_is_refused_once_its_token_is_revoked(hub: Any) -> None:
+    clock = FakeClock()
+    authenticate = HubAuthenticator(hub, clock, 2.0)
+    admitted = request("good")
+    await authenticate(admitted)
+    del hub.known["good"]
+    await authenticate.check_again(admitted)
+    assert hub.asked == 1  # one lookup serves both checks
+    clock.advance(2.1)
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            await authenticate.check_again(admitted)
+    assert hub.asked == 2
+    await authenticate.check_again(request(None))  # an address of an earlier version
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_an_admitted_request_does_not_need_the_hub(
+    hub: Any, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result is not lost, and comes although the hub waits for its Redis."""
+    clock = FakeClock()
+    monkeypatch.setattr(auth, "AGAIN_S", 0.01)
+    authenticate = HubAuthenticator(hub, clock, 2.0)
+    admitted = request("good")
+    await authenticate(admitted)
+    clock.advance(2.1)
+    hub.failure = FabricUnavailable("away")
+    if is_silent:
+        hub.gate.clear()
+    async with asyncio.timeout(30):
+        await authenticate.check_again(admitted)
+    hub.gate.set()
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Basic eDp5", "Bearer " + "x" * 600])
