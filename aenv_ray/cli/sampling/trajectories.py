@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from aenv_ray.cli.sampling.options import OverwriteOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
@@ -243,6 +244,7 @@ def show_comparison(found: Comparison, output: Format | None) -> None:
 def filter_(  # each is an option
     path: RecordArgument,
     out: OutOption,
+    force: OverwriteOption = False,
     status: Annotated[
         list[str] | None, typer.Option("--status", help="Only these outcomes; repeatable.")
     ] = None,
@@ -262,7 +264,8 @@ def filter_(  # each is an option
 ) -> None:
     """Write the episodes that match all conditions.
 
-    They are JSON Lines, or one Parquet file if it is named *.parquet.
+    They are JSON Lines, or one Parquet file if it is named *.parquet. An existing file is
+    only overwritten with --force, and the file that is read never.
 
     Of several finished episodes with the same index, as in files that were joined, the
     later ones get new indices.
@@ -278,6 +281,7 @@ def filter_(  # each is an option
             raise typer.BadParameter(
                 f"{name!r} is none of {', '.join(known)}", param_hint="--status"
             )
+    _check_out(out, path, force=force)
 
     def matches(episode: Episode) -> bool:
         reward = episode.reward
@@ -323,6 +327,7 @@ def export(
     form: Annotated[
         Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
     ] = Export.CHAT,
+    force: OverwriteOption = False,
     min_gap: Annotated[
         float, typer.Option("--min-gap", min=0, help="For pairs: rewards must differ by more.")
     ] = 0.0,
@@ -332,7 +337,8 @@ def export(
 
     Chat messages and preference pairs are written as JSON Lines; steps as CSV, or as Parquet if
     the file is named *.parquet. Void episodes are left out, except from the steps. The number of
-    groups that yield no preference pair is printed with the reasons.
+    groups that yield no preference pair is printed with the reasons. An existing file is only
+    overwritten with --force.
 
     Example:
       aenv trajectories export run1.jsonl --as chat --out sft.jsonl
@@ -341,6 +347,7 @@ def export(
     """
     from aenv_ray.trajectories import export as exports
 
+    _check_out(out, path, force=force)
     episodes, found = _read(path), dict[str, Any]()
     if form is Export.STEPS:
         count = _export_steps(episodes, out)
@@ -382,15 +389,19 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
 def report(
     path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    force: OverwriteOption = False,
     output: OutputOption = None,
 ) -> None:
     """Write a report with plots as one self-contained HTML file.
+
+    An existing file is only overwritten with --force.
 
     Example:
       aenv trajectories report run1.jsonl --out report.html
     """
     from aenv_ray.trajectories.report import report as rendered
 
+    _check_out(out, path, force=force)
     episodes = _read(path)
     _write(out, rendered(list(episodes), path.name))
     console.say(f"report of {counted(len(episodes), 'episode')} written to {out}")
@@ -408,6 +419,27 @@ def schema(output: OutputOption = None) -> None:
 
     found = json_schema()
     show(found, output, json.dumps(found, indent=2))
+
+
+def _check_out(out: Path, source: Path, *, force: bool) -> None:
+    """Check that a file may be written, before anything is read.
+
+    Raises:
+        ConfigError: It is the file that is read or a file in that directory, or it has content and
+            `force` is false.
+    """
+    if not out.is_file():
+        return  # new, or not a regular file, such as a pipe
+    inputs = source.rglob("*") if source.is_dir() else [source]
+    if any(one.is_file() and one.samefile(out) for one in inputs):
+        raise ConfigError(
+            f"{out} is the input, or a part of it", hint="choose another file with --out"
+        )
+    if out.stat().st_size and not force:
+        raise ConfigError(
+            f"{out} already exists",
+            hint="choose another file with --out, or overwrite it with --force",
+        )
 
 
 def _write(out: Path, text: str) -> None:
@@ -430,5 +462,5 @@ def _writing(out: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise ConfigError(
-            f"{out} cannot be written: {exc.strerror}", hint="choose another file with --out"
+            f"{out} cannot be written: {exc.strerror or exc}", hint="choose another file with --out"
         ) from exc

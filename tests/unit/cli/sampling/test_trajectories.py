@@ -23,6 +23,7 @@ from aenv_ray.trajectories.arrow import pyarrow
 from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+from tests.full_disk import full_disk
 from tests.unit.trajectories.episodes import episode, step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J</pre><script>alert(1)</script>"
@@ -88,7 +89,7 @@ def test_filter_writes_what_matches(run: Path, tmp_path: Path) -> None:
     command = ["trajectories", "filter", str(run), "--out", str(out)]
     assert main([*command, "--min-reward", "1"]) == 0
     assert [one.index for one in read(out)] == [0]
-    assert main([*command, "--status", "policy_failed"]) == 0
+    assert main([*command, "--status", "policy_failed", "--force"]) == 0
     assert [one.index for one in read(out)] == [2]
     assert main([*command, "--status", "lost"]) == 2
 
@@ -98,6 +99,59 @@ def test_filter_writes_parquet_into_a_file_of_that_name(run: Path, tmp_path: Pat
     command = ["trajectories", "filter", str(run), "--out", str(out), "--min-reward", "1"]
     assert main(command) == 0
     assert list(read(out)) == [read(run)[0]]
+
+
+WRITING = [
+    ["filter"], ["report"], ["export"], ["export", "--as", "preferences"],
+    ["export", "--as", "steps"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRITING)
+@pytest.mark.parametrize("name", ["out.txt", "out.parquet"])
+def test_a_file_is_only_overwritten_if_asked_for(
+    words: list[str], name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / name
+    out.write_text("mine")
+    command = ["trajectories", words[0], str(run), *words[1:], "--out", str(out)]
+    assert main(command) == 3
+    assert f"{out} already exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert out.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("words", WRITING)
+@pytest.mark.parametrize("name", ["run.jsonl", "link.jsonl", "shards/driver-00000.jsonl"])
+def test_no_command_overwrites_its_input(
+    words: list[str], name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link.jsonl").symlink_to(run)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "driver-00000.jsonl").write_bytes(run.read_bytes())
+    before, out = run.read_bytes(), tmp_path / name
+    source = out.parent if out.parent != tmp_path else run
+    command = ["trajectories", words[0], str(source), *words[1:], "--out", str(out), "--force"]
+    assert main(command) == 3
+    assert f"{out} is the input" in capsys.readouterr().err
+    assert run.read_bytes() == out.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["filter"], ["export", "--as", "steps"]])
+def test_a_full_disk_leaves_the_earlier_parquet_file(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.parquet"
+    command = ["trajectories", words[0], str(run), *words[1:], "--out", str(out), "--force"]
+    assert main(command) == 0
+    before = out.read_bytes()
+    with full_disk(after_bytes=64):
+        code = main(command)
+    assert code == 3
+    assert f"{out} cannot be written: File too large" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out.parquet", "run.jsonl"]
 
 
 def test_groups_without_a_pair_are_counted(
