@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -120,20 +121,31 @@ def read_message(
 
 
 def _requests(calls: list[Any]) -> tuple[ToolRequest, ...]:
+    given = [_text(call.get("id")) if isinstance(call, Mapping) else None for call in calls]
     found: dict[str, ToolRequest] = {}
-    for number, call in enumerate(calls):
+    for call, given_id in zip(calls, given, strict=True):
         function = call.get("function") if isinstance(call, Mapping) else None
         function = function if isinstance(function, Mapping) else {}
-        arguments = function.get("arguments")
-        call_id = _text(call.get("id")) if isinstance(call, Mapping) else None
-        if call_id is None or call_id in found:
-            call_id = f"call_{number}"
+        is_new = given_id is not None and given_id not in found
+        call_id = given_id if is_new else _free_id({*found, *given}, len(found))
         found[call_id] = ToolRequest(
             call_id,
             openai_name(_text(function.get("name")) or "unnamed", taken={}),
-            storable_text(arguments) if isinstance(arguments, str) else json.dumps(arguments),
+            storable_text(_arguments(function.get("arguments"))),
         )
     return tuple(found.values())
+
+
+def _free_id(taken: Container[str | None], number: int) -> str:
+    """Return an id for a call that has none, or that of another call of the answer."""
+    return next(one for n in itertools.count(number) if (one := f"call_{n}") not in taken)
+
+
+def _arguments(value: Any) -> str:
+    """Return arguments as text; some servers send an object, or null for a call without any."""
+    if not value:  # also {}, which may precede the text in a stream
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_text(part: Any) -> bool:
@@ -219,7 +231,7 @@ class StreamedCompletion:
                 self._calls.append(call)
             call["id"] = call["id"] or call_id or ""
             call["name"] += name
-            call["arguments"] += function.get("arguments") or ""
+            call["arguments"] += _arguments(function.get("arguments"))
 
     def finished(self) -> Completion:
         """Return the whole answer.
