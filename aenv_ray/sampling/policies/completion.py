@@ -20,6 +20,18 @@ class InvalidAnswer(Exception):
     """An endpoint answered something that is not a chat completion."""
 
 
+class ErrorAnswer(InvalidAnswer):
+    """An endpoint answered an error with status 200, for example in a stream that had begun.
+
+    Attributes:
+        error: The error as it was sent: mostly an object with ``message`` and ``code``.
+    """
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(f"the answer is an error: {_shown(error)}")
+        self.error = error
+
+
 @dataclass(frozen=True)
 class ToolRequest:
     """A tool call that a model asks for.
@@ -83,13 +95,25 @@ def read_completion(data: Any) -> Completion:
 
     Raises:
         InvalidAnswer: `data` is not one.
+        ErrorAnswer: It is an error.
     """
+    _check_error(data)
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
         raise InvalidAnswer(f"the answer has no message: {_shown(data)}")
     return read_message(message, _text(choice.get("finish_reason")), data.get("usage"))
+
+
+def _check_error(data: Any) -> None:
+    """Check that an answer, or a chunk of a stream, is not an error.
+
+    Raises:
+        ErrorAnswer: It is one.
+    """
+    if isinstance(data, Mapping) and data.get("error"):
+        raise ErrorAnswer(data["error"])
 
 
 def read_message(
@@ -203,7 +227,9 @@ class StreamedCompletion:
 
         Raises:
             InvalidAnswer: It is not a chunk of a completion.
+            ErrorAnswer: It is an error.
         """
+        _check_error(chunk)
         try:
             self.usage = chunk.get("usage") or self.usage
             for choice in chunk["choices"] or ():
