@@ -150,8 +150,9 @@ def _requests(calls: list[Any]) -> tuple[ToolRequest, ...]:
     for call, given_id in zip(calls, given, strict=True):
         function = call.get("function") if isinstance(call, Mapping) else None
         function = function if isinstance(function, Mapping) else {}
-        is_new = given_id is not None and given_id not in found
-        call_id = given_id if is_new else _free_id({*found, *given}, len(found))
+        call_id = given_id
+        if call_id is None or call_id in found:
+            call_id = _free_id({*found, *given}, len(found))
         found[call_id] = ToolRequest(
             call_id,
             openai_name(_text(function.get("name")) or "unnamed", taken={}),
