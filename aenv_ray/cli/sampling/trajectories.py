@@ -23,7 +23,7 @@ from aenv_ray.files import write_atomically
 from aenv_ray.units import counted
 
 if TYPE_CHECKING:
-    from aenv_ray.trajectories import Episode, Trajectories
+    from aenv_ray.trajectories import Episode, Step, Trajectories
     from aenv_ray.trajectories.comparison import Comparison
 
 trajectories = typer.Typer(
@@ -101,7 +101,7 @@ def show_(
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     output: OutputOption = None,
 ) -> None:
-    """Show one episode with its steps.
+    """Show one episode with its steps and messages.
 
     Example:
       aenv trajectories show run1.jsonl 3
@@ -117,6 +117,8 @@ def show_(
 
 def _described(episode: Episode, limit: int | None) -> str:
     """Return an episode as text; `show` removes control characters."""
+    from aenv_ray.trajectories.conversation import NumberedStep, in_order, used
+
     facts = pairs(
         {
             "episode": episode.index, "task": episode.task_id, "status": episode.status.value,
@@ -125,25 +127,35 @@ def _described(episode: Episode, limit: int | None) -> str:
             "group": episode.group, "sample": episode.sample, "seed": episode.seed,
             "attempts": episode.attempts, "duration": f"{episode.duration_s:.3f} s",
             "phases": {name: f"{seconds:.3f}s" for name, seconds in episode.phases.items()},
+            "policy": episode.policy, "usage": used(episode.usage), "node": episode.node_id,
+            "start mode": episode.start_mode,
         }
     )  # fmt: skip
     parts = [facts]
-    if episode.task is not None and episode.task.instruction:
-        parts.append(f"instruction\n{_indented(episode.task.instruction, limit)}")
-    for number, step in enumerate(episode.steps):
-        outcome = step.error or ("error" if step.is_error else "ok")
-        arguments = json.dumps(step.arguments, ensure_ascii=False)
-        heading = f"step {number}  {step.tool}  {outcome}  {1000 * step.duration_s:.1f} ms"
-        parts.append(f"{heading}\n{_indented(arguments, limit)}\n{_indented(step.text, limit)}")
-        parts += [
-            f"  attachment {one.digest}, {one.media_type}, {one.size_bytes} bytes"
-            for one in step.attachments
-        ]
+    for one in in_order(episode):
+        if isinstance(one, NumberedStep):
+            parts += _step(one.number, one.step, limit)
+        else:
+            parts.append(f"{one.who}\n{_indented(one.text, limit)}" if one.text else one.who)
     for name, value in (("output", episode.output), ("reward", episode.reward_detail)):
         if value is not None:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             parts.append(f"{name}\n{_indented(text, limit)}")
     return "\n\n".join(parts)
+
+
+def _step(number: int, step: Step, limit: int | None) -> list[str]:
+    outcome = step.error or ("error" if step.is_error else "ok")
+    arguments = json.dumps(step.arguments, ensure_ascii=False)
+    heading = f"step {number}  {step.tool}  {outcome}  {1000 * step.duration_s:.1f} ms"
+    attachments = [
+        f"  attachment {one.digest}, {one.media_type}, {one.size_bytes} bytes"
+        for one in step.attachments
+    ]
+    return [
+        f"{heading}\n{_indented(arguments, limit)}\n{_indented(step.text, limit)}",
+        *attachments,
+    ]
 
 
 def _indented(text: str, limit: int | None) -> str:
@@ -308,16 +320,29 @@ def filter_(  # each is an option
 def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Path) -> None:
     """Copy the attachments of recorded episodes to a file of them.
 
+    Lists of tools that are missing are counted and said: the episodes are whole without them.
+
     Raises:
-        ConfigError: One is missing, or cannot be written.
+        ConfigError: An attachment of a step is missing, or one cannot be written.
     """
     from aenv_ray.trajectories.attachments import AttachmentFiles
 
     files = AttachmentFiles(out, is_directory=False)
-    steps = [step for one in episodes for step in one.steps]
-    with _writing(out):
-        for digest in {one.digest for step in steps for one in step.attachments}:
-            files.write({digest: source.attachment(digest)})
+    episodes = tuple(episodes)
+    of_steps = {one.digest for e in episodes for step in e.steps for one in step.attachments}
+    missing: list[str] = []
+    for digest in {one.digest for episode in episodes for one in episode.attachments}:
+        try:
+            content = source.attachment(digest)
+        except ConfigError as exc:
+            if digest in of_steps:
+                raise
+            missing.append(exc.message)
+            continue
+        with _writing(out):
+            files.write({digest: content})
+    if missing:
+        console.say(f"lists of tools that are not in the output: {len(missing)}; {missing[0]}")
 
 
 @trajectories.command("export")
@@ -352,9 +377,15 @@ def export(
     if form is Export.STEPS:
         count = _export_steps(episodes, out)
     else:
+        tools = exports.RecordedTools(episodes.attachment)
         chosen: list[Any] = list(
-            exports.chat(episodes) if form is Export.CHAT else exports.pairs(episodes, min_gap)
+            exports.chat(episodes, tools)
+            if form is Export.CHAT
+            else exports.pairs(episodes, min_gap, tools)
         )
+        if tools.missing:
+            why = next(iter(tools.missing.values()))
+            console.say(f"lists of tools that are not in the rows: {len(tools.missing)}; {why}")
         rows = [one for one in chosen if not isinstance(one, exports.NoPair)]
         _write(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         count = len(rows)

@@ -207,7 +207,7 @@ class RemoteRunner:
         episodes = [Episode.model_validate_json(line) for line in lines.splitlines()]
         if contents:
             for episode in episodes:
-                names = {one.digest for step in episode.steps for one in step.attachments}
+                names = {one.digest for one in episode.attachments}
                 episode.contents.update({name: contents[name] for name in names})
         return episodes
 

@@ -22,6 +22,7 @@ from aenv_ray.trajectories import read
 from aenv_ray.trajectories.arrow import pyarrow
 from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.export import STEP_COLUMNS
+from aenv_ray.trajectories.files import EpisodeFile
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 from tests.full_disk import full_disk
 from tests.unit.trajectories.episodes import episode, step
@@ -230,6 +231,119 @@ def test_the_report_loads_nothing_and_escapes_texts(run: Path, tmp_path: Path) -
     assert not any(
         word in page for word in ("src=", "href=", "url(", "@import", "http://", "https://")
     )
+
+
+TALK = (
+    {"role": "user", "content": "Please say hello."},
+    {"role": "assistant", "content": f"I shall <b>{HOSTILE}", "reasoning": "it is easy"},
+    {"role": "assistant", "content": None, "refusal": "but I will not"},
+)
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    path = tmp_path / "talk.jsonl"
+    usage = {"requests": 2, "prompt_tokens": 1200, "completion_tokens": 34, "cost": 0.5}
+    facts = {"policy": "openai:m", "node_id": "n" * 56, "start_mode": "template"}
+    one = episode(0, messages=TALK, usage=usage, **facts)
+    path.write_text(f"{one.model_dump_json()}\n")
+    return path
+
+
+def test_show_has_what_the_model_said(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectories", "show", str(talk), "0"]) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "\nuser\n  Please say hello.\n", "\nassistant, reasoning\n  it is easy\n",
+        "\nassistant\n  I shall <b>", "\nassistant, refusal\n  but I will not\n", "step 0  echo",
+        "openai:m", "2 requests, 1,200 prompt tokens, 34 completion tokens, cost 0.5", "n" * 56,
+        "template",
+    ):  # fmt: skip
+        assert text in shown
+    assert "\x1b" not in shown
+
+
+def test_the_report_has_what_the_model_said(talk: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert main(["trajectories", "report", str(talk), "--out", str(out)]) == 0
+    page = out.read_text()
+    for text in (
+        "Please say hello.", "it is easy", "I shall &lt;b&gt;", "but I will not", "openai:m",
+        "2 requests, 1,200 prompt tokens, 34 completion tokens, cost 0.5",
+    ):  # fmt: skip
+        assert text in page
+    assert "<script" not in page
+    assert "\x1b" not in page
+
+
+TOOLS = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+def with_tools(tmp_path: Path) -> Path:
+    """Two samples of a task by a model with tools, in a directory of their own."""
+    data = json.dumps(TOOLS).encode()
+    path = tmp_path / "run1" / "run.jsonl"
+    path.parent.mkdir()
+    file = EpisodeFile(path)
+    for index in range(2):
+        one = episode(
+            index,
+            float(index),
+            task_id="t",
+            messages=TALK,
+            tools=attachment_of(data, "application/json").model_dump(),
+        )
+        one.contents[one.attachments[-1].digest] = data
+        file.write(one)
+    file.close()
+    assert file.failure is None
+    return path
+
+
+@pytest.mark.parametrize("form", ["chat", "preferences"])
+def test_an_export_has_the_tools_of_the_model(form: str, with_tools: Path, tmp_path: Path) -> None:
+    """Without them a chat template cannot render the prompt that the model had."""
+    out = tmp_path / "rows.jsonl"
+    words = ["trajectories", "export", str(with_tools), "--as", form, "--out", str(out)]
+    assert main(words) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["tools"] for row in rows] == [TOOLS] * (2 if form == "chat" else 1)
+    assert len(list((with_tools.parent / "attachments").iterdir())) == 1, "one for all episodes"
+
+
+def test_records_without_their_lists_of_tools_are_exported_and_filtered(
+    with_tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that were copied alone from another machine; what is missing is said once."""
+    alone = tmp_path / "alone.jsonl"
+    alone.write_bytes(with_tools.read_bytes())
+    out = tmp_path / "rows.jsonl"
+    assert main(["trajectories", "export", str(alone), "--out", str(out)]) == 0
+    assert [set(json.loads(line)) for line in out.read_text().splitlines()] == [{"messages"}] * 2
+    assert "lists of tools that are not in the rows: 1; the attachment" in capsys.readouterr().err
+    (tmp_path / "new").mkdir()
+    out = tmp_path / "new" / "run.jsonl"
+    assert main(["trajectories", "filter", str(alone), "--out", str(out)]) == 0
+    assert list(read(out)) == list(read(alone))
+    assert "lists of tools that are not in the output: 1; the att" in capsys.readouterr().err
+
+
+def test_filtered_and_rescored_episodes_take_their_tools_along(
+    with_tools: Path, tmp_path: Path
+) -> None:
+    found = read(with_tools)
+    for name in ("filtered", "rescored"):
+        (tmp_path / name).mkdir()
+    outs = [tmp_path / name / "run.jsonl" for name in ("filtered", "rescored")]
+    assert main(["trajectories", "filter", str(with_tools), "--out", str(outs[0])]) == 0
+    with _rescoring(found, replay(found, "todo@2"), outs[1]) as each:
+        assert each is not None
+        each(episode(0, 1.0))
+    for out in outs:
+        after = read(out)
+        assert after[0].tools is not None
+        assert json.loads(after.attachment(after[0].tools)) == TOOLS
 
 
 # --- rescoring ------------------------------------------------------------------------------------

@@ -155,6 +155,16 @@ def test_names_are_translated_to_those_that_endpoints_accept() -> None:
     assert [step.tool for step in played.log.steps] == ["fs/read file"]
 
 
+def test_the_tools_that_the_model_had_are_recorded_as_one_attachment() -> None:
+    with serving(completion("hello")) as endpoint:
+        first, second = Played(endpoint), Played(endpoint)
+    assert first.log.tools == second.log.tools, "so episodes share its file"
+    recorded = first.log.tools
+    assert recorded is not None
+    assert recorded.media_type == "application/json"
+    assert json.loads(first.log.contents[recorded.digest]) == endpoint.requests[0]["tools"]
+
+
 def test_a_streamed_conversation_is_the_same() -> None:
     call = delta(tool_calls=[{"index": 0, **tool_call("add", {"a": 1})}])
     with serving(stream(call, delta("tool_calls")), stream(delta("stop", content="2"))) as endpoint:
