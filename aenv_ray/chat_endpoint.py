@@ -72,10 +72,14 @@ def refusal_of(response: httpx.Response, content: bytes, key: str | None) -> str
     Raises:
         RequestFailed: The request may be sent again.
     """
-    text = content.decode(errors="replace")
-    text = " ".join((text.replace(key, "[key]") if key else text).split())
-    said = f"HTTP {response.status_code}: {text[:_SHOWN_CHARACTERS]}"
+    said = f"HTTP {response.status_code}: {quoted(content, key)}"
     if response.status_code in _RETRIED or response.status_code >= 500:
         pause_s = retry_after_s(response.headers, default=0.0)
         raise RequestFailed(said, pause_s, is_limited=response.status_code == 429)
     return said
+
+
+def quoted(content: bytes, key: str | None) -> str:
+    """Return the beginning of an answer for a message, without the key."""
+    text = content.decode(errors="replace")
+    return " ".join((text.replace(key, "[key]") if key else text).split())[:_SHOWN_CHARACTERS]

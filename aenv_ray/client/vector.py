@@ -56,6 +56,9 @@ class VectorEnvironment:
         self._loop = LoopThread("aenv-vector")
         self._calls: list[AsyncEnvHandle] = []
         self._pending: dict[asyncio.Future[StepOutcome], int] = {}
+        """Calls of `send` without the outcome that `recv` returns, with their instances."""
+        self._stepping: set[int] = set()
+        """The instances that steps under way call."""
         self._loop.wait(self._open())
 
     async def _open(self) -> None:
@@ -114,11 +117,15 @@ class VectorEnvironment:
         timeout_s: float,
     ) -> list[StepOutcome]:
         chosen = self._chosen(arguments, indices)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._call(index, tool, one, timeout_s))
-                for index, one in zip(chosen, arguments, strict=True)
-            ]
+        self._stepping.update(chosen)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._call(index, tool, one, timeout_s))
+                    for index, one in zip(chosen, arguments, strict=True)
+                ]
+        finally:
+            self._stepping.difference_update(chosen)
         return [task.result() for task in tasks]
 
     async def _call(
@@ -141,7 +148,8 @@ class VectorEnvironment:
 
         Pass the references to the tasks and actors that use the observations: large ones then do
         not travel through this process. There is one Ray task for each host; its references become
-        ready together.
+        ready together. Wait for them before the next call to their instances: this process does not
+        learn when they are ready, and refuses no call meanwhile.
 
         Args:
             tool: Name of the tool.
@@ -273,9 +281,10 @@ class VectorEnvironment:
                 f"{len(self.handles) - 1}",
                 hint="leave indices out for all instances",
             )
-        if busy := sorted(set(self._pending.values()).intersection(chosen)):
+        if busy := sorted(self._stepping.union(self._pending.values()).intersection(chosen)):
             raise ConfigError(
-                f"calls to the instances {busy} are under way", hint="recv() their outcomes first"
+                f"calls to the instances {busy} are under way",
+                hint="wait for the step that makes them, or recv() the outcomes of send() first",
             )
         return chosen
 

@@ -25,7 +25,7 @@ from aenv_ray.errors import (
 from aenv_ray.ids import new_call_id
 from aenv_ray.models import ExecResult, ToolResult
 from aenv_ray.sampling.attribution import CallClock, PolicyActivity
-from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
+from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached, attachment_of
 from aenv_ray.trajectories.schema import Attachment, Generation, Step, Usage
 
 T = TypeVar("T")
@@ -45,13 +45,14 @@ class EpisodeLog:
 
     steps: list[Step] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: Attachment | None = None
     usage: Usage | None = None
     generation: Generation | None = None
     policy_versions: list[int] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     """When the episode began."""
     contents: dict[str, bytes] = field(default_factory=dict)
-    """Contents of the attachments of steps, by digest."""
+    """Contents of the attachments, by digest."""
     unrecorded_calls: int = 0
     """Calls that act and are not steps."""
     contents_bytes: int = 0
@@ -62,6 +63,7 @@ class EpisodeLog:
         return {
             "steps": tuple(self.steps),
             "messages": tuple(self.messages),
+            "tools": self.tools,
             "usage": self.usage,
             "generation": self.generation,
             "policy_versions": tuple(self.policy_versions),
@@ -268,6 +270,24 @@ class EpisodeEnv:
                 hint="pass strings, numbers, lists and dicts with string keys",
             ) from exc
 
+    def record_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Put the tools that a model has, in OpenAI's format, into the episode's record.
+
+        They are an attachment, which episodes with the same tools share. A later list replaces it.
+
+        Raises:
+            ConfigError: They are not JSON.
+        """
+        try:
+            data = json.dumps(list(tools), allow_nan=False).encode()
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"the tools to record are not JSON: {exc}",
+                hint='pass a list of {"type": "function", "function": {...}}',
+            ) from exc
+        kept, _ = self._keep({attachment_of(data, "application/json"): data})
+        self._log.tools = kept[0] if kept else None
+
     def record_usage(
         self, *, prompt_tokens: int = 0, completion_tokens: int = 0, cost: float | None = None
     ) -> None:
@@ -350,6 +370,10 @@ class SyncEpisodeEnv:
     def record_message(self, message: Mapping[str, Any]) -> None:
         """Like `EpisodeEnv.record_message`."""
         self._env.record_message(message)
+
+    def record_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Like `EpisodeEnv.record_tools`."""
+        self._env.record_tools(tools)
 
     def record_usage(
         self, *, prompt_tokens: int = 0, completion_tokens: int = 0, cost: float | None = None

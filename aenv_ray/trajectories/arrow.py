@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
+from aenv_ray.files import write_atomically
 from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, Step, check_version
 
@@ -70,22 +71,29 @@ def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
     """Write one Parquet file.
 
     Raises:
-        OSError: It cannot be written.
-        ConfigError: See `to_table`.
+        OSError: It cannot be written; what was there is unchanged.
+        ConfigError: See `to_table`; likewise.
     """
-    pyarrow("pyarrow.parquet").write_table(to_table(episodes), path, compression="zstd")
+    _write_table(to_table(episodes), path, compression="zstd")
 
 
 def write_steps(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write the rows of `step_rows` as one Parquet file.
 
     Raises:
-        OSError: It cannot be written.
-        ConfigError: A value does not fit its column.
+        OSError: It cannot be written; what was there is unchanged.
+        ConfigError: A value does not fit its column; likewise.
     """
     types = _columns(Episode) | _columns(Step) | {"step": pyarrow().int64()}
     schema = pyarrow().schema([(name, types[name]) for name in STEP_COLUMNS])
-    pyarrow("pyarrow.parquet").write_table(_table(rows, schema, "use CSV"), path)
+    _write_table(_table(rows, schema, "use CSV"), path, compression="snappy")
+
+
+def _write_table(table: Any, path: Path, *, compression: str) -> None:
+    """Write a Parquet file in one step."""
+    content = pyarrow().BufferOutputStream()
+    pyarrow("pyarrow.parquet").write_table(table, content, compression=compression)
+    write_atomically(path, content.getvalue(), mode=0o644)
 
 
 def _table(rows: Sequence[dict[str, Any]], schema: pa.Schema, hint: str) -> pa.Table:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any
 
-from aenv_ray.trajectories.schema import Episode
+from aenv_ray.errors import ConfigError
+from aenv_ray.trajectories.schema import Attachment, Episode
 
 ExportedMessage = dict[str, Any]
 """A message in the chat format of OpenAI."""
@@ -36,11 +37,41 @@ def messages(episode: Episode) -> list[ExportedMessage]:
     return found
 
 
-def chat(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Yield ``{"messages": […]}`` for each episode that has a reward."""
+class RecordedTools:
+    """The tools that models had, by episode; each list is read once.
+
+    Args:
+        read: Returns the content of an attachment.
+    """
+
+    def __init__(self, read: Callable[[Attachment], bytes]) -> None:
+        self._read = read
+        self._lists: dict[str, list[Any]] = {}
+        self.missing: dict[str, str] = {}
+        """Why a list could not be read, by its digest."""
+
+    def of(self, episode: Episode) -> dict[str, Any]:
+        """Return ``{"tools": […]}`` in OpenAI's format; empty if none are known."""
+        recorded = episode.tools
+        if recorded is None or recorded.digest in self.missing:
+            return {}
+        if recorded.digest not in self._lists:
+            try:
+                self._lists[recorded.digest] = json.loads(self._read(recorded))
+            except (ConfigError, ValueError, RecursionError) as exc:
+                why = exc.message if isinstance(exc, ConfigError) else str(exc)
+                self.missing[recorded.digest] = why
+                return {}
+        return {"tools": self._lists[recorded.digest]}
+
+
+def chat(
+    episodes: Iterable[Episode], tools: RecordedTools | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield ``{"messages": […]}`` for each episode that has a reward, with its tools if known."""
     for episode in episodes:
         if episode.reward is not None:
-            yield {"messages": messages(episode)}
+            yield {"messages": messages(episode)} | (tools.of(episode) if tools else {})
 
 
 class NoPair(StrEnum):
@@ -54,7 +85,9 @@ class NoPair(StrEnum):
     """By no more than the least difference that was asked for."""
 
 
-def pairs(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[str, Any] | NoPair]:
+def pairs(
+    episodes: Iterable[Episode], min_gap: float = 0.0, tools: RecordedTools | None = None
+) -> Iterator[dict[str, Any] | NoPair]:
     """Yield for each group its best and its worst episode as a pair, or why it gives none.
 
     A group has one environment and one task: runs that were joined use the same ids for groups of
@@ -64,7 +97,7 @@ def pairs(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[st
 
     Yields:
         ``{"prompt": […], "chosen": […], "rejected": […], "chosen_reward", "rejected_reward",
-        "task_id"}``, with lists of chat messages.
+        "task_id"}``, with lists of chat messages; and ``tools`` if those of the best are known.
     """
     groups: dict[tuple[str | None, ...], list[Episode]] = defaultdict(list)
     for episode in episodes:
@@ -72,11 +105,13 @@ def pairs(episodes: Iterable[Episode], min_gap: float = 0.0) -> Iterator[dict[st
             key = episode.environment_digest, episode.group, episode.task_id
             groups[key].append(episode)
     for group in groups.values():
-        yield _pair(group, min_gap)
+        yield _pair(group, min_gap, tools)
 
 
-def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | NoPair:
-    split = [(one.reward or 0.0, *_split(messages(one))) for one in group]
+def _pair(
+    group: list[Episode], min_gap: float, tools: RecordedTools | None
+) -> dict[str, Any] | NoPair:
+    split = [(one.reward or 0.0, *_split(messages(one)), one) for one in group]
     answered = [one for one in split if one[2]]
     if len(answered) < 2:
         return NoPair.NO_ANSWER
@@ -94,7 +129,7 @@ def _pair(group: list[Episode], min_gap: float) -> dict[str, Any] | NoPair:
         "chosen_reward": best[0],
         "rejected_reward": worst[0],
         "task_id": group[0].task_id,
-    }
+    } | (tools.of(best[3]) if tools else {})
 
 
 def _split(

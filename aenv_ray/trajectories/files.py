@@ -71,7 +71,7 @@ class EpisodeFile:
         try:
             if self._attachments is not None:
                 self._attachments.write(episode.contents)
-            elif episode.contents:
+            elif any(step.attachments for step in episode.steps):
                 logger.warning(
                     "the attachments of episode %d are not written: %s is not a regular file",
                     episode.index,

@@ -60,7 +60,7 @@ class Trajectories:
         return self._episodes[position]
 
     def attachment(self, attachment: Attachment | str) -> bytes:
-        """Return the content of an attachment of a step, given the attachment or its digest.
+        """Return the content of an attachment of an episode, given the attachment or its digest.
 
         Raises:
             ConfigError: It is missing, or has changed.

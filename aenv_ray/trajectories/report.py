@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, Final
 
+from aenv_ray.trajectories.conversation import MessagePart, NumberedStep, in_order, used
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus, Step
 from aenv_ray.trajectories.statistics import (
     by_tool,
@@ -27,7 +28,7 @@ EPISODES_SHOWN: Final = 200
 _ROWS: Final = 20
 """Rows of a table of tasks or causes."""
 _TEXT_SHOWN: Final = 4000
-"""Characters of a step's text."""
+"""Characters of a message, or of a step's text."""
 _BINS: Final = 20
 _COLOURS: Final = {
     EpisodeStatus.COMPLETED: "#2a78d6",
@@ -65,6 +66,10 @@ summary { cursor: pointer; overflow-wrap: anywhere; } summary .tag { margin-left
 pre { background: #f6f8fa; border-radius: 6px; padding: .5rem .75rem; margin: .3rem 0;
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: .8rem; max-height: 24rem;
   overflow: auto; }
+.said { border-left: 3px solid #d8dee4; padding: .1rem 0 .1rem .75rem; margin: .6rem 0;
+  font-size: .875rem; } .said.model { border-color: #2a78d6; }
+.said > b { color: #59636e; font-size: .8rem; }
+.said > div { white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem; overflow: auto; }
 .error { color: #c62828; }
 """
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -255,11 +260,15 @@ def _episodes(episodes: Sequence[Episode]) -> str:
 
 
 def _episode(one: Episode) -> str:
-    instruction = one.task.instruction if one.task is not None else ""
+    facts = (one.policy, used(one.usage), one.start_mode, one.node_id and f"node {one.node_id}")
+    about = " · ".join(fact for fact in facts if fact)
     parts = [
-        f"<p>{_safe(instruction)}</p>" if instruction else "",
+        f'<p class="note">{_safe(about)}</p>' if about else "",
         f'<p class="error">{_safe(one.error)}</p>' if one.error else "",
-        *(_step(number, step) for number, step in enumerate(one.steps)),
+        *(
+            _step(part.number, part.step) if isinstance(part, NumberedStep) else _said(part)
+            for part in in_order(one)
+        ),
         f"<p>Output</p><pre>{_shortened(_text(one.output))}</pre>" if one.output else "",
         f"<p>Reward</p><pre>{_shortened(_text(one.reward_detail))}</pre>"
         if one.reward_detail is not None
@@ -271,6 +280,12 @@ def _episode(one: Episode) -> str:
         f'<span class="note">reward {_number(one.reward)} · {len(one.steps)} steps · '
         f"{one.duration_s:.2f} s</span></summary>{''.join(parts)}</details>"
     )
+
+
+def _said(part: MessagePart) -> str:
+    text = _shortened(part.text) if part.text else '<span class="note">(empty)</span>'
+    kind = "said model" if part.who.startswith("assistant") else "said"
+    return f'<div class="{kind}"><b>{_safe(part.who)}</b><div>{text}</div></div>'
 
 
 def _step(number: int, step: Step) -> str:

@@ -273,6 +273,9 @@ class Episode(BaseModel):
     """The tool calls, in order."""
     messages: tuple[dict[str, Any], ...] = ()
     """The conversation with a model, in OpenAI's format, if the policy recorded it."""
+    tools: Attachment | None = None
+    """The tools that the model had, if the policy recorded them: an attachment with a JSON list in
+    OpenAI's format, which episodes with the same tools share."""
     usage: Usage | None = None
     """Requests, tokens and cost of the policy's models; None if the policy recorded none."""
     output: Any = None
@@ -333,8 +336,14 @@ class Episode(BaseModel):
 
     @property
     def contents(self) -> dict[str, bytes]:
-        """Attachments of the steps by digest, until they are stored; not a part of the record."""
+        """Contents of `attachments` by digest, until they are stored; not a part of the record."""
         return self._contents
+
+    @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """The attachments of the record: those of its steps, and the tools."""
+        found = tuple(one for step in self.steps for one in step.attachments)
+        return found if self.tools is None else (*found, self.tools)
 
 
 def json_schema() -> dict[str, Any]:

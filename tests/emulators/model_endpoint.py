@@ -131,8 +131,14 @@ def refusal(status: int, message: str, **headers: str) -> Answer:
     return body({"error": {"message": message, "type": "error"}}, status, **headers)
 
 
-def stream(*chunks: Any, done: bool = True) -> Answer:
-    """Answer with a stream of chunks; without `done` the connection dies in the middle of it."""
+def stream(*chunks: Any, done: bool = True, last: tuple[str, Any] | None = None) -> Answer:
+    """Answer with a stream of chunks; without `done` the connection dies in the middle of it.
+
+    Args:
+        chunks: The values of the fields ``data``, as JSON or as text.
+        done: Whether the stream ends as it should.
+        last: A field with another name, and its value, after the chunks.
+    """
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -142,6 +148,8 @@ def stream(*chunks: Any, done: bool = True) -> Answer:
         for chunk in chunks:
             text = chunk if isinstance(chunk, str) else json.dumps(chunk)
             _send(handler, f": keep-alive\n\ndata: {text}\r\n\r\n".encode())
+        if last is not None:
+            _send(handler, f"{last[0]}: {json.dumps(last[1])}\n\n".encode())
         if done:
             _send(handler, b"data: [DONE]\n\n")
             _send(handler, b"")

@@ -215,7 +215,7 @@ def _rescoring(
     missing: dict[str, str] = {}
 
     def write(episode: Episode) -> None:
-        for digest in {one.digest for step in episode.steps for one in step.attachments}:
+        for digest in {one.digest for one in episode.attachments}:
             try:
                 episode.contents[digest] = recorded.attachment(digest)
             except ConfigError as exc:  # the record is valid without it

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from aenv_ray.cli.sampling.options import OverwriteOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
@@ -22,7 +23,7 @@ from aenv_ray.files import write_atomically
 from aenv_ray.units import counted
 
 if TYPE_CHECKING:
-    from aenv_ray.trajectories import Episode, Trajectories
+    from aenv_ray.trajectories import Episode, Step, Trajectories
     from aenv_ray.trajectories.comparison import Comparison
 
 trajectories = typer.Typer(
@@ -100,7 +101,7 @@ def show_(
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     output: OutputOption = None,
 ) -> None:
-    """Show one episode with its steps.
+    """Show one episode with its steps and messages.
 
     Example:
       aenv trajectories show run1.jsonl 3
@@ -116,6 +117,8 @@ def show_(
 
 def _described(episode: Episode, limit: int | None) -> str:
     """Return an episode as text; `show` removes control characters."""
+    from aenv_ray.trajectories.conversation import NumberedStep, in_order, used
+
     facts = pairs(
         {
             "episode": episode.index, "task": episode.task_id, "status": episode.status.value,
@@ -124,25 +127,35 @@ def _described(episode: Episode, limit: int | None) -> str:
             "group": episode.group, "sample": episode.sample, "seed": episode.seed,
             "attempts": episode.attempts, "duration": f"{episode.duration_s:.3f} s",
             "phases": {name: f"{seconds:.3f}s" for name, seconds in episode.phases.items()},
+            "policy": episode.policy, "usage": used(episode.usage), "node": episode.node_id,
+            "start mode": episode.start_mode,
         }
     )  # fmt: skip
     parts = [facts]
-    if episode.task is not None and episode.task.instruction:
-        parts.append(f"instruction\n{_indented(episode.task.instruction, limit)}")
-    for number, step in enumerate(episode.steps):
-        outcome = step.error or ("error" if step.is_error else "ok")
-        arguments = json.dumps(step.arguments, ensure_ascii=False)
-        heading = f"step {number}  {step.tool}  {outcome}  {1000 * step.duration_s:.1f} ms"
-        parts.append(f"{heading}\n{_indented(arguments, limit)}\n{_indented(step.text, limit)}")
-        parts += [
-            f"  attachment {one.digest}, {one.media_type}, {one.size_bytes} bytes"
-            for one in step.attachments
-        ]
+    for one in in_order(episode):
+        if isinstance(one, NumberedStep):
+            parts += _step(one.number, one.step, limit)
+        else:
+            parts.append(f"{one.who}\n{_indented(one.text, limit)}" if one.text else one.who)
     for name, value in (("output", episode.output), ("reward", episode.reward_detail)):
         if value is not None:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             parts.append(f"{name}\n{_indented(text, limit)}")
     return "\n\n".join(parts)
+
+
+def _step(number: int, step: Step, limit: int | None) -> list[str]:
+    outcome = step.error or ("error" if step.is_error else "ok")
+    arguments = json.dumps(step.arguments, ensure_ascii=False)
+    heading = f"step {number}  {step.tool}  {outcome}  {1000 * step.duration_s:.1f} ms"
+    attachments = [
+        f"  attachment {one.digest}, {one.media_type}, {one.size_bytes} bytes"
+        for one in step.attachments
+    ]
+    return [
+        f"{heading}\n{_indented(arguments, limit)}\n{_indented(step.text, limit)}",
+        *attachments,
+    ]
 
 
 def _indented(text: str, limit: int | None) -> str:
@@ -243,6 +256,7 @@ def show_comparison(found: Comparison, output: Format | None) -> None:
 def filter_(  # each is an option
     path: RecordArgument,
     out: OutOption,
+    force: OverwriteOption = False,
     status: Annotated[
         list[str] | None, typer.Option("--status", help="Only these outcomes; repeatable.")
     ] = None,
@@ -262,7 +276,8 @@ def filter_(  # each is an option
 ) -> None:
     """Write the episodes that match all conditions.
 
-    They are JSON Lines, or one Parquet file if it is named *.parquet.
+    They are JSON Lines, or one Parquet file if it is named *.parquet. An existing file is
+    only overwritten with --force, and the file that is read never.
 
     Of several finished episodes with the same index, as in files that were joined, the
     later ones get new indices.
@@ -278,6 +293,7 @@ def filter_(  # each is an option
             raise typer.BadParameter(
                 f"{name!r} is none of {', '.join(known)}", param_hint="--status"
             )
+    _check_out(out, path, force=force)
 
     def matches(episode: Episode) -> bool:
         reward = episode.reward
@@ -304,16 +320,29 @@ def filter_(  # each is an option
 def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Path) -> None:
     """Copy the attachments of recorded episodes to a file of them.
 
+    Lists of tools that are missing are counted and said: the episodes are whole without them.
+
     Raises:
-        ConfigError: One is missing, or cannot be written.
+        ConfigError: An attachment of a step is missing, or one cannot be written.
     """
     from aenv_ray.trajectories.attachments import AttachmentFiles
 
     files = AttachmentFiles(out, is_directory=False)
-    steps = [step for one in episodes for step in one.steps]
-    with _writing(out):
-        for digest in {one.digest for step in steps for one in step.attachments}:
-            files.write({digest: source.attachment(digest)})
+    episodes = tuple(episodes)
+    of_steps = {one.digest for e in episodes for step in e.steps for one in step.attachments}
+    missing: list[str] = []
+    for digest in {one.digest for episode in episodes for one in episode.attachments}:
+        try:
+            content = source.attachment(digest)
+        except ConfigError as exc:
+            if digest in of_steps:
+                raise
+            missing.append(exc.message)
+            continue
+        with _writing(out):
+            files.write({digest: content})
+    if missing:
+        console.say(f"lists of tools that are not in the output: {len(missing)}; {missing[0]}")
 
 
 @trajectories.command("export")
@@ -323,6 +352,7 @@ def export(
     form: Annotated[
         Export, typer.Option("--as", help="chat: for SFT; preferences: for DPO; steps: a table.")
     ] = Export.CHAT,
+    force: OverwriteOption = False,
     min_gap: Annotated[
         float, typer.Option("--min-gap", min=0, help="For pairs: rewards must differ by more.")
     ] = 0.0,
@@ -332,7 +362,8 @@ def export(
 
     Chat messages and preference pairs are written as JSON Lines; steps as CSV, or as Parquet if
     the file is named *.parquet. Void episodes are left out, except from the steps. The number of
-    groups that yield no preference pair is printed with the reasons.
+    groups that yield no preference pair is printed with the reasons. An existing file is only
+    overwritten with --force.
 
     Example:
       aenv trajectories export run1.jsonl --as chat --out sft.jsonl
@@ -341,13 +372,20 @@ def export(
     """
     from aenv_ray.trajectories import export as exports
 
+    _check_out(out, path, force=force)
     episodes, found = _read(path), dict[str, Any]()
     if form is Export.STEPS:
         count = _export_steps(episodes, out)
     else:
+        tools = exports.RecordedTools(episodes.attachment)
         chosen: list[Any] = list(
-            exports.chat(episodes) if form is Export.CHAT else exports.pairs(episodes, min_gap)
+            exports.chat(episodes, tools)
+            if form is Export.CHAT
+            else exports.pairs(episodes, min_gap, tools)
         )
+        if tools.missing:
+            why = next(iter(tools.missing.values()))
+            console.say(f"lists of tools that are not in the rows: {len(tools.missing)}; {why}")
         rows = [one for one in chosen if not isinstance(one, exports.NoPair)]
         _write(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         count = len(rows)
@@ -382,15 +420,19 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
 def report(
     path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    force: OverwriteOption = False,
     output: OutputOption = None,
 ) -> None:
     """Write a report with plots as one self-contained HTML file.
+
+    An existing file is only overwritten with --force.
 
     Example:
       aenv trajectories report run1.jsonl --out report.html
     """
     from aenv_ray.trajectories.report import report as rendered
 
+    _check_out(out, path, force=force)
     episodes = _read(path)
     _write(out, rendered(list(episodes), path.name))
     console.say(f"report of {counted(len(episodes), 'episode')} written to {out}")
@@ -408,6 +450,27 @@ def schema(output: OutputOption = None) -> None:
 
     found = json_schema()
     show(found, output, json.dumps(found, indent=2))
+
+
+def _check_out(out: Path, source: Path, *, force: bool) -> None:
+    """Check that a file may be written, before anything is read.
+
+    Raises:
+        ConfigError: It is the file that is read or a file in that directory, or it has content and
+            `force` is false.
+    """
+    if not out.is_file():
+        return  # new, or not a regular file, such as a pipe
+    inputs = source.rglob("*") if source.is_dir() else [source]
+    if any(one.is_file() and one.samefile(out) for one in inputs):
+        raise ConfigError(
+            f"{out} is the input, or a part of it", hint="choose another file with --out"
+        )
+    if out.stat().st_size and not force:
+        raise ConfigError(
+            f"{out} already exists",
+            hint="choose another file with --out, or overwrite it with --force",
+        )
 
 
 def _write(out: Path, text: str) -> None:
@@ -430,5 +493,5 @@ def _writing(out: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise ConfigError(
-            f"{out} cannot be written: {exc.strerror}", hint="choose another file with --out"
+            f"{out} cannot be written: {exc.strerror or exc}", hint="choose another file with --out"
         ) from exc

@@ -243,6 +243,7 @@ class _Conversation:
 
     async def play(self) -> ChatMessage:
         self._tools = OpenAIToolNames(await self._env.list_tools())
+        self._env.record_tools(self._tools.listed)
         for message in self._opening:
             self._say(message)
         turns = 0

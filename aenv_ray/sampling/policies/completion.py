@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,18 @@ _MOST_TOKENS: Final = 1 << 53
 
 class InvalidAnswer(Exception):
     """An endpoint answered something that is not a chat completion."""
+
+
+class ErrorAnswer(InvalidAnswer):
+    """An endpoint answered an error with status 200, for example in a stream that had begun.
+
+    Attributes:
+        error: The error as it was sent: mostly an object with ``message`` and ``code``.
+    """
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(f"the answer is an error: {_shown(error)}")
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -82,13 +95,25 @@ def read_completion(data: Any) -> Completion:
 
     Raises:
         InvalidAnswer: `data` is not one.
+        ErrorAnswer: It is an error.
     """
+    _check_error(data)
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
         raise InvalidAnswer(f"the answer has no message: {_shown(data)}")
     return read_message(message, _text(choice.get("finish_reason")), data.get("usage"))
+
+
+def _check_error(data: Any) -> None:
+    """Check that an answer, or a chunk of a stream, is not an error.
+
+    Raises:
+        ErrorAnswer: It is one.
+    """
+    if isinstance(data, Mapping) and data.get("error"):
+        raise ErrorAnswer(data["error"])
 
 
 def read_message(
@@ -120,20 +145,32 @@ def read_message(
 
 
 def _requests(calls: list[Any]) -> tuple[ToolRequest, ...]:
+    given = [_text(call.get("id")) if isinstance(call, Mapping) else None for call in calls]
     found: dict[str, ToolRequest] = {}
-    for number, call in enumerate(calls):
+    for call, given_id in zip(calls, given, strict=True):
         function = call.get("function") if isinstance(call, Mapping) else None
         function = function if isinstance(function, Mapping) else {}
-        arguments = function.get("arguments")
-        call_id = _text(call.get("id")) if isinstance(call, Mapping) else None
+        call_id = given_id
         if call_id is None or call_id in found:
-            call_id = f"call_{number}"
+            call_id = _free_id({*found, *given}, len(found))
         found[call_id] = ToolRequest(
             call_id,
             openai_name(_text(function.get("name")) or "unnamed", taken={}),
-            storable_text(arguments) if isinstance(arguments, str) else json.dumps(arguments),
+            storable_text(_arguments(function.get("arguments"))),
         )
     return tuple(found.values())
+
+
+def _free_id(taken: Container[str | None], number: int) -> str:
+    """Return an id for a call that has none, or that of another call of the answer."""
+    return next(one for n in itertools.count(number) if (one := f"call_{n}") not in taken)
+
+
+def _arguments(value: Any) -> str:
+    """Return arguments as text; some servers send an object, or null for a call without any."""
+    if not value:  # also {}, which may precede the text in a stream
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_text(part: Any) -> bool:
@@ -191,7 +228,9 @@ class StreamedCompletion:
 
         Raises:
             InvalidAnswer: It is not a chunk of a completion.
+            ErrorAnswer: It is an error.
         """
+        _check_error(chunk)
         try:
             self.usage = chunk.get("usage") or self.usage
             for choice in chunk["choices"] or ():
@@ -219,7 +258,7 @@ class StreamedCompletion:
                 self._calls.append(call)
             call["id"] = call["id"] or call_id or ""
             call["name"] += name
-            call["arguments"] += function.get("arguments") or ""
+            call["arguments"] += _arguments(function.get("arguments"))
 
     def finished(self) -> Completion:
         """Return the whole answer.

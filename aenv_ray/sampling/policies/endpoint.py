@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from aenv_ray.chat_endpoint import (
     chunks_of,
     content_of,
     new_client,
+    quoted,
     refusal_of,
 )
 from aenv_ray.client.gateway_http import parse_url
@@ -27,6 +29,7 @@ from aenv_ray.errors import ConfigError, EndpointUnavailable, Forbidden, Unautho
 from aenv_ray.sampling.policies.chat import ContextFull, EndpointLimited, Filtered
 from aenv_ray.sampling.policies.completion import (
     Completion,
+    ErrorAnswer,
     InvalidAnswer,
     StreamedCompletion,
     read_completion,
@@ -41,11 +44,22 @@ _WARN_EVERY_S: Final = 30.0
 _LIMIT_BYTES: Final = 64 * 2**20
 """Longest answer that is read."""
 _PORTS: Final = {"http": "", "https": ""}
-_CONTEXT_FULL: Final = (
-    "context_length", "context length", "context window", "maximum context", "too many tokens",
-    "prompt is too long", "string_above_max_length",
+_TOO_LONG: Final = (
+    "context_length", "context length", "context window", "context size", "context limit",
+    "context_exceeded", "maximum context", "maximum model length", "maximum prompt length",
+    "maximum input length", "maximum number of tokens allowed", "model token limit",
+    "too many tokens", "prompt is too long", "input is too long", "range of input length",
+    "max_prompt_tokens", "string_above_max_length", "`inputs` must have less than",
+    "`inputs` tokens + `max_new_tokens`",
 )  # fmt: skip
-"""How servers say that a conversation is too long."""
+"""How servers that refuse a request say that its conversation is too long: OpenAI, vLLM, SGLang,
+llama.cpp, TGI, TensorRT-LLM, Anthropic, Gemini, Bedrock, xAI, Moonshot, DashScope and others."""
+_OVERFLOWED: Final = (
+    "context_length_exceeded", "maximum context length", "contextwindowexceeded",
+    "context size has been exceeded", "exceed_context_size", "exceeds the available context size",
+)  # fmt: skip
+"""How servers say it with 5xx, such as llama.cpp when an answer fills the context. Only what cannot
+mean a failure of the server itself: that voids the episode."""
 _REQUEST_TOO_LARGE: Final = "request too large"
 """How OpenAI says, with 429, that a single request exceeds the limit of tokens per minute."""
 _FILTERED: Final = ("content_filter", "content_policy", "content management policy")
@@ -198,6 +212,8 @@ class Endpoint:
             raise RequestFailed(f"no complete answer within {options.timeout_s:g} s") from None
         except httpx.HTTPError as exc:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
+        except ErrorAnswer as exc:
+            raise self._reported(exc.error) from exc
         except (InvalidAnswer, ValueError, RecursionError) as exc:
             raise RequestFailed(f"the answer is not a chat completion: {exc}") from exc
 
@@ -208,15 +224,9 @@ class Endpoint:
             RequestFailed: The request may be sent again.
         """
         status, options = response.status_code, self._options
-        lowered = content.decode(errors="replace").lower()
-        if status == 429 and _REQUEST_TOO_LARGE in lowered:
-            return ContextFull("the request alone exceeds the limit of tokens per minute")
+        if (outcome := _outcome(status, content)) is not None:
+            return outcome
         said = refusal_of(response, content, self._key)
-        if status in {400, 413, 422}:
-            if status == 413 or any(words in lowered for words in _CONTEXT_FULL):
-                return ContextFull(said)
-            if any(words in lowered for words in _FILTERED):
-                return Filtered(said)
         what = f"the model endpoint {options.base_url} answered {said}"
         if status == 401:
             return Unauthorized(what, hint="set its key in OPENAI_API_KEY, or in the variable of "
@@ -224,6 +234,43 @@ class Endpoint:
         if status == 403:
             return Forbidden(what, hint="check the key and the model: the key may not use it")
         return ConfigError(what, hint=f"check --base-url and the model's name {options.model!r}")
+
+    def _reported(self, error: Any) -> Exception:
+        """Return the error for an error that was sent with status 200, as one with its code.
+
+        Raises:
+            RequestFailed: The request may be sent again.
+        """
+        content = json.dumps(error, ensure_ascii=False).encode(errors="replace")
+        code = _code_of(error)
+        if code is not None:
+            return self._refusal(httpx.Response(code), content)
+        if (outcome := _outcome(400, content)) is not None:
+            return outcome
+        raise RequestFailed(f"the answer is an error: {quoted(content, self._key)}")
+
+
+def _outcome(status: int, content: bytes) -> ContextFull | Filtered | None:
+    """Return what an answer with an error says of the conversation; None if it says nothing."""
+    lowered = content.decode(errors="replace").lower()
+
+    def says(phrases: Sequence[str]) -> bool:
+        return any(phrase in lowered for phrase in phrases)
+
+    if status == 429 and _REQUEST_TOO_LARGE in lowered:
+        return ContextFull("the request alone exceeds the limit of tokens per minute")
+    is_refused = status in {400, 413, 422}
+    if status == 413 or (is_refused and says(_TOO_LONG)) or (status >= 500 and says(_OVERFLOWED)):
+        return ContextFull("the conversation is too long")
+    if is_refused and says(_FILTERED):
+        return Filtered("a filter refuses the conversation")
+    return None
+
+
+def _code_of(error: Any) -> int | None:
+    """Return the HTTP status that an error names as its code; None if it names none."""
+    code = str(error.get("code")) if isinstance(error, Mapping) else ""
+    return int(code) if re.fullmatch(r"[45]\d\d", code, re.ASCII) else None
 
 
 async def _streamed(response: httpx.Response) -> Completion:
@@ -234,6 +281,8 @@ async def _streamed(response: httpx.Response) -> Completion:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             name, _, data = line.strip().partition(b":")
+            if name == b"error":  # llama.cpp has sent errors under this name
+                raise ErrorAnswer(json.loads(data))
             if name != b"data":
                 continue
             if data.strip() == b"[DONE]":

@@ -109,7 +109,8 @@ class RunnerShell:
             await projects.put(setup.digest, self._archive)
         fabric = await asyncio.to_thread(driver_api.init)
         options = setup.options
-        options.near_node = ray_api.node_id()
+        # `NodeRunners` has resolved `near`, which may mean the driver's node.
+        options.near, options.near_node = None, ray_api.node_id()
         labels = {LABEL: self._name}
         self._runner = await LocalRunner.open(
             fabric, projects.source(setup.digest), options, policy, setup.rules, labels
@@ -206,7 +207,7 @@ class RemoteRunner:
         episodes = [Episode.model_validate_json(line) for line in lines.splitlines()]
         if contents:
             for episode in episodes:
-                names = {one.digest for step in episode.steps for one in step.attachments}
+                names = {one.digest for one in episode.attachments}
                 episode.contents.update({name: contents[name] for name in names})
         return episodes
 
@@ -267,6 +268,8 @@ async def _translated(reference: Any, what: str) -> Any:
 
 class NodeRunners:
     """One runner on each node that takes instances; see `Runners`.
+
+    With the option `near`, only on that node, unless it takes no instances now.
 
     Args:
         fabric: The connection.
@@ -329,11 +332,21 @@ class NodeRunners:
         # Without another node, the runners of draining nodes stay: their creates wait for one.
         draining = draining if nodes else set()
         self._leaving = {r.name for node, r in self._runners.items() if node in draining}
+        nodes = await self._preferred(nodes)
         # Where every node joins on demand, the creates of a first runner are that demand.
         nodes = nodes or {ray_api.node_id()}
         now = asyncio.get_running_loop().time()
         due = {node for node in nodes if now >= self._again_at.get(node, now)}
         return [self._started(node) for node in due - self._runners.keys()]
+
+    async def _preferred(self, nodes: set[str]) -> set[str]:
+        """Return the node that the run is to be near, if it is among these; else all of them."""
+        near = self._setup.options.near
+        if near is None:
+            return nodes
+        with ray_api.translated("looking for the node of an actor"):
+            node = await asyncio.to_thread(ray_api.node_of, near)
+        return {node} if node in nodes else nodes
 
     def _started(self, node: str) -> RemoteRunner:
         name = f"runner-{node[:8]}-{new_call_id()[:8]}"

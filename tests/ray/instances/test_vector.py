@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import ray
 import aenv_ray
 from aenv_ray.client.vector import StepOutcome, VectorEnvironment
 from aenv_ray.errors import ConfigError, DeadlineExceeded, SandboxLost, ToolInputInvalid
+from aenv_ray.testing.contract_bench import eventually
 from tests.ray.cluster import Cluster
 from tests.ray.faults import PROBE
 
@@ -88,6 +90,32 @@ async def test_event_loops_step_too(cluster: Cluster, nothing_left: None) -> Non
         assert [one.index for one in await vector.recv_async(min_ready=2)] == [0, 1]
     with pytest.raises(ConfigError, match="was released"):
         vector.send("count", [None] * 2)
+
+
+async def test_an_instance_has_one_call_at_a_time(cluster: Cluster, nothing_left: None) -> None:
+    """Also of steps from several tasks or threads, which would come in any order."""
+    del cluster, nothing_left
+    busy = r"calls to the instances \[0\] are under way"
+    async with aenv_ray.vector(PROBE, 2) as vector:
+        first = asyncio.create_task(vector.step_async("hold", [{"key": "a"}], indices=[0]))
+        await eventually(lambda: vector._stepping, "the step begins")
+        with pytest.raises(ConfigError, match=busy):
+            await vector.step_async("count", [None] * 2)
+        with pytest.raises(ConfigError, match=busy):
+            await asyncio.to_thread(vector.step, "count", [None], indices=[0])
+        for act in (vector.send, vector.step_refs):
+            with pytest.raises(ConfigError, match=busy):
+                act("count", [None], indices=[0])
+        assert values(await vector.step_async("count", [None], indices=[1])) == [1]
+        await asyncio.to_thread(ray.get, vector.handles[0].write_file.remote("a", ""))
+        assert values(await first) == ["held a"]
+        assert values(await vector.step_async("count", [None] * 2)) == [1, 2]
+        cancelled = asyncio.create_task(vector.step_async("hold", [{"key": "b"}], indices=[0]))
+        await eventually(lambda: vector._stepping, "the step begins")
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await eventually(lambda: not vector._stepping, "the cancelled step ends")
+        assert values(await vector.step_async("count", [None] * 2)) == [2, 3]
 
 
 def test_a_release_cancels_what_is_under_way(cluster: Cluster, nothing_left: None) -> None:

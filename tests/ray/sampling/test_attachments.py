@@ -23,7 +23,11 @@ def look(at: str) -> str:
 """
 
 
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
 async def _look(env: Any, task: Task) -> None:
+    env.record_tools(TOOLS)
     await env.call_tool("look", {"at": task.id})
 
 
@@ -47,7 +51,9 @@ def test_the_driver_can_read_attachments(tmp_path: Path, cluster: Cluster, runne
             (found,) = step.attachments
             assert step.text.endswith("[truncated: 30000 characters]")
             assert sampling.attachment(found) == episode.task_id.encode() * 30_000
+            assert episode.tools is not None
+            assert json.loads(sampling.attachment(episode.tools)) == TOOLS
             assert not episode.contents
-    assert len(list((tmp_path / "attachments").iterdir())) == 2
+    assert len(list((tmp_path / "attachments").iterdir())) == 3
     read = trajectories.read(tmp_path / "run1.jsonl")
     assert read.attachment(read[1].steps[0].attachments[0]) == b"b" * 30_000

@@ -41,7 +41,7 @@ def test_episodes_are_played_in_another_process(
     """With the same records, and nothing is left."""
     out = tmp_path / "episodes.jsonl"
     sampling = aenv_ray.sample(
-        PROBE, policy, probe_tasks(24), concurrency=4, runners="nodes", out=out
+        PROBE, policy, probe_tasks(24), concurrency=4, runners="nodes", near="me", out=out
     )
     summary = sampling.run()
     assert (summary.rollouts, summary.reward_mean, summary.tool_calls) == (24, 0.5, 24)

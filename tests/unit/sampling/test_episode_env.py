@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from aenv_ray.errors import CallCancelled, CallOutcomeUnknown, ConfigError
 from aenv_ray.models import ToolResult
 from aenv_ray.sampling import Episode, Usage, episode_env, sample
-from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
+from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog, SyncEpisodeEnv
 from aenv_ray.sampling.policies.base import AgentPolicy
 from aenv_ray.sampling.runners.runner import act
 
@@ -116,6 +117,23 @@ def test_messages_and_usage_are_recorded() -> None:
     assert episode.messages == ({"role": "user", "content": "go"},)
     assert episode.usage == Usage(requests=2, prompt_tokens=30, completion_tokens=5, cost=0.5)
     assert Episode.model_validate_json(episode.model_dump_json()) == episode
+
+
+def test_the_last_list_of_tools_is_recorded_if_the_episode_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = EpisodeLog()
+    env = EpisodeEnv(InstanceOfOne(), log)  # type: ignore[arg-type]  # only its id is read
+    env.record_tools([{"type": "function"}])
+    loop: Any = None  # recording needs none
+    SyncEpisodeEnv(env, loop).record_tools([{"type": "custom"}])
+    assert log.tools is not None
+    assert json.loads(log.contents[log.tools.digest]) == [{"type": "custom"}]
+    with pytest.raises(ConfigError, match="not JSON"):
+        env.record_tools([{"default": float("nan")}])
+    monkeypatch.setattr(episode_env, "ATTACHMENTS_BYTES", 100)
+    env.record_tools([{"text": "x" * 100}])
+    assert log.tools is None
 
 
 @pytest.mark.parametrize("message", [{"content": object()}, {"content": float("nan")}])

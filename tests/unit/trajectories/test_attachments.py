@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from aenv_ray.cli.main import app
 from aenv_ray.errors import ConfigError
 from aenv_ray.trajectories import Attachment, Episode, ShardFormat, ShardWriter, read
-from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached
+from aenv_ray.trajectories.attachments import TEXT_LIMIT, attached, attachment_of
 from aenv_ray.trajectories.files import EpisodeFile
 from aenv_ray.trajectories.shards import open_output
 from tests.unit.trajectories.episodes import episode, step
@@ -125,9 +125,14 @@ def test_what_is_no_regular_file_gets_records_only(caplog: pytest.LogCaptureFixt
     """Invariant 12: it is said. There is no place beside a device or a pipe."""
     file = EpisodeFile(Path("/dev/null"))
     file.write(_with_image(0))
+    tools = attachment_of(b"[]", "application/json")
+    with_tools = episode(1, tools=tools.model_dump())
+    with_tools.contents[tools.digest] = b"[]"
+    file.write(with_tools)
     file.close()
     assert file.failure is None
-    assert "attachments of episode 0 are not written" in caplog.text
+    (warning,) = (record.message for record in caplog.records)
+    assert "attachments of episode 0 are not written" in warning
     assert not Path("/dev/attachments").exists()
 
 
@@ -160,6 +165,7 @@ def test_filtered_episodes_take_their_attachments_along(tmp_path: Path) -> None:
 def test_a_record_without_attachments_is_read() -> None:
     """Of an older version."""
     record = episode(0).model_dump(mode="json")
+    del record["tools"]
     for one in record["steps"]:
         del one["attachments"]
-    assert Episode.model_validate(record).steps[0].attachments == ()
+    assert Episode.model_validate(record).attachments == ()

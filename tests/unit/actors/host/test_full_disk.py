@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,20 +13,10 @@ from aenv_ray.hub.store import FileInstanceStore, InstanceStore
 from aenv_ray.ids import HostId, InstanceId
 from aenv_ray.models import InstanceInfo, InstanceSpec, InstanceStatus
 from aenv_ray.testing.contract_bench import eventually
+from tests.full_disk import full_disk
 from tests.unit.actors.host.spy_engine import SpyEngine
 
 Spec = Callable[..., InstanceSpec]
-
-
-@contextlib.contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process can grow, as if the disk took no more."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

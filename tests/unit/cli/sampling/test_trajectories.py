@@ -22,7 +22,9 @@ from aenv_ray.trajectories import read
 from aenv_ray.trajectories.arrow import pyarrow
 from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
 from aenv_ray.trajectories.export import STEP_COLUMNS
+from aenv_ray.trajectories.files import EpisodeFile
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
+from tests.full_disk import full_disk
 from tests.unit.trajectories.episodes import episode, step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J</pre><script>alert(1)</script>"
@@ -88,7 +90,7 @@ def test_filter_writes_what_matches(run: Path, tmp_path: Path) -> None:
     command = ["trajectories", "filter", str(run), "--out", str(out)]
     assert main([*command, "--min-reward", "1"]) == 0
     assert [one.index for one in read(out)] == [0]
-    assert main([*command, "--status", "policy_failed"]) == 0
+    assert main([*command, "--status", "policy_failed", "--force"]) == 0
     assert [one.index for one in read(out)] == [2]
     assert main([*command, "--status", "lost"]) == 2
 
@@ -98,6 +100,59 @@ def test_filter_writes_parquet_into_a_file_of_that_name(run: Path, tmp_path: Pat
     command = ["trajectories", "filter", str(run), "--out", str(out), "--min-reward", "1"]
     assert main(command) == 0
     assert list(read(out)) == [read(run)[0]]
+
+
+WRITING = [
+    ["filter"], ["report"], ["export"], ["export", "--as", "preferences"],
+    ["export", "--as", "steps"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRITING)
+@pytest.mark.parametrize("name", ["out.txt", "out.parquet"])
+def test_a_file_is_only_overwritten_if_asked_for(
+    words: list[str], name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / name
+    out.write_text("mine")
+    command = ["trajectories", words[0], str(run), *words[1:], "--out", str(out)]
+    assert main(command) == 3
+    assert f"{out} already exists" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert out.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("words", WRITING)
+@pytest.mark.parametrize("name", ["run.jsonl", "link.jsonl", "shards/driver-00000.jsonl"])
+def test_no_command_overwrites_its_input(
+    words: list[str], name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link.jsonl").symlink_to(run)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "driver-00000.jsonl").write_bytes(run.read_bytes())
+    before, out = run.read_bytes(), tmp_path / name
+    source = out.parent if out.parent != tmp_path else run
+    command = ["trajectories", words[0], str(source), *words[1:], "--out", str(out), "--force"]
+    assert main(command) == 3
+    assert f"{out} is the input" in capsys.readouterr().err
+    assert run.read_bytes() == out.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["filter"], ["export", "--as", "steps"]])
+def test_a_full_disk_leaves_the_earlier_parquet_file(
+    words: list[str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.parquet"
+    command = ["trajectories", words[0], str(run), *words[1:], "--out", str(out), "--force"]
+    assert main(command) == 0
+    before = out.read_bytes()
+    with full_disk(after_bytes=64):
+        code = main(command)
+    assert code == 3
+    assert f"{out} cannot be written: File too large" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["out.parquet", "run.jsonl"]
 
 
 def test_groups_without_a_pair_are_counted(
@@ -176,6 +231,119 @@ def test_the_report_loads_nothing_and_escapes_texts(run: Path, tmp_path: Path) -
     assert not any(
         word in page for word in ("src=", "href=", "url(", "@import", "http://", "https://")
     )
+
+
+TALK = (
+    {"role": "user", "content": "Please say hello."},
+    {"role": "assistant", "content": f"I shall <b>{HOSTILE}", "reasoning": "it is easy"},
+    {"role": "assistant", "content": None, "refusal": "but I will not"},
+)
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    path = tmp_path / "talk.jsonl"
+    usage = {"requests": 2, "prompt_tokens": 1200, "completion_tokens": 34, "cost": 0.5}
+    facts = {"policy": "openai:m", "node_id": "n" * 56, "start_mode": "template"}
+    one = episode(0, messages=TALK, usage=usage, **facts)
+    path.write_text(f"{one.model_dump_json()}\n")
+    return path
+
+
+def test_show_has_what_the_model_said(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectories", "show", str(talk), "0"]) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "\nuser\n  Please say hello.\n", "\nassistant, reasoning\n  it is easy\n",
+        "\nassistant\n  I shall <b>", "\nassistant, refusal\n  but I will not\n", "step 0  echo",
+        "openai:m", "2 requests, 1,200 prompt tokens, 34 completion tokens, cost 0.5", "n" * 56,
+        "template",
+    ):  # fmt: skip
+        assert text in shown
+    assert "\x1b" not in shown
+
+
+def test_the_report_has_what_the_model_said(talk: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert main(["trajectories", "report", str(talk), "--out", str(out)]) == 0
+    page = out.read_text()
+    for text in (
+        "Please say hello.", "it is easy", "I shall &lt;b&gt;", "but I will not", "openai:m",
+        "2 requests, 1,200 prompt tokens, 34 completion tokens, cost 0.5",
+    ):  # fmt: skip
+        assert text in page
+    assert "<script" not in page
+    assert "\x1b" not in page
+
+
+TOOLS = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+def with_tools(tmp_path: Path) -> Path:
+    """Two samples of a task by a model with tools, in a directory of their own."""
+    data = json.dumps(TOOLS).encode()
+    path = tmp_path / "run1" / "run.jsonl"
+    path.parent.mkdir()
+    file = EpisodeFile(path)
+    for index in range(2):
+        one = episode(
+            index,
+            float(index),
+            task_id="t",
+            messages=TALK,
+            tools=attachment_of(data, "application/json").model_dump(),
+        )
+        one.contents[one.attachments[-1].digest] = data
+        file.write(one)
+    file.close()
+    assert file.failure is None
+    return path
+
+
+@pytest.mark.parametrize("form", ["chat", "preferences"])
+def test_an_export_has_the_tools_of_the_model(form: str, with_tools: Path, tmp_path: Path) -> None:
+    """Without them a chat template cannot render the prompt that the model had."""
+    out = tmp_path / "rows.jsonl"
+    words = ["trajectories", "export", str(with_tools), "--as", form, "--out", str(out)]
+    assert main(words) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["tools"] for row in rows] == [TOOLS] * (2 if form == "chat" else 1)
+    assert len(list((with_tools.parent / "attachments").iterdir())) == 1, "one for all episodes"
+
+
+def test_records_without_their_lists_of_tools_are_exported_and_filtered(
+    with_tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that were copied alone from another machine; what is missing is said once."""
+    alone = tmp_path / "alone.jsonl"
+    alone.write_bytes(with_tools.read_bytes())
+    out = tmp_path / "rows.jsonl"
+    assert main(["trajectories", "export", str(alone), "--out", str(out)]) == 0
+    assert [set(json.loads(line)) for line in out.read_text().splitlines()] == [{"messages"}] * 2
+    assert "lists of tools that are not in the rows: 1; the attachment" in capsys.readouterr().err
+    (tmp_path / "new").mkdir()
+    out = tmp_path / "new" / "run.jsonl"
+    assert main(["trajectories", "filter", str(alone), "--out", str(out)]) == 0
+    assert list(read(out)) == list(read(alone))
+    assert "lists of tools that are not in the output: 1; the att" in capsys.readouterr().err
+
+
+def test_filtered_and_rescored_episodes_take_their_tools_along(
+    with_tools: Path, tmp_path: Path
+) -> None:
+    found = read(with_tools)
+    for name in ("filtered", "rescored"):
+        (tmp_path / name).mkdir()
+    outs = [tmp_path / name / "run.jsonl" for name in ("filtered", "rescored")]
+    assert main(["trajectories", "filter", str(with_tools), "--out", str(outs[0])]) == 0
+    with _rescoring(found, replay(found, "todo@2"), outs[1]) as each:
+        assert each is not None
+        each(episode(0, 1.0))
+    for out in outs:
+        after = read(out)
+        assert after[0].tools is not None
+        assert json.loads(after.attachment(after[0].tools)) == TOOLS
 
 
 # --- rescoring ------------------------------------------------------------------------------------

@@ -155,6 +155,16 @@ def test_names_are_translated_to_those_that_endpoints_accept() -> None:
     assert [step.tool for step in played.log.steps] == ["fs/read file"]
 
 
+def test_the_tools_that_the_model_had_are_recorded_as_one_attachment() -> None:
+    with serving(completion("hello")) as endpoint:
+        first, second = Played(endpoint), Played(endpoint)
+    assert first.log.tools == second.log.tools, "so episodes share its file"
+    recorded = first.log.tools
+    assert recorded is not None
+    assert recorded.media_type == "application/json"
+    assert json.loads(first.log.contents[recorded.digest]) == endpoint.requests[0]["tools"]
+
+
 def test_a_streamed_conversation_is_the_same() -> None:
     call = delta(tool_calls=[{"index": 0, **tool_call("add", {"a": 1})}])
     with serving(stream(call, delta("tool_calls")), stream(delta("stop", content="2"))) as endpoint:
@@ -197,13 +207,54 @@ def test_the_model_receives_the_error_of_an_invalid_call(call: Any, told: str) -
     )
 
 
-def test_calls_with_the_same_id_are_told_apart() -> None:
-    calls = [tool_call("add", {"a": 1}, "same"), tool_call("add", {"a": 2}, "same")]
-    with serving(completion(None, *calls), completion("ok")) as endpoint:
-        played = Played(endpoint)
-    answered = [m["tool_call_id"] for m in played.log.messages if m["role"] == "tool"]
-    assert len(set(answered)) == 2
-    assert played.told == ["2", "3"]
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (["same", "same"], ["same", "call_1"]),
+        (["call_1", "call_1"], ["call_1", "call_2"]),
+        (["call_1", None], ["call_1", "call_2"]),
+        ([None, "call_0", ""], ["call_1", "call_0", "call_2"]),
+        (["a", 7, "call_1"], ["a", "call_2", "call_1"]),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_with_equal_or_missing_ids_are_told_apart(
+    given: list[Any], used: list[str], is_streamed: bool
+) -> None:
+    """Each of them runs, and the model is told its result."""
+    calls = [{**tool_call("add", {"a": n}), "id": one} for n, one in enumerate(given)]
+    answer = completion(None, *calls)
+    if is_streamed:
+        parts = [delta(tool_calls=[{"index": n, **call}]) for n, call in enumerate(calls)]
+        answer = stream(*parts, delta("tool_calls"))
+    with serving(answer, completion("ok")) as endpoint:
+        played = Played(endpoint, stream=is_streamed)
+    assistant, *tools = (m for m in played.log.messages if m["role"] in {"assistant", "tool"})
+    assert [call["id"] for call in assistant["tool_calls"]] == used
+    assert [tool["tool_call_id"] for tool in tools[:-1]] == used
+    assert played.told == [str(n + 1) for n in range(len(given))]
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_arguments_may_be_an_object(arguments: Any, is_streamed: bool) -> None:
+    """As some servers send them, against OpenAI's format, which has text there."""
+    call = {"index": 0, "id": "c", "function": {"name": "add", "arguments": arguments}}
+    whole = completion(None, call)
+    streamed = stream(delta(tool_calls=[call]), delta("tool_calls"))
+    with serving(streamed if is_streamed else whole, completion("ok")) as endpoint:
+        played = Played(endpoint, stream=is_streamed, attempts=1)
+    assert played.told == ["2"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_without_arguments_has_none(is_streamed: bool) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "fs_read_file", "arguments": None}}
+    whole = completion(None, call)
+    streamed = stream(delta(tool_calls=[call]), delta("tool_calls"))
+    with serving(streamed if is_streamed else whole, completion("ok")) as endpoint:
+        played = Played(endpoint, stream=is_streamed, attempts=1)
+    assert played.told == ["x" * 100]
 
 
 def test_a_sandbox_that_dies_ends_the_episode_with_its_error() -> None:

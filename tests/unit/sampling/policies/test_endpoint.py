@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from aenv_ray.errors import AenvError, ConfigError, EndpointUnavailable, Forbidden, Unauthorized
-from aenv_ray.sampling.policies.chat import ContextFull, Filtered
+from aenv_ray.sampling.policies.chat import ContextFull, EndpointLimited, Filtered
 from aenv_ray.sampling.policies.completion import Completion
 from aenv_ray.sampling.policies.endpoint import Endpoint, EndpointOptions
 from tests.emulators.model_endpoint import (
@@ -151,6 +151,9 @@ PASSING = {
     "stream of numbers": stream(1, 2),
     "stream with malformed choices": stream({"choices": [7]}),
     "error in the stream": stream({"error": {"message": "out of memory"}}),
+    "error 500 in the stream": stream(delta(content="hel"), {"error": {"code": 500}}),
+    "error as a text": body({"error": "out of memory"}),
+    "error 503 in an answer": body({"error": {"message": "busy", "code": "503"}}),
 }
 
 
@@ -252,6 +255,95 @@ def test_a_refusal_has_its_error_type_and_is_not_retried(
         ask(endpoint, api_key=SecretStr(KEY))
     assert len(endpoint.requests) == 1
     assert type(raised.value) is error
+
+
+TOO_LONG = {
+    "OpenAI": (400, "This model's maximum context length is 8192 tokens. However, ..."),
+    "vLLM": (400, "The decoder prompt (length 9000) is longer than the maximum model length of 8"),
+    "llama.cpp": (400, "the request exceeds the available context size, try increasing it"),
+    "llama.cpp, answering": (500, "Context size has been exceeded."),
+    "TGI": (422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` ..."),
+    "TGI, input": (422, "`inputs` must have less than 1024 tokens. Given: 2000"),
+    "TensorRT-LLM": (400, "Prompt length (5000) exceeds maximum input length (4096)."),
+    "Anthropic": (400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200"),
+    "Gemini": (400, "The input token count (9) exceeds the maximum number of tokens allowed (8)."),
+    "Bedrock": (400, "Input is too long for requested model."),
+    "xAI": (400, "This model's maximum prompt length is 131072 but the request contains 140000"),
+    "Moonshot": (400, "Invalid request: Your request exceeded model token limit: 8192"),
+    "DashScope": (400, "Range of input length should be [1, 30720]"),
+    "a proxy": (500, "litellm.ContextWindowExceededError: ..."),
+}
+
+
+@pytest.mark.parametrize(("status", "message"), TOO_LONG.values(), ids=TOO_LONG)
+@pytest.mark.parametrize("sent", ["status", "answer", "stream", "later", "text code", "error:"])
+def test_a_conversation_that_is_too_long_is_recognized(
+    status: int, message: str, sent: str
+) -> None:
+    """Of common servers, and also when the error comes with status 200; it is not asked again."""
+    error = {"error": {"message": message, "type": "x", "code": status}}
+    answers = {
+        "status": refusal(status, message),
+        "answer": body(error),
+        "stream": stream(error),
+        "later": stream(delta(content="hel"), error),
+        "text code": stream({"error": {"message": message, "code": str(status)}}),
+        "error:": stream(delta(content="hel"), last=("error", error["error"])),
+    }
+    with serving(answers[sent]) as endpoint, pytest.raises(ContextFull):
+        ask(endpoint, stream=True)
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory: failed to create a context of size 131072",
+        "cannot allocate the context window",
+        "too many tokens in flight",
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_server_that_fails_for_its_context_voids_the_episode(
+    message: str, is_streamed: bool
+) -> None:
+    """Invariant 2: only what cannot mean a failure of the server is an outcome."""
+    error = {"error": {"message": message, "code": 500}}
+    answer = stream(error) if is_streamed else refusal(500, message)
+    with serving(answer) as endpoint, pytest.raises(EndpointUnavailable):
+        ask(endpoint, attempts=2)
+    assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        ("Input validation error: `inputs` must have less than 1024 tokens.", ContextFull),
+        ({"message": "maximum context length", "code": "context_length_exceeded"}, ContextFull),
+        ({"message": "content_filter: not here"}, Filtered),
+        ({"message": "content_filter: not here", "code": 400}, Filtered),
+        ({"message": f"wrong key {KEY}", "code": 401}, Unauthorized),
+        ({"message": "no model m", "code": 404}, ConfigError),
+        ({"message": "Request too large for m: tokens per minute", "code": 429}, ContextFull),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_error_with_status_200_is_what_it_would_be_with_its_code(
+    error: Any, raised: type[Exception], is_streamed: bool
+) -> None:
+    answer = stream({"error": error}) if is_streamed else body({"error": error, "choices": []})
+    with serving(answer) as endpoint, pytest.raises(raised) as found:
+        ask(endpoint, api_key=SecretStr(KEY), stream=True)
+    assert type(found.value) is raised
+    assert KEY not in str(found.value)
+    assert len(endpoint.requests) == 1
+
+
+def test_a_limit_that_a_stream_reports_is_a_limit() -> None:
+    """So the opening is not asked, either."""
+    limited = stream({"error": {"message": "slow down", "code": 429}})
+    with serving(limited) as endpoint, pytest.raises(EndpointLimited):
+        ask(endpoint, stream=True, attempts=2)
 
 
 def test_the_key_does_not_appear_in_errors_logs_or_reprs(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.shutdown_gate import ShutdownGate
 from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
@@ -59,10 +60,10 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> _Nodes:
     return found
 
 
-def _runners() -> NodeRunners:
+def _runners(near: Any = None) -> NodeRunners:
     fabric: Any = SimpleNamespace(gate=ShutdownGate())
     project: Any = SimpleNamespace(archive=lambda: b"")
-    setup: Any = None
+    setup: Any = SimpleNamespace(options=CreateOptions(near=near))
     return NodeRunners(fabric, project, setup)
 
 
@@ -114,3 +115,29 @@ async def test_a_policy_that_cannot_be_loaded_ends_the_run(nodes: _Nodes) -> Non
     nodes.errors = {"a": None, "b": ConfigError("no module named x")}
     with pytest.raises(ConfigError, match="no module named x"):
         await _opened(_runners())
+
+
+HERE, OTHER = "a" * 56, "b" * 56
+
+
+@pytest.mark.parametrize("near", ["me", HERE])
+async def test_a_run_that_is_to_be_near_a_node_is_played_there(
+    near: str, nodes: _Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`me` is the node of the driver, not that of each runner."""
+    monkeypatch.setattr(ray_api, "node_id", lambda: HERE)
+    nodes.errors = {HERE: None, OTHER: None}
+    runners = _runners(near)
+    assert await _opened(runners) == {HERE}
+    assert nodes.tried == [HERE]
+    await runners.close()
+
+
+async def test_a_run_is_played_elsewhere_if_its_node_takes_no_instances(nodes: _Nodes) -> None:
+    """As when it leaves, or is the node of a driver without room for any."""
+    nodes.errors = {OTHER: None, "c" * 56: None}
+    runners = _runners(HERE)
+    assert await _opened(runners) == set(nodes.errors)
+    nodes.errors[HERE] = None
+    assert await _opened(runners) == {HERE}
+    await runners.close()
