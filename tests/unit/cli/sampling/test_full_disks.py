@@ -1,0 +1,59 @@
+"""A sampling on the command line plays no more episodes if its output takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from aenv_ray.cli.sampling import rollouts
+from aenv_ray.errors import ConfigError
+from aenv_ray.sampling import Episode, Sampling
+from tests.unit.trajectories.episodes import episode
+
+FULL = ConfigError("run.jsonl cannot be written: No space left on device; it has 1 episodes")
+
+
+class _Sampled:
+    """Plays four episodes, with the failure of the output at the end of each."""
+
+    total = 4
+    playing = 0
+    episodes = ()
+
+    def __init__(self, failures: list[ConfigError | None]) -> None:
+        self.output_failure: ConfigError | None = None
+        self.is_draining = False
+        self._failures = failures
+
+    def __iter__(self) -> Iterator[Episode]:
+        for index, self.output_failure in enumerate(self._failures):
+            if self.is_draining:
+                return
+            yield episode(index)
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    def summary(self) -> str:
+        return "summary"
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_drained"),
+    [([None, FULL, FULL, FULL], True), ([FULL, None, FULL, None], False), ([None] * 4, False)],
+)
+def test_no_more_episodes_begin_while_none_can_be_written(
+    failures: list[ConfigError | None],
+    is_drained: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The process ends with its last episode, and what is in no file then is gone."""
+    monkeypatch.setattr(rollouts, "_OUTPUT_PATIENCE_S", 0.0)
+    run = _Sampled(failures)
+    rollouts.run_all(cast("Sampling", run), quiet=True)
+    assert run.is_draining is is_drained
+    said = capsys.readouterr().err
+    assert said.count(f"{FULL.message}; no more episodes begin") == is_drained
