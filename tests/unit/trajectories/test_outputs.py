@@ -93,6 +93,20 @@ def test_an_output_that_vanishes_in_mid_run_is_noticed(
     assert sorted(tmp_path.rglob("*.*")) == after  # nothing is made anew
 
 
+@pytest.mark.parametrize("name", ["run", "run.parquet"])
+def test_an_attachment_does_not_make_the_directory_of_its_output_anew(
+    name: str, tmp_path: Path
+) -> None:
+    """A run would end with a new directory that has no records, as if all were well."""
+    output = open_output(tmp_path / name)
+    output.write(episode(0))
+    _removed(tmp_path / name)
+    output.write(_with_image(1))
+    assert output.is_gone
+    output.close()
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_output_that_vanishes_after_its_last_episode_is_noticed(
     name: str, tmp_path: Path

@@ -28,9 +28,10 @@ class _Sampled:
         self._failures = failures
 
     def __iter__(self) -> Iterator[Episode]:
-        for index, self.output_failure in enumerate(self._failures):
+        for index, failure in enumerate(self._failures):
             if self.is_draining:
                 return
+            self.output_failure = failure
             yield episode(index)
 
     def drain(self) -> None:
