@@ -23,7 +23,7 @@ from aenv_ray.trajectories.shards import open_output
 TASKS: list[dict[str, Any]] = [
     {
         "id": f"t{n}",
-        "instruction": "count",
+        "instruction": "count \ud800",  # which no record can hold
         "setup": {"name": "fill", "arguments": {"size": 1.0, "names": ("a", 3), "when": {1}}},
         "reward": {"name": "score"},
         "data": object(),

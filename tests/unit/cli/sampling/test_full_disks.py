@@ -1,16 +1,22 @@
-"""A sampling on the command line plays no more episodes if its output takes none."""
+"""A full disk on the command line: no more episodes begin, and replayed ones are written later."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from aenv_ray.cli.sampling import rollouts
+from aenv_ray.cli.sampling.replay import _rescoring
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, Sampling
-from tests.unit.trajectories.episodes import episode
+from aenv_ray.sampling.replay import replay
+from aenv_ray.trajectories import read
+from aenv_ray.trajectories.attachments import AttachmentFiles, attachment_of
+from tests.unit.trajectories.episodes import episode, step
 
 FULL = ConfigError("run.jsonl cannot be written: No space left on device; it has 1 episodes")
 
@@ -58,3 +64,22 @@ def test_no_more_episodes_begin_while_none_can_be_written(
     assert run.is_draining is is_drained
     said = capsys.readouterr().err
     assert said.count(f"{FULL.message}; no more episodes begin") == is_drained
+
+
+def test_a_replayed_episode_that_is_written_later_has_its_attachments(tmp_path: Path) -> None:
+    image = attachment_of(b"image", "image/png")
+    before, after = tmp_path / "run.jsonl", tmp_path / "new" / "run.jsonl"
+    steps = (step(attachments=[image.model_dump()]),)
+    before.write_text(f"{episode(0, 0.0, steps=steps).model_dump_json()}\n")
+    AttachmentFiles(before, is_directory=False).write({image.digest: b"image"})
+    after.parent.mkdir()
+    found, limits = read(before), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with _rescoring(found, replay(found, "todo@2"), after) as each:
+        assert each is not None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        try:
+            each(episode(0, 1.0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [one.reward for one in read(after)] == [1.0]
+    assert read(after).attachment(image) == b"image"
