@@ -114,9 +114,9 @@ def run_all(
 def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: bool) -> Summary:
     from aenv_ray.sampling.progress import Progress
 
-    stop_without_output = _StopWithoutOutput(sampling)
     progress = Progress(sampling.total, sampling.episodes, lambda: sampling.playing)
     errors = 0
+    stop_without_output = _StopWithoutOutput(sampling)
     with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:
             progress.add(episode)
