@@ -108,13 +108,15 @@ class EpisodeFile:
             if now >= self._retry_at:
                 self._retry()
             return
+        failure = None
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
-            self._look()
-        self.failure = self.failure or self._append(episode)
-        if self.failure is not None:
+            failure = self._look()
+        failure = failure or self._append(episode)
+        if failure is not None:
+            self.failure = failure
             self._hold(episode)
-            logger.warning("%s; the run continues", self.failure.message)
+            logger.warning("%s; the run continues", failure.message)
 
     def close(self) -> None:
         """Close the file, any number of times.
@@ -126,7 +128,7 @@ class EpisodeFile:
         if self._retry_at < math.inf:
             self._retry()
         if self.failure is None:
-            self._look()
+            self.failure = self._look()
         try:
             self._file.close()
         except OSError as exc:
@@ -153,8 +155,7 @@ class EpisodeFile:
             self._append_line(f"{episode.model_dump_json()}\n".encode())
             self._written += 1
         except OSError as exc:
-            self._look()
-            return self.failure or self._failed(exc)
+            return self._look() or self._failed(exc)
         except ValueError as exc:  # JSON cannot represent a value
             return ConfigError(
                 f"episode {episode.index} of task {episode.task_id!r} cannot be written to "
@@ -200,10 +201,10 @@ class EpisodeFile:
             hint="free space or choose another file; episodes and summary() are complete",
         )
 
-    def _look(self) -> None:
-        """Note a failure if the file is gone: a file without a name takes whatever is written."""
+    def _look(self) -> ConfigError | None:
+        """Return an error if the file is gone: a file without a name takes whatever is written."""
         if not self._is_regular:
-            return
+            return None
         try:
             found = self._place.stat()
             self.is_gone = self._has_number and not os.path.samestat(
@@ -212,10 +213,11 @@ class EpisodeFile:
         except (FileNotFoundError, NotADirectoryError):
             self.is_gone = True
         except OSError:  # it may be there
-            return
-        if self.is_gone:
-            self._retry_at = math.inf
-            self.failure = gone(self._path, self._written + self._gone_earlier())
+            return None
+        if not self.is_gone:
+            return None
+        self._retry_at = math.inf
+        return gone(self._path, self._written + self._gone_earlier())
 
 
 def gone(path: Path, count: int) -> ConfigError:
