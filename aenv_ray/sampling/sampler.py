@@ -25,6 +25,7 @@ from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import AgentPolicy, name_of, portable
 from aenv_ray.sampling.policies.named import checked_policy
+from aenv_ray.sampling.resuming import check_same_run, digests_of, warn_if_changed
 from aenv_ray.sampling.runners.concurrency import (
     ConcurrencyBounds,
     ConcurrencyLimit,
@@ -39,7 +40,7 @@ from aenv_ray.sampling.tasks.feed import TaskFeed, TaskSource
 from aenv_ray.trajectories.attachments import AttachmentFiles
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Attachment, Episode
-from aenv_ray.trajectories.shards import check_output, open_output
+from aenv_ray.trajectories.shards import EpisodeOutput, check_output, open_output, state_of
 from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
@@ -86,6 +87,7 @@ class Sampling:
         rules: EpisodeRules,
         options: CreateOptions,
         out: Path | None,
+        out_state: frozenset[tuple[str, int, int]] | None,
         kept: list[Episode],
     ) -> None:
         self._environment = environment
@@ -96,16 +98,17 @@ class Sampling:
         self._rules = rules
         self._options = options
         self._out = out
-        self.output_failure: ConfigError | None = None
-        """Why episodes are missing in the output file; raised at the end. None if none are."""
+        self._out_state = out_state
+        self._output: EpisodeOutput | None = None
         self._kept = kept
         """Episodes of an earlier run, until they are in the output."""
         self._kept_count = len(kept)
+        self._kept_digests = digests_of(kept)
         self._summary = RunningSummary(None if tasks.repeats_ids else tasks.samples)
         for episode in kept:
             self._summary.add(episode, is_new=False)
         self._held: list[Episode] = []
-        """Finished episodes that are in no output."""
+        """Finished episodes of a run without an output that can be read."""
         self._has_output = False
         self._attachments: dict[str, Any] = {}
         """Ray references to attachments that are in no file, by digest."""
@@ -142,11 +145,21 @@ class Sampling:
         return self._concurrency.limit
 
     @property
+    def output_failure(self) -> ConfigError | None:
+        """Why episodes are missing in the output at present; None if none are.
+
+        While the disk is full, they are held, and tried again every 10 seconds and at the end. What
+        then is left is raised.
+        """
+        return None if self._output is None else self._output.failure
+
+    @property
     def episodes(self) -> list[Episode]:
         """The episodes finished so far, including those of an earlier run.
 
         Without `out`, they are in the order in which they finished. With `out`, this process does
-        not keep them: each access reads them from the output, in order of their index.
+        not keep them: each access reads them from the output, in order of their index. Those that
+        were in an output that others have removed, moved or replaced are missing.
 
         Raises:
             ConfigError: The output cannot be read any more.
@@ -154,9 +167,11 @@ class Sampling:
         if not self._has_output:
             return self._kept + self._held
         assert self._out is not None
-        written = {one.index: one for one in read(self._out)} if self._out.exists() else {}
-        written |= {one.index: one for one in self._held}
-        return [written[index] for index in sorted(written)]
+        assert self._output is not None
+        is_there = not self._output.is_gone and self._out.exists()
+        found = {one.index: one for one in read(self._out)} if is_there else {}
+        found |= {one.index: one for one in self._output.unwritten}
+        return [found[index] for index in sorted(found)]
 
     def summary(self) -> Summary:
         """Return the summary of the episodes finished so far."""
@@ -287,8 +302,10 @@ class Sampling:
         """Run all episodes and return the summary.
 
         Raises:
-            ConfigError: The output file could not be written (`episodes` and `summary` still have
-                all episodes), or a task of an iterator is invalid or belongs to another run.
+            ConfigError: Episodes are missing in the output: it could not be written (`episodes`
+                and `summary` still have all), or others have removed, moved or replaced it
+                (`summary` has all); another run writes to it; or a task of an iterator is invalid
+                or belongs to another run.
             Exception: Raised by the iterator of tasks, after the running episodes have ended.
         """
         for _ in self:
@@ -314,7 +331,7 @@ class Sampling:
     async def _run_all(self, tasks: GroupFeed, finished: _Unread) -> None:
         output = None
         if self._out is not None:
-            output = open_output(self._out, self._kept)
+            output = self._output = open_output(self._out, self._kept, self._out_state)
             self._has_output = self._out.is_dir() or self._out.is_file()  # a pipe is neither
         if self._has_output:
             self._kept = []
@@ -334,11 +351,11 @@ class Sampling:
             episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
-            is_unwritten = output is None or output.failure is not None
-            if is_unwritten:
+            if output is None or output.failure is not None:
                 self._keep_attachments(episode)
-            episode.contents.clear()
-            if is_unwritten or not self._has_output:
+            if output is None or output.failure is None:  # otherwise they are tried again
+                episode.contents.clear()
+            if not self._has_output:
                 self._held.append(episode)
             self._summary.add(episode)
             metrics.add(episode)
@@ -371,7 +388,6 @@ class Sampling:
                 metrics.note_left(0)  # those that are left are not played any more
             if output is not None:
                 output.close()
-                self.output_failure = output.failure
 
     async def _runners(self) -> Runners:
         connect = connector()
@@ -381,6 +397,7 @@ class Sampling:
             return fabric, resolve_environment(self._environment, lambda: fabric)
 
         fabric, project = await asyncio.to_thread(resolved)
+        warn_if_changed(self._kept_digests, project.digest, self._environment)
         packed = self._portable()
         if packed is not None:
             return self._node_runners(fabric, project, packed)
@@ -537,11 +554,13 @@ def sample(  # noqa: PLR0913  # each is an option
             (``policy_failed``). None leaves them out of means.
         out: File that gets one line of JSON for each finished episode. A directory, or a new path
             without suffix, gets shards of JSON Lines and a manifest; a new path with the suffix
-            ``.parquet``, shards of Parquet. If it cannot be written, the run continues, and raises
-            ConfigError after its last episode.
-        resume: Keep the episodes in `out` of an interrupted run of the same tasks, and run the
-            rest; episodes with infrastructure failures run again. The summary covers all episodes,
-            except that `wall_s` and `calls_per_s` cover only this run.
+            ``.parquet``, shards of Parquet. It is locked during the run. If it cannot be written,
+            the run continues and tries again; what is missing after the last episode raises
+            ConfigError.
+        resume: Keep the episodes in `out` of an interrupted run, and run the rest; episodes with
+            infrastructure failures run again. The tasks, the policy and `samples_per_task` must be
+            those of that run; if the environment has changed, a warning is logged. The summary
+            covers all episodes, except that `wall_s` and `calls_per_s` cover only this run.
         overwrite: Replace the episodes that `out` has. Otherwise, and unless they are resumed, such
             an `out` is refused. Files that are not of episodes are never replaced.
         actor: Density of the instances; shared is a hundred times cheaper.
@@ -552,7 +571,8 @@ def sample(  # noqa: PLR0913  # each is an option
 
     Raises:
         ConfigError: An invalid file, option or task; a policy that does not exist, is not callable
-            or is a generator; or `out` has content that is neither resumed nor to be overwritten.
+            or is a generator; or `out` has content that is neither resumed nor to be overwritten,
+            or is to be resumed with another policy, other tasks or other `samples_per_task`.
     """
     rewards = FailureRewards(reward_on_death, reward_on_timeout, reward_on_failure)
     bounds = concurrency_bounds(concurrency)
@@ -577,8 +597,12 @@ def sample(  # noqa: PLR0913  # each is an option
             "resume and overwrite exclude each other",
             hint="resume=True keeps the episodes of the earlier run, overwrite=True deletes them",
         )
+    state = None if file is None or overwrite else state_of(file)
     if file is not None and not resume:
         check_output(file, overwrite=overwrite)
+    kept = finished_episodes(file, feed.known) if resume and file is not None else []
+    if file is not None:
+        check_same_run(kept, file, policy=name_of(chosen), samples=samples_per_task)
     return Sampling(
         str(environment),
         chosen,
@@ -588,5 +612,6 @@ def sample(  # noqa: PLR0913  # each is an option
         rules=EpisodeRules(infra_retries, rewards, limit_s),
         options=CreateOptions(actor=actor, **options),
         out=file,
-        kept=finished_episodes(file, feed.known) if resume and file is not None else [],
+        out_state=state,
+        kept=kept,
     )

@@ -84,12 +84,12 @@ class AttachmentFiles:
         """Write contents by digest; those that have a file are left alone.
 
         Raises:
-            OSError: A file cannot be written.
+            OSError: A file cannot be written, or the directory of the records is gone.
         """
         for digest, data in contents.items():
             path = self._path(digest)
             if not path.exists():
-                self._directory.mkdir(parents=True, exist_ok=True)
+                self._directory.mkdir(exist_ok=True)
                 write_atomically(path, data, mode=0o644)
 
     def read(self, digest: str) -> bytes:

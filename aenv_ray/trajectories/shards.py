@@ -24,7 +24,14 @@ from aenv_ray.errors import ConfigError
 from aenv_ray.files import write_atomically
 from aenv_ray.trajectories import arrow
 from aenv_ray.trajectories.attachments import AttachmentFiles
-from aenv_ray.trajectories.files import ContinuedFile, EpisodeFile, count_lines, read_lines
+from aenv_ray.trajectories.files import (
+    ContinuedFile,
+    EpisodeFile,
+    count_lines,
+    gone,
+    read_lines,
+)
+from aenv_ray.trajectories.output_lock import LOCK_NAME, OutputLock
 from aenv_ray.trajectories.schema import SCHEMA_VERSION, Episode, check_version
 
 MANIFEST: Final = "manifest.json"
@@ -71,11 +78,20 @@ class Manifest(BaseModel):
 class EpisodeOutput(Protocol):
     """Where finished episodes are written."""
 
-    failure: ConfigError | None
-    """Why episodes are missing in the output; None if none are."""
+    @property
+    def failure(self) -> ConfigError | None:
+        """Why episodes are missing in the output at present; None if none are."""
+
+    @property
+    def unwritten(self) -> list[Episode]:
+        """Episodes that are missing in the output, and that it holds, with their attachments."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what was written was removed, moved or replaced by others."""
 
     def write(self, episode: Episode) -> None:
-        """Append an episode; does nothing after a failed write."""
+        """Append an episode; see `EpisodeFile.write`."""
 
     def close(self) -> None:
         """Finish the output, any number of times."""
@@ -92,6 +108,8 @@ class ShardWriter:
         episodes_per_shard: Episodes in a full shard.
         is_new: Whether the name must be new: the first shard is created at once, by this writer
             alone.
+        is_retried: See `EpisodeFile`.
+        kept: The number of episodes that the directory has, for messages.
 
     Raises:
         ConfigError: The directory cannot be written, or Parquet support is missing.
@@ -106,17 +124,25 @@ class ShardWriter:
         form: ShardFormat = ShardFormat.JSONL,
         episodes_per_shard: int = EPISODES_PER_SHARD,
         is_new: bool = False,
+        is_retried: bool = False,
+        kept: int = 0,
     ) -> None:
         self.failure: ConfigError | None = None
-        """Why episodes are missing in the directory; None if none are."""
-        self._directory = directory
+        """Why episodes are missing in the directory at present; None if none are."""
+        self._directory = directory.absolute()  # the policy may change the working directory
         self._writer = writer
         self._form = form
-        self._attachments = AttachmentFiles(directory, is_directory=True)
+        self._attachments = AttachmentFiles(self._directory, is_directory=True)
         self._most = episodes_per_shard
+        self._is_retried = is_retried
+        self._kept = kept
         self._number = 0
         self._count = 0
         self._file: EpisodeFile | None = None
+        self._finished: dict[int, int] = {}
+        """The number of episodes in each finished shard."""
+        self._unopened: list[Episode] = []
+        """Episodes that are held because no shard could be opened for them."""
         if form is ShardFormat.PARQUET:
             arrow.pyarrow()
         make_directory(directory)
@@ -125,27 +151,39 @@ class ShardWriter:
         elif form is ShardFormat.PARQUET:
             self._convert_earlier()
 
+    @property
+    def unwritten(self) -> list[Episode]:
+        """The missing episodes, in order, if they are held."""
+        return self._unopened if self._file is None else self._file.unwritten
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all shards of this writer were removed, moved or replaced by others."""
+        is_open_gone = self._file is None or self._file.is_gone
+        has_written = self._file is not None or bool(self._finished)
+        return has_written and is_open_gone and not any(map(self._has_shard, self._finished))
+
     def write(self, episode: Episode) -> None:
-        """Append an episode; does nothing after a failed write. The first failure is logged."""
-        if self.failure is not None:
-            return
+        """Append an episode; see `EpisodeFile.write`."""
         if self._file is None:
-            try:
-                self._file = self._open()
-            except ConfigError as exc:
-                self.failure = exc
-                logger.warning("%s; the run continues", exc.message)
+            if self.failure is None:
+                self._open()
+            if self._file is None:
+                if self._is_retried:
+                    self._unopened.append(episode)
                 return
         self._file.write(episode)
         self._count += 1
         self.failure = self._file.failure
-        if self._count >= self._most:
+        if self._count >= self._most and self.failure is None:
             self._finish()
 
     def close(self) -> None:
         """Finish the last shard, any number of times; a failing flush is recorded as a failure."""
-        if self._file is not None:
-            self._finish()
+        self._finish()
+        count = self._gone_earlier()
+        if count and self.failure is None:
+            self.failure = gone(self._directory, count)
 
     def _claim(self) -> None:
         """Create the first shard.
@@ -165,24 +203,50 @@ class ShardWriter:
         if self._path(ShardFormat.PARQUET).exists():  # its writer has converted it meanwhile
             path.unlink()
             raise FileExistsError(path)
-        self._file = EpisodeFile(path, attachments=self._attachments)
+        self._file = self._shard_file()
 
-    def _open(self) -> EpisodeFile:
-        while any(self._path(form).exists() for form in ShardFormat):
+    def _open(self) -> None:
+        """Open the next shard; a failure is final and logged."""
+        while self._has_shard(self._number) or self._number in self._finished:
             self._number += 1
-        return EpisodeFile(self._path(ShardFormat.JSONL), attachments=self._attachments)
+        try:
+            self._file = self._shard_file()
+        except ConfigError as exc:
+            count = self._gone_earlier()
+            self.failure = gone(self._directory, count) if count else exc
+            logger.warning("%s; the run continues", self.failure.message)
 
-    def _path(self, form: ShardFormat) -> Path:
-        return self._directory / f"{self._writer}-{self._number:05}.{form}"
+    def _shard_file(self) -> EpisodeFile:
+        return EpisodeFile(
+            self._path(ShardFormat.JSONL),
+            attachments=self._attachments,
+            is_retried=self._is_retried,
+            gone_earlier=self._gone_earlier,
+        )
+
+    def _gone_earlier(self) -> int:
+        """Return how many episodes of finished shards others have removed."""
+        count = sum(n for number, n in self._finished.items() if not self._has_shard(number))
+        return count + (0 if self._directory.exists() else self._kept)
+
+    def _has_shard(self, number: int) -> bool:
+        return any(self._path(form, number).exists() for form in ShardFormat)
+
+    def _path(self, form: ShardFormat, number: int | None = None) -> Path:
+        number = self._number if number is None else number
+        return self._directory / f"{self._writer}-{number:05}.{form}"
 
     def _finish(self) -> None:
+        """Finish the open shard, unless episodes are missing in it."""
         if self._file is None:
             return
         self._file.close()
-        self.failure = self.failure or self._file.failure
-        self._file, self._count = None, 0
-        if self._form is ShardFormat.PARQUET and self.failure is None:
-            _convert(self._path(ShardFormat.JSONL))
+        self.failure = self._file.failure
+        if self.failure is None:
+            self._finished[self._number] = self._count
+            self._file, self._count = None, 0
+            if self._form is ShardFormat.PARQUET:
+                _convert(self._path(ShardFormat.JSONL))
 
     def _convert_earlier(self) -> None:
         """Convert the shards that an earlier writer of this name left in JSON Lines."""
@@ -331,6 +395,24 @@ def check_manifest(directory: Path) -> None:
             )
 
 
+def state_of(path: Path) -> frozenset[tuple[str, int, int]]:
+    """Return the name, size and time of change of each file of episodes in an output.
+
+    Two states differ if the output was written to in between.
+
+    Raises:
+        ConfigError: The output cannot be read.
+    """
+    files = _named_as_shards(path) if path.is_dir() else {path}
+    found = set()
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            if status.st_size and file.is_file():
+                found.add((file.name, status.st_size, status.st_mtime_ns))
+    return frozenset(found)
+
+
 def clear(directory: Path) -> None:
     """Delete the shards, the manifest and the attachments of a directory, and nothing else in it.
 
@@ -351,7 +433,7 @@ def clear(directory: Path) -> None:
                 f"{path} cannot be replaced: {exc.strerror}", hint="choose another directory"
             ) from exc
     try:
-        if not any(path.is_file() for path in directory.iterdir()):
+        if not any(path.is_file() and path.name != LOCK_NAME for path in directory.iterdir()):
             AttachmentFiles(directory, is_directory=True).clear()
     except OSError as exc:
         raise ConfigError(
@@ -448,25 +530,66 @@ def check_output(
         raise ConfigError(f"{path} already has episodes", hint=hint)
 
 
-def open_output(path: Path, kept: Iterable[Episode] = ()) -> EpisodeOutput:
+def open_output(
+    path: Path,
+    kept: Iterable[Episode] = (),
+    expected: frozenset[tuple[str, int, int]] | None = None,
+) -> EpisodeOutput:
     """Open the output of a run: a file of JSON Lines, or a directory of shards.
+
+    It is locked until it is closed. Episodes that cannot be written are held and tried again.
 
     Args:
         path: A file is one JSON Lines file. A directory, or a new path without suffix, has shards
             of JSON Lines; with the suffix ``.parquet``, shards of Parquet.
         kept: Episodes of an earlier run to continue; without them, its output is replaced.
+        expected: What `state_of` returned before the output was read. None: its state does not
+            matter.
 
     Raises:
-        ConfigError: The output cannot be opened, or what it would replace is not of episodes.
+        ConfigError: The output cannot be opened, another run writes to it or has written to it,
+            or what it would replace is not of episodes.
     """
     kept = tuple(kept)
-    if not is_directory(path):
+    has_shards = is_directory(path)
+    lock = _locked(path, has_shards=has_shards)
+    try:
+        if expected is not None and state_of(path) != expected:
+            raise ConfigError(
+                f"{path} has changed since it was read: another run has written to it",
+                hint="call sample() again, with resume=True to continue that run",
+            )
+        if has_shards:
+            if not kept:
+                clear(path)
+            return DirectoryOutput(path, lock, len(kept))
         if not kept:
             _replaced(path)
-        return EpisodeFile(path, kept)
-    if not kept:
-        clear(path)
-    return DirectoryOutput(path)
+        return EpisodeFile(path, kept, lock=lock, is_retried=True)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+
+
+def _locked(path: Path, *, has_shards: bool) -> OutputLock | None:
+    """Create an output if it is missing, and lock it; None for what is not a regular file.
+
+    Raises:
+        ConfigError: It cannot be created, or another run writes to it.
+    """
+    if has_shards:
+        make_directory(path)
+    elif not path.exists():
+        try:
+            path.touch()
+        except OSError as exc:
+            raise ConfigError(
+                f"{path} cannot be written: {exc.strerror}", hint="choose another file"
+            ) from exc
+    elif not path.is_file():
+        return None
+    return OutputLock(path)
 
 
 def continue_output(path: Path) -> tuple[EpisodeOutput, int]:
@@ -515,27 +638,51 @@ class DirectoryOutput:
 
     Args:
         directory: Made if missing.
+        lock: The lock on the directory; it is closed with the output.
+        kept: The number of episodes that the directory has.
 
     Raises:
         ConfigError: The directory cannot be written, or Parquet support is missing.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._writer = ShardWriter(directory, "driver", form=_form_of(directory))
-        self.failure: ConfigError | None = None
-        """Why episodes are missing in the directory; None if none are."""
+    def __init__(self, directory: Path, lock: OutputLock | None, kept: int) -> None:
+        self._directory = directory.absolute()
+        self._lock = lock
+        self._writer = ShardWriter(
+            directory, "driver", form=_form_of(directory), is_retried=True, kept=kept
+        )
+        self._manifest_failure: ConfigError | None = None
+        self._is_closed = False
+
+    @property
+    def failure(self) -> ConfigError | None:
+        """Why episodes are missing in the directory at present, or why it has no manifest."""
+        return self._writer.failure or self._manifest_failure
+
+    @property
+    def unwritten(self) -> list[Episode]:
+        """The missing episodes, in order."""
+        return self._writer.unwritten
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether all shards were removed, moved or replaced by others."""
+        return self._writer.is_gone
 
     def write(self, episode: Episode) -> None:
-        """Append an episode; does nothing after a failed write."""
+        """Append an episode; see `EpisodeFile.write`."""
         self._writer.write(episode)
-        self.failure = self._writer.failure
 
     def close(self) -> None:
         """Finish the last shard and write the manifest, any number of times."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._writer.close()
-        self.failure = self._writer.failure
         try:
-            write_manifest(self._directory)
+            if not self.is_gone:
+                write_manifest(self._directory)
         except ConfigError as exc:
-            self.failure = self.failure or exc
+            self._manifest_failure = exc
+        if self._lock is not None:
+            self._lock.close()

@@ -221,7 +221,8 @@ def _rescoring(
             except ConfigError as exc:  # the record is valid without it
                 missing[digest] = exc.message
         output.write(episode)
-        episode.contents.clear()
+        if output.failure is None:  # otherwise it is tried again
+            episode.contents.clear()
 
     try:
         for one in played.left_out:

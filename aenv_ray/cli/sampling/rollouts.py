@@ -23,6 +23,8 @@ _SETTLE_S: Final = 10.0
 _PHASES_SHOWN: Final = 3
 _CAUSES_SHOWN: Final = 5
 _ERRORS_SHOWN: Final = 3
+_OUTPUT_PATIENCE_S: Final = 60.0
+"""How long new episodes begin although the output takes none."""
 
 
 def check_writable(out: Path) -> None:
@@ -114,9 +116,11 @@ def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: b
 
     progress = Progress(sampling.total, sampling.episodes, lambda: sampling.playing)
     errors = 0
+    stop_without_output = _StopWithoutOutput(sampling)
     with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:
             progress.add(episode)
+            stop_without_output.look()
             if each is not None:
                 each(episode)
             if episode.error is not None:
@@ -127,6 +131,31 @@ def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: b
     if errors > _ERRORS_SHOWN:
         console.say(f"and {errors - _ERRORS_SHOWN} more episodes with an error")
     return sampling.summary()
+
+
+class _StopWithoutOutput:
+    """Drains a sampling whose output takes no episodes.
+
+    This process is about to end, and what is in no output ends with it.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._since: float | None = None
+
+    def look(self) -> None:
+        """Note whether the output takes episodes."""
+        failure, now = self._sampling.output_failure, time.monotonic()
+        if failure is None:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= _OUTPUT_PATIENCE_S and not self._sampling.is_draining:
+            self._sampling.drain()
+            console.say(
+                f"{failure.message}; no more episodes begin, and the running ones finish: make "
+                "room meanwhile, or continue with --resume"
+            )
 
 
 def instances_left(environment: str, engine: str | None, owner: str) -> int:

@@ -54,11 +54,15 @@ class GroupFeed:
             ConfigError: See `TaskFeed.skip`.
         """
         numbers: dict[int, str] = {}
+        recorded: dict[int, Task] = {}
         for episode in kept:
             self._kept.add(episode.index)
-            numbers[episode.index // self.samples] = episode.task_id
+            number = episode.index // self.samples
+            numbers[number] = episode.task_id
+            if episode.task is not None:
+                recorded[number] = episode.task
         partly = {number for number in numbers if self._missing(number)}
-        await self._tasks.skip(numbers, where, partly)
+        await self._tasks.skip(numbers, where, partly, recorded)
 
     def _missing(self, number: int) -> list[int]:
         first = number * self.samples

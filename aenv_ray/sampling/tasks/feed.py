@@ -28,6 +28,7 @@ from aenv_ray.config import settings
 from aenv_ray.errors import ConfigError
 from aenv_ray.policy import policy_of
 from aenv_ray.project.config import NetworkMode
+from aenv_ray.sampling.resuming import check_same_task
 from aenv_ray.sampling.tasks.archives import check_files
 from aenv_ray.sampling.tasks.code_problems import as_task
 from aenv_ray.sampling.tasks.directories import TaskDirectories
@@ -208,13 +209,20 @@ class TaskFeed:
                 return [self._ahead.popleft() for _ in range(count)]
             return await self._read(most)
 
-    async def skip(self, kept: Mapping[int, str], where: str, partly: Container[int] = ()) -> None:
+    async def skip(
+        self,
+        kept: Mapping[int, str],
+        where: str,
+        partly: Container[int] = (),
+        recorded: Mapping[int, Task] | None = None,
+    ) -> None:
         """Skip tasks that an earlier run finished.
 
         Args:
             kept: Their numbers and ids.
             where: The file of that run, for messages.
             partly: The numbers among them that are taken again, because samples are missing.
+            recorded: Those that were recorded whole.
 
         Raises:
             ConfigError: The tasks differ from those of that run.
@@ -225,6 +233,7 @@ class TaskFeed:
                 finished = left.pop(number, None)
                 if finished is not None and finished != task.id:
                     raise of_another_run(where, number, finished)
+                check_same_task(task, (recorded or {}).get(number), where)
                 if finished is None or number in partly:
                     self._ahead.append((number, task))
         if self.failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -262,7 +263,7 @@ def test_a_directory_that_vanishes_ends_the_writing_and_not_the_run(
 ) -> None:
     """Invariant 12: what is lost is said, once."""
     output = open_output(tmp_path / "run")
-    (tmp_path / "run").rmdir()
+    shutil.rmtree(tmp_path / "run")
     for one in EPISODES:
         output.write(one)
     output.close()
