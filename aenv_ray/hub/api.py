@@ -285,10 +285,20 @@ class Hub(ABC):
         """Do what `remember` does for several keys at once; return the stored value of each."""
 
     @abstractmethod
-    async def replace_remembered(self, key: str, old: str, new: str, ttl_s: float) -> str:
+    async def replace_remembered(
+        self, key: str, old: str, new: str, ttl_s: float, group: KeyGroup | None = None
+    ) -> str:
         """Store `new` under `key` if its value is `old` or it has none; return the stored value.
 
         The value `old` may be `new` itself, which then is forgotten after `ttl_s` from now.
+
+        Args:
+            key: The key.
+            old: The value to replace.
+            new: The value that replaces it.
+            ttl_s: How long the new value is stored.
+            group: As for `remember`: "" is returned if the key has no value and the group is full.
+                A value that is replaced takes no second place in the group.
         """
 
     @abstractmethod

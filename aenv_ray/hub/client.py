@@ -171,7 +171,6 @@ class HubClient(Hub):
     update_lease = _forwarded(Hub.update_lease)
     exchange = _forwarded(Hub.exchange)
     end_leases = _forwarded(Hub.end_leases)
-    replace_remembered = _forwarded(Hub.replace_remembered)
     set_quota = _forwarded(Hub.set_quota)
     delete_quota = _forwarded(Hub.delete_quota)
     quotas = _forwarded(Hub.quotas)
@@ -200,6 +199,11 @@ class HubClient(Hub):
         self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
     ) -> dict[str, str]:
         return dict(await self._in_group("remember_all", (values, ttl_s), group))
+
+    async def replace_remembered(  # noqa: D102
+        self, key: str, old: str, new: str, ttl_s: float, group: KeyGroup | None = None
+    ) -> str:
+        return str(await self._in_group("replace_remembered", (key, old, new, ttl_s), group))
 
     async def shorten(  # noqa: D102
         self, keys: Sequence[str], ttl_s: float, group: KeyGroup | None = None

@@ -239,37 +239,48 @@ return redis.call('GET', key)
 """Arguments: `LAYOUT`, the version of aenv-ray. Returns the layout of the data, and the
 version that noted it. Writes only once, because a Redis without memory or disk refuses writes."""
 
-REMEMBER: Final = """
-local stored = {}
-local group, most, time = KEYS[1]..'once:group:'..ARGV[2], tonumber(ARGV[3]), redis.call('TIME')
+_IN_GROUP: Final = """
+local ms, group, most = ARGV[1], KEYS[1]..'once:group:'..ARGV[2], tonumber(ARGV[3])
+local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if most then redis.call('ZREMRANGEBYSCORE', group, '-inf', now) end
+local function is_full() return most and redis.call('ZCARD', group) >= most end
+local function store(name, value)
+  redis.call('SET', KEYS[1]..'once:'..name, value, 'PX', ms)
+  if not most then return end
+  redis.call('ZADD', group, now + ms, name)
+  if redis.call('PTTL', group) < tonumber(ms) then redis.call('PEXPIRE', group, ms) end
+end
+"""
+"""Arguments: milliseconds; a group, how many keys it may have ("": any number)."""
+
+REMEMBER: Final = (
+    _IN_GROUP
+    + """
+local stored = {}
 for i = 4, #ARGV, 2 do
   local key = KEYS[1]..'once:'..ARGV[i]
-  if not most then
-    redis.call('SET', key, ARGV[i + 1], 'NX', 'PX', ARGV[1])
-  elseif redis.call('EXISTS', key) == 0 and redis.call('ZCARD', group) < most then
-    redis.call('SET', key, ARGV[i + 1], 'PX', ARGV[1])
-    redis.call('ZADD', group, now + ARGV[1], ARGV[i])
-    if redis.call('PTTL', group) < tonumber(ARGV[1]) then
-      redis.call('PEXPIRE', group, ARGV[1])
-    end
-  end
+  if redis.call('EXISTS', key) == 0 and not is_full() then store(ARGV[i], ARGV[i + 1]) end
   stored[#stored + 1] = redis.call('GET', key) or ''
 end
 return stored
 """
-"""Arguments: milliseconds; a group, how many keys it may have ("": any number); then key and value
-alternating. Returns the stored values; "" if the group is full."""
+)
+"""Arguments: as `_IN_GROUP`, then key and value alternating. Returns the stored values; "" if the
+group is full."""
 
-REPLACE_REMEMBERED: Final = """
-local key = KEYS[1]..'once:'..ARGV[2]
-local kept = redis.call('GET', key)
-if kept and kept ~= ARGV[3] then return kept end
-redis.call('SET', key, ARGV[4], 'PX', ARGV[1])
-return ARGV[4]
+REPLACE_REMEMBERED: Final = (
+    _IN_GROUP
+    + """
+local kept = redis.call('GET', KEYS[1]..'once:'..ARGV[4])
+if kept and kept ~= ARGV[5] then return kept end
+if not kept and is_full() then return '' end
+store(ARGV[4], ARGV[6])
+return ARGV[6]
 """
-"""Arguments: milliseconds, key, the old value, the new one. Returns the stored value."""
+)
+"""Arguments: as `_IN_GROUP`, then the key, the old value, the new one. Returns the stored value;
+"" if the group is full."""
 
 SHORTEN: Final = """
 local time = redis.call('TIME')
@@ -299,10 +310,12 @@ return 1
 stored, also when repeated after a lost answer."""
 
 
-def _remembered_ms(ttl_s: float) -> str:
+def _in_group(ttl_s: float, group: KeyGroup | None) -> tuple[str, str, str]:
+    """Return the arguments of `_IN_GROUP`."""
     if not ttl_s > 0:
         raise ConfigError(f"the TTL of a remembered value must be positive, not {ttl_s:g} s")
-    return str(max(1, int(ttl_s * 1000)))
+    name, most = ("", "") if group is None else (group.name, str(group.most))
+    return str(max(1, int(ttl_s * 1000))), name, most
 
 
 def _stream_of(entry: AuditRecord) -> str:
@@ -402,14 +415,13 @@ class HubCore(StoredEnvironments, Leases):
         self, values: Mapping[str, str], ttl_s: float, group: KeyGroup | None = None
     ) -> dict[str, str]:
         pairs = [text for pair in values.items() for text in pair]
-        name, most = ("", "") if group is None else (group.name, str(group.most))
-        stored = await self._run(REMEMBER, _remembered_ms(ttl_s), name, most, *pairs)
+        stored = await self._run(REMEMBER, *_in_group(ttl_s, group), *pairs)
         return dict(zip(values, map(str, stored), strict=True))
 
     async def replace_remembered(  # noqa: D102
-        self, key: str, old: str, new: str, ttl_s: float
+        self, key: str, old: str, new: str, ttl_s: float, group: KeyGroup | None = None
     ) -> str:
-        return str(await self._run(REPLACE_REMEMBERED, _remembered_ms(ttl_s), key, old, new))
+        return str(await self._run(REPLACE_REMEMBERED, *_in_group(ttl_s, group), key, old, new))
 
     async def shorten(  # noqa: D102
         self, keys: Sequence[str], ttl_s: float, group: KeyGroup | None = None

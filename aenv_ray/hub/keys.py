@@ -98,8 +98,8 @@ time after its end, unless noted.
 ``P:audit:refused``
     stream: audit records of attempts that were refused or failed. No id is in two streams.
 ``P:once:<key>``
-    string: the first value stored under an idempotency key. Lives for the caller's TTL. Under
-    ``audit:<nonce>``, for minutes: this record is in the audit log.
+    string: the first value stored under an idempotency key, or what has replaced it. Lives for the
+    caller's TTL. Under ``audit:<nonce>``, for minutes: this record is in the audit log.
 ``P:once:group:<name>``
     sorted set: keys of a group whose number is limited -> when each is forgotten, in milliseconds
     since the epoch. Lives as long as the last of them.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from aenv_ray.errors import CapacityExceeded
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable, SessionLost
 from aenv_ray.hub import core, environments, services
 from aenv_ray.policy import STRICT, Policy
 from aenv_ray.serve.gateway import artifact_collection, idempotency
@@ -18,7 +19,7 @@ from aenv_ray.serve.gateway.routes import artifacts
 from aenv_ray.serve.services import sessions
 from aenv_ray.serve.services import storage as storages
 from aenv_ray.serve.services.sessions import Sessions
-from tests.attacks.owners import Cast
+from tests.attacks.owners import Cast, archived
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.redis
@@ -70,6 +71,12 @@ async def test_failed_creates_leave_small_records_that_expire_soon(cast: Cast) -
         async for key in redis.scan_iter(f"{{aenv}}:once:{kind}:*"):
             sizes.append(await redis.strlen(key))
             assert 0 < await redis.ttl(key) <= idempotency.FAILED_TTL_S
+    seconds, _ = await redis.time()
+    group = await redis.zrange("{aenv}:once:group:creates:una", 0, -1, withscores=True)
+    assert len(group) == 3
+    assert all(
+        forgotten_ms / 1000 <= seconds + 1 + idempotency.FAILED_TTL_S for _, forgotten_ms in group
+    )
     assert len(sizes) == 9
     assert max(sizes) < 400
 
@@ -104,6 +111,116 @@ async def test_clients_of_services_do_not_fill_the_hub(
     assert max(map(len, kept)) < 110
     another = Sessions(hub, "bob", "third", is_alive)
     assert await another.holder("new", "desk-3") == "desk-3"
+
+
+class CountedHub:
+    """A hub whose requests are counted."""
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self.requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests += 1
+        return getattr(self.hub, name)
+
+
+async def test_a_session_that_is_lost_again_and_again_stays_one_small_record(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a service of an owner may have a tool that ends its sandbox."""
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    alive: set[str] = set()
+
+    async def is_alive(instance_id: str) -> bool:
+        return instance_id in alive
+
+    hub: Any = CountedHub(cast.bench.hub)
+    redis, requests = cast.bench.hub._redis, []
+    for number in range(20):
+        desk = f"desk-{number}"
+        alive = {desk}
+        for name in ("s", "t", "u", "another"):
+            replica = Sessions(hub, "una", "uid", is_alive)  # one that knows no session yet
+            begin = hub.requests
+            with contextlib.suppress(SessionLost, CapacityExceeded):
+                await replica.holder(name, desk)
+            with contextlib.suppress(CapacityExceeded):
+                assert await replica.holder(name, desk) == desk
+            requests.append(hub.requests - begin)
+        kept = [key async for key in redis.scan_iter("{aenv}:once:service-session:*")]
+        assert len(kept) == 3
+        assert [await redis.strlen(key) < 40 for key in kept] == [True] * 3
+        assert await redis.zcard("{aenv}:once:group:service-sessions:una") == 3
+    assert max(requests) <= 4
+
+
+async def test_idempotency_keys_of_creates_do_not_fill_the_hub(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: quotas count instances, which may end at once, and the key is kept for a day."""
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 3)
+
+    async def create(http: httpx.AsyncClient, key: str) -> httpx.Response:
+        headers = {"Idempotency-Key": key}
+        answer = await http.post("/instances", json={"envName": "probe"}, headers=headers)
+        if answer.status_code == 200:
+            await http.delete(f"/instances/{answer.json()['data'][0]['id']}")
+        return answer
+
+    for _ in range(3):  # each takes the place of the one before
+        cast.bench.fabric.failure = FabricUnavailable("away")
+        assert (await create(cast.user, "0")).status_code == 503
+        cast.bench.fabric.failure = None
+    answers = [await create(cast.user, str(number)) for number in range(5)]
+    assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2
+    assert answers[4].json()["error"]["code"] == "capacity_exceeded"
+    assert (await create(cast.user, "0")).status_code == 410, "a key that is known is answered"
+    assert (await cast.user.post("/instances", json={"envName": "probe"})).status_code == 200
+    assert (await create(cast.bob, "3")).status_code == 200
+    redis = cast.bench.hub._redis
+    assert len([key async for key in redis.scan_iter("{aenv}:once:create:*")]) == 4
+
+
+async def test_concurrent_signed_uploads_do_not_exceed_their_limit(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 7: a body may take minutes, in which others are stored."""
+    monkeypatch.setattr(artifacts, "MAX_UPLOADS", 2)
+    store, all_ready = cast.bench.gateway.deps.artifacts, asyncio.Barrier(4)
+    put = store.put
+
+    async def put_together(*arguments: Any, **options: Any) -> str:
+        await all_ready.wait()
+        return await put(*arguments, **options)
+
+    monkeypatch.setattr(store, "put", put_together)
+    paths = []
+    for number in range(4):
+        signed = await cast.bob.post(f"/env/mine/{number}.0.0/sign?style=write")
+        paths.append(httpx.URL(signed.json()["data"]).raw_path.decode())
+    async with cast.bench.client("") as nobody:
+        async with asyncio.TaskGroup() as group:
+            puts = [group.create_task(nobody.put(path, content=b"x")) for path in paths]
+        codes = sorted(one.result().status_code for one in puts)
+        assert codes == [200, 200, 413, 413]
+        assert len(await cast.bench.hub.documents(artifacts.UPLOADS)) == 2
+
+
+async def test_a_published_upload_makes_room_for_another(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(artifacts, "MAX_UPLOADS", 1)
+    async with cast.bench.client("") as nobody:
+        for number in range(3):
+            version = f"{number}.0.0"
+            signed = await cast.alice.post(f"/env/mine/{version}/sign?style=write")
+            path = httpx.URL(signed.json()["data"]).raw_path.decode()
+            content = archived(tmp_path / version, "mine", version=version)
+            for _ in range(2):  # the second time it is replaced
+                assert (await nobody.put(path, content=content)).status_code == 200
+            sent = {"name": "mine", "version": version}
+            assert (await cast.alice.post("/env", json=sent)).status_code == 200
 
 
 async def test_the_number_and_size_of_an_owners_services_are_limited(

@@ -143,6 +143,7 @@ class Creator:
 
         Raises:
             ConfigError: The key was used for another create.
+            CapacityExceeded: The key is new, and the owner has used too many.
             InstanceReleased: The instances of the earlier create have ended.
             FabricUnavailable: The earlier create is still in progress.
             AenvError: The create failed; the key is free again.
@@ -155,7 +156,9 @@ class Creator:
             seed = secrets.token_hex(16)
             ids = instance_ids(name, seed, creation.count)
             # ":0" since earlier versions of aenv-ray number the claims of a key.
-            async with self.keys.claim(f"{scope}:0", fingerprint, ids, seed, failed) as claim:
+            async with self.keys.claim(
+                f"{scope}:0", creation.owner, fingerprint, ids, seed, failed
+            ) as claim:
                 if claim.ids == ids:
                     return await self._create_claimed(creation, claim, wait_s)
             if claim.fingerprint != fingerprint:

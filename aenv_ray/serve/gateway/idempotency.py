@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aenv_ray.clock import Clock
-from aenv_ray.errors import FabricUnavailable, InstanceNotFound, InstanceReleased
+from aenv_ray.errors import CapacityExceeded, FabricUnavailable, InstanceNotFound, InstanceReleased
 from aenv_ray.hub.api import Hub
-from aenv_ray.hub.records import Lease
+from aenv_ray.hub.records import KeyGroup, Lease
 from aenv_ray.ids import InstanceId, environment_part, instance_ids
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.membership import Membership
@@ -33,6 +33,10 @@ KEY_TTL_S: Final = 24 * 3600.0
 """How long an idempotency key is remembered."""
 FAILED_TTL_S: Final = 300.0
 """How long the key of a create that failed is remembered."""
+MAX_KEYS: Final = 100_000
+"""How many keys the hub holds of an owner: its memory is that of all owners, and no quota counts
+creates whose instances have ended."""
+_FULL_RETRY_S: Final = 60.0
 _POLL_S: Final = 0.2
 _MAX_WAIT_S: Final = 60.0
 """How long a repeated create waits for the instances of the first one."""
@@ -53,6 +57,7 @@ class Claim:
 
     Attributes:
         key: The key.
+        owner: Who sent it.
         fingerprint: Fingerprint of the create request.
         ids: The ids of the instances.
         replica: The replica that creates them.
@@ -62,6 +67,7 @@ class Claim:
     """
 
     key: str
+    owner: str
     fingerprint: str
     ids: list[InstanceId]
     replica: str
@@ -80,12 +86,12 @@ class Claim:
         )
 
     @classmethod
-    def from_json(cls, key: str, text: str) -> Claim:
-        """Return the stored claim of a key."""
+    def from_json(cls, key: str, owner: str, text: str) -> Claim:
+        """Return the stored claim of an owner's key."""
         found = json.loads(text)
         seed = found.get("seed", "")
         ids = instance_ids(found["name"], seed, found["count"]) if seed else found["ids"]
-        return cls(key, found["wish"], ids, found["by"], found["at"], seed, text)
+        return cls(key, owner, found["wish"], ids, found["by"], found["at"], seed, text)
 
 
 class IdempotencyKeys:
@@ -102,6 +108,7 @@ class IdempotencyKeys:
     async def claim(
         self,
         key: str,
+        owner: str,
         fingerprint: str,
         ids: Sequence[InstanceId],
         seed: str,
@@ -113,20 +120,30 @@ class IdempotencyKeys:
 
         Args:
             key: The key.
+            owner: As `Claim.owner`.
             fingerprint: As `Claim.fingerprint`.
             ids: As `Claim.ids`.
             seed: As `Claim.seed`.
             failed: The claim of a create that failed, which is replaced.
+
+        Raises:
+            CapacityExceeded: The key is new, and the hub holds too many of the owner.
+            FabricUnavailable: The hub does not answer.
         """
-        claim = Claim(key, fingerprint, list(ids), self._membership.name, self._clock.now(), seed)
-        name, text = f"create:{key}", claim.to_json()
+        by, now = self._membership.name, self._clock.now()
+        claim = Claim(key, owner, fingerprint, list(ids), by, now, seed)
+        name, text, group = f"create:{key}", claim.to_json(), _group(owner)
         self._active.add(ids[0])
         try:
             if failed is None:
-                stored = await self._hub.remember(name, text, KEY_TTL_S)
+                stored = await self._hub.remember(name, text, KEY_TTL_S, group)
             else:
-                stored = await self._hub.replace_remembered(name, failed.stored, text, KEY_TTL_S)
-            yield Claim.from_json(key, stored)
+                stored = await self._hub.replace_remembered(
+                    name, failed.stored, text, KEY_TTL_S, group
+                )
+            if not stored:
+                raise _too_many(owner)
+            yield Claim.from_json(key, owner, stored)
         finally:
             # If the hub stored the claim but its answer was lost, the claim is abandoned now.
             self._active.discard(ids[0])
@@ -156,7 +173,9 @@ class IdempotencyKeys:
             # Another request may have the key by now, whose claim stays. The marks must outlive
             # this one.
             name, stored = f"create:{claim.key}", claim.stored
-            await self._hub.replace_remembered(name, stored, stored, FAILED_TTL_S)
+            await self._hub.replace_remembered(
+                name, stored, stored, FAILED_TTL_S, _group(claim.owner)
+            )
             await self._hub.shorten(marks, FAILED_TTL_S)
 
     async def wait(self, claim: Claim, wait_s: float) -> list[Lease] | None:
@@ -244,6 +263,19 @@ class IdempotencyKeys:
                 return stored == value
             await asyncio.sleep(_UNSET_S)  # until the placeholder of a concurrent `_get` expires
         raise FabricUnavailable(f"the hub did not store {name} in {_SET_ATTEMPTS} attempts")
+
+
+def _group(owner: str) -> KeyGroup:
+    """Return the group of an owner's keys; each has one or two marks, which are not counted."""
+    return KeyGroup(name=f"creates:{owner}", most=MAX_KEYS)
+
+
+def _too_many(owner: str) -> CapacityExceeded:
+    return CapacityExceeded(
+        f"{owner} has used {MAX_KEYS} Idempotency-Keys in {KEY_TTL_S / 3600:g} hours",
+        retry_after_s=_FULL_RETRY_S,
+        hint="create without a key; such a create is undone when its client disconnects",
+    )
 
 
 def _ended(claim: Claim) -> InstanceReleased:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from aenv_ray.background_tasks import start_shared
@@ -40,7 +41,8 @@ _MAX_KEY: Final = 200
 MAX_SESSIONS: Final = 100_000
 MAX_CALLS: Final = 500_000
 """How many sessions, and calls with ids of clients, the hub holds of all services of an owner: its
-memory is that of all owners. This many calls in `CALL_KEPT_S` are 550 per second."""
+memory is that of all owners. A session is one key, however often it starts anew. This many calls
+in `CALL_KEPT_S` are 550 per second."""
 _FULL_RETRY_S: Final = 60.0
 _LONGEST_KEPT_BYTES: Final = 63
 """The hub holds a digest of a longer id."""
@@ -64,8 +66,8 @@ class Sessions:
         self._is_alive = is_alive
         self._group = KeyGroup(name=f"service-sessions:{owner}", most=MAX_SESSIONS)
         self._lookups = _Lookups(hub, KeyGroup(name=f"service-calls:{owner}", most=MAX_CALLS))
-        self._known: BoundedCache[str, tuple[int, str]] = BoundedCache(_MAX_KNOWN)
-        """By session: the number of its current binding, and the instance id."""
+        self._known: BoundedCache[str, _Binding] = BoundedCache(_MAX_KNOWN)
+        """By session."""
 
     async def holder(self, session: str, own: str) -> str:
         """Return the instance that holds a session's state; a new session gets `own`.
@@ -76,17 +78,22 @@ class Sessions:
             ConfigError: The session id is invalid.
         """
         _check(session)
-        turn, holder = self._known.get(session) or (0, "")
-        while not holder:
-            found = await self._remembered(self._key(session, turn), own, is_new=turn == 0)
-            if found == own or await self._is_alive(found):
-                holder = found
-                self._known.put(session, (turn, holder))
-            elif await self._is_first_to_learn(session, turn):
-                raise _lost(session, found)
+        known = self._known.get(session)
+        if known is not None:
+            return known.holder
+        found = await self._hub.remember(
+            self._key(session), _Binding(own).to_text(), SESSION_KEPT_S, self._group
+        )
+        while found:
+            binding = _Binding.from_text(found)
+            if not binding.holder:
+                found = await self._replace(session, binding, _Binding(own, binding.told))
+            elif binding.holder == own or await self._is_alive(binding.holder):
+                self._known.put(session, binding)
+                return binding.holder
             else:
-                turn += 1
-        return holder
+                found = await self._note_lost(session, binding)
+        raise _too_many(f"{MAX_SESSIONS} sessions in {SESSION_KEPT_S / 3600:g} hours")
 
     async def note_gone(self, session: str, holder: str) -> SessionLost | None:
         """Forget the binding of a session, because the instance is gone.
@@ -95,9 +102,13 @@ class Sessions:
             The error for the caller; None if another caller got it, and the call can start anew.
         """
         known = self._known.pop(session)
-        if known is None or known[1] != holder:
+        if known is None or known.holder != holder:
             return None
-        return _lost(session, holder) if await self._is_first_to_learn(session, known[0]) else None
+        try:
+            await self._note_lost(session, known)
+        except SessionLost as lost:
+            return lost
+        return None
 
     async def holder_of_call(self, call_id: str, own: str, timeout_s: float) -> str:
         """Return the instance in which a call began; a new call gets `own`.
@@ -133,24 +144,55 @@ class Sessions:
         """Have a call's id forgotten after `CALL_KEPT_S`: its caller has the outcome."""
         self._lookups.shorten(self._key_of_call(call_id))
 
-    async def _is_first_to_learn(self, session: str, turn: int) -> bool:
-        mark = secrets.token_hex(8)
-        key = f"{self._key(session, turn)}:told"
-        return await self._remembered(key, mark) == mark
+    async def _note_lost(self, session: str, binding: _Binding) -> str:
+        """Have a session start anew, because its instance is gone; return the stored binding.
 
-    async def _remembered(self, key: str, value: str, *, is_new: bool = False) -> str:
-        # Further keys of a session belong to one that was admitted.
-        group = self._group if is_new else None
-        found = await self._hub.remember(key, value, SESSION_KEPT_S, group)
-        if not found:
-            raise _too_many(f"{MAX_SESSIONS} sessions in {SESSION_KEPT_S / 3600:g} hours")
+        Raises:
+            SessionLost: This is the caller that gets the error.
+        """
+        told = secrets.token_hex(8)
+        found = await self._replace(session, binding, _Binding("", told))
+        # The mark tells it also if the hub's first answer was lost, and another caller has bound
+        # the session since. Nothing is stored if the session has expired and there are too many.
+        if not found or _Binding.from_text(found).told == told:
+            raise _lost(session, binding.holder)
         return found
+
+    async def _replace(self, session: str, old: _Binding, new: _Binding) -> str:
+        """Replace the binding of a session if it still is `old`; return the stored one."""
+        return await self._hub.replace_remembered(
+            self._key(session), old.to_text(), new.to_text(), SESSION_KEPT_S, self._group
+        )
 
     def _key_of_call(self, call_id: str) -> str:
         return f"service-call:{self._scope}:{_short(call_id)}"
 
-    def _key(self, session: str, turn: int) -> str:
-        return f"service-session:{self._scope}:{turn}:{_short(session)}"
+    def _key(self, session: str) -> str:
+        # ":0" since earlier versions of aenv-ray number the bindings of a session.
+        return f"service-session:{self._scope}:0:{_short(session)}"
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """What the hub stores of a session: ``<holder>``, or ``<holder> <told>`` once one was lost.
+
+    Attributes:
+        holder: The instance that holds the session's state; "" if it is gone.
+        told: Mark of the last caller who got SessionLost.
+    """
+
+    holder: str
+    told: str = ""
+
+    def to_text(self) -> str:
+        # Earlier versions of aenv-ray store the holder alone, and read it. To them, other texts
+        # are instances that are gone.
+        return f"{self.holder} {self.told}" if self.told else self.holder
+
+    @classmethod
+    def from_text(cls, text: str) -> _Binding:
+        holder, _, told = text.partition(" ")
+        return cls(holder, told)
 
 
 class _Lookups:

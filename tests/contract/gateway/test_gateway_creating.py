@@ -158,10 +158,12 @@ async def test_the_same_key_gives_the_same_group(bench: Bench, ann: httpx.AsyncC
 def test_a_claim_is_read_as_it_was_stored() -> None:
     """Also one of an earlier version, which stored the ids of a group."""
     for count in (1, 3):
-        claim = Claim("k", "f", instance_ids("a" * 80, "seed", count), "replica", 1.5, "seed")
-        assert Claim.from_json("k", claim.to_json()).ids == claim.ids
+        claim = Claim(
+            "k", "ann", "f", instance_ids("a" * 80, "seed", count), "replica", 1.5, "seed"
+        )
+        assert Claim.from_json("k", "ann", claim.to_json()).ids == claim.ids
     old = '{"wish": "f", "ids": ["w-aaaaaaaa", "w-bbbbbbbb"], "by": "replica", "at": 1.5}'
-    assert Claim.from_json("k", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
+    assert Claim.from_json("k", "ann", old).ids == ["w-aaaaaaaa", "w-bbbbbbbb"]
 
 
 async def test_a_key_whose_first_creates_failed_finds_its_instance_as_long_as_others(

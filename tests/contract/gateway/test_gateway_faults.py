@@ -12,7 +12,7 @@ import pytest
 
 from aenv_ray.clock import SystemClock
 from aenv_ray.errors import FabricUnavailable
-from aenv_ray.hub.records import LeaseQuery
+from aenv_ray.hub.records import KeyGroup, LeaseQuery
 from aenv_ray.hub.redis.server import RedisServer
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway import membership
@@ -44,8 +44,8 @@ def lose_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch, prefix: str) -> N
     """Let the hub remember what begins with `prefix`, and its first answer be lost."""
     remember, lost = bench.hub.remember, []
 
-    async def losing(key: str, value: str, ttl_s: float) -> str:
-        kept = await remember(key, value, ttl_s)
+    async def losing(key: str, value: str, ttl_s: float, *group: KeyGroup) -> str:
+        kept = await remember(key, value, ttl_s, *group)
         if key.startswith(prefix) and not lost:
             lost.append(key)
             raise FabricUnavailable("the hub did not answer 'remember' within 20 s")
@@ -79,12 +79,12 @@ async def test_a_claim_of_a_dead_replica_frees_its_key(
     claim: dict[str, Any] = {}
     remember = bench.hub.remember
 
-    async def noting(key: str, value: str, ttl_s: float) -> str:
+    async def noting(key: str, value: str, ttl_s: float, *group: KeyGroup) -> str:
         if key.startswith("create:"):
             claim.update(json.loads(value))
-            await remember(key, value, ttl_s)
+            await remember(key, value, ttl_s, *group)
             raise asyncio.CancelledError
-        return await remember(key, value, ttl_s)
+        return await remember(key, value, ttl_s, *group)
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.hub, "remember", noting)

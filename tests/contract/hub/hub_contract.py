@@ -627,6 +627,25 @@ class HubContract(EnvironmentsContract):
                 await asyncio.sleep(0.01)
         assert await hub.remember("e", "6", 60, few) == ""
 
+    async def test_values_of_a_group_that_are_replaced_keep_their_places(self, hub: Hub) -> None:
+        """Invariant 7: otherwise a value that is replaced again and again would not be counted."""
+        few = KeyGroup(name="few", most=2)
+        await hub.remember("a", "0", 0.2, few)
+        await hub.remember("timer", "first", 0.2)
+        for turn in range(4):
+            replaced = await hub.replace_remembered("a", str(turn), str(turn + 1), 60, few)
+            assert replaced == str(turn + 1)
+        assert await hub.replace_remembered("b", "old", "new", 60, few) == "new"
+        assert await hub.replace_remembered("c", "old", "new", 60, few) == ""
+        async with asyncio.timeout(10):
+            while await hub.remember("timer", "b", 0.001) == "first":  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.01)
+        assert await hub.remember("c", "new", 60, few) == ""
+        assert await hub.replace_remembered("a", "4", "4", 0.001, few) == "4"
+        async with asyncio.timeout(10):
+            while not await hub.remember("c", "new", 60, few):  # noqa: ASYNC110  # Redis forgets it
+                await asyncio.sleep(0.01)
+
     async def test_a_value_is_replaced_only_if_it_is_unchanged(self, hub: Hub) -> None:
         await hub.remember("k", "first", 60)
         assert await hub.replace_remembered("k", "other", "second", 60) == "first"

@@ -346,6 +346,33 @@ class TestRemoteHub(HubContract):
         await host.end()
 
 
+class HubOfAnEarlierVersion:
+    """A hub without groups of keys, as during an upgrade, in which the head is the last."""
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self, method)(*arguments)
+
+    async def remember_all(self, values: dict[str, str], ttl_s: float) -> dict[str, str]:
+        assert ttl_s == 60
+        return values
+
+    async def replace_remembered(self, key: str, old: str, new: str, ttl_s: float) -> str:
+        assert (key, old, ttl_s) == ("k", "v", 60)
+        return new
+
+    async def shorten(self, keys: list[str], ttl_s: float) -> None:
+        assert (keys, ttl_s) == (["k"], 1)
+
+
+async def test_a_hub_of_an_earlier_version_does_without_groups() -> None:
+    earlier: Any = HubOfAnEarlierVersion()
+    hub = HubClient(LocalActor(earlier), lambda: None, FakeClock())
+    group = KeyGroup(name="g", most=1)
+    assert await hub.remember("k", "v", 60, group) == "v"
+    assert await hub.replace_remembered("k", "v", "w", 60, group) == "w"
+    await hub.shorten(["k"], 1, group)
+
+
 async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) -> None:
     host = HubActor(HubSettings(data_dir=tmp_path / "data", runtime_dir=tmp_path / "run"))
     hub = HubClient(LocalActor(host), lambda: None, SystemClock())

@@ -35,9 +35,9 @@ from aenv_ray.errors import (
 )
 from aenv_ray.hub import catalog
 from aenv_ray.hub.artifacts import ArtifactStore
-from aenv_ray.hub.records import EnvironmentVersion, Role
+from aenv_ray.hub.records import EnvironmentVersion, KeyGroup, Role
 from aenv_ray.project.config import EnvironmentConfig
-from aenv_ray.serve.gateway.artifact_collection import UPLOADS
+from aenv_ray.serve.gateway.artifact_collection import UPLOAD_KEPT_S, UPLOADS
 from aenv_ray.serve.gateway.auth import principal_in
 from aenv_ray.serve.gateway.data.document import failures
 from aenv_ray.serve.gateway.deps import Deps
@@ -65,6 +65,7 @@ UPLOAD_S: Final = 600.0
 """Longest upload, which another one may wait for."""
 MAX_UPLOADS: Final = 100
 """Number of archives that an owner has uploaded by signed URLs, and not published."""
+_AT_ONCE_S: Final = 0.001
 
 _STORE: Final = (ArtifactStoreDenied, ArtifactStoreFull, ArtifactQuotaExceeded)
 _PUBLISH: Final = failures(
@@ -230,6 +231,7 @@ async def _publish_config(call: RouteCall, config: ReferenceConfig) -> None:
         call.control.environments.forget(config.name)
         return
     entry = await _publish(call, upload["archive"], owner)
+    await hub.shorten([_place(name)], _AT_ONCE_S, _places(owner))
     await hub.delete_document(UPLOADS, name)
     if entry.reference != reference:
         raise ConfigError(
@@ -242,6 +244,22 @@ async def _publish_config(call: RouteCall, config: ReferenceConfig) -> None:
 def _upload_name(reference: str, owner: str) -> str:
     """Return the name of an upload's document; each owner has its own upload of a version."""
     return f"{reference} {owner}"
+
+
+def _place(document: str) -> str:
+    """Return the key that counts an upload among those of its owner."""
+    return f"upload:{document}"
+
+
+def _places(owner: str) -> KeyGroup:
+    return KeyGroup(name=f"uploads:{owner}", most=MAX_UPLOADS)
+
+
+def _too_many_uploads(owner: str) -> ArtifactQuotaExceeded:
+    return ArtifactQuotaExceeded(
+        f"{owner} has uploaded archives of {MAX_UPLOADS} versions that are not published",
+        hint="publish them, or wait: they are forgotten after a day",
+    )
 
 
 def _entry_of_config(body: ReferenceConfig, owner: str) -> EnvironmentVersion:
@@ -368,11 +386,12 @@ async def put_signed(
     document = _upload_name(f"{name}@{version}", owner)
     mine = {n for n in await call.hub.documents(UPLOADS) if n.partition(" ")[2] == owner}
     if document not in mine and len(mine) >= MAX_UPLOADS:
-        raise ArtifactQuotaExceeded(
-            f"{owner} has uploaded archives of {len(mine)} versions that are not published",
-            hint="publish them, or wait: they are forgotten after a day",
-        )
+        raise _too_many_uploads(owner)  # before its body is read
     stored = await _stored(call, owner)
+    # Others may have been stored meanwhile: any number of uploads may run at once.
+    place = _place(document)
+    if not await call.hub.replace_remembered(place, "1", "1", UPLOAD_KEPT_S, _places(owner)):
+        raise _too_many_uploads(owner)
     at = call.control.deps.clock.now()
     await call.hub.put_document(UPLOADS, document, {"archive": stored.digest, "at": at})
     return stored

@@ -51,6 +51,16 @@ class Memory:
                 self.kept[key], self.kept_until[key] = value, self.clock.now() + ttl_s
         return {key: self.kept[key] for key in values}
 
+    async def replace_remembered(
+        self, key: str, old: str, new: str, ttl_s: float, group: KeyGroup
+    ) -> str:
+        assert group.name == "service-sessions:ann"
+        self.requests += 1
+        await asyncio.sleep(0)
+        if self.kept.get(key, old) == old:
+            self.kept[key], self.kept_until[key] = new, self.clock.now() + ttl_s
+        return self.kept[key]
+
     async def shorten(self, keys: Sequence[str], ttl_s: float, group: KeyGroup) -> None:
         assert group.name == "service-calls:ann"
         for key in keys:
@@ -104,6 +114,59 @@ async def test_session_lost_during_a_call_is_not_raised_again() -> None:
     assert await fleet.sessions["two"].note_gone("s", "one") is None
     assert await fleet.holder("three") == "three"
     assert await fleet.holder("two") == "three"
+
+
+async def test_one_of_many_callers_learns_that_a_session_is_lost() -> None:
+    """The others find the session bound anew, all to the same sandbox."""
+    fleet = Fleet()
+    await fleet.holder("one")
+    fleet.alive.remove("one")
+    calls = [fleet.holder(at) for at in ("two", "three") * 10]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(one, SessionLost) for one in found) == 1
+    assert len({one for one in found if isinstance(one, str)}) == 1
+    assert len(fleet.hub.kept) == 1
+
+
+async def test_the_error_of_a_lost_session_survives_a_lost_answer_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client of the hub repeats the request, after another caller has bound the session."""
+    fleet = Fleet()
+    await fleet.holder("one")
+    fleet.alive.remove("one")
+    replace = fleet.hub.replace_remembered
+
+    async def repeated(*arguments: Any) -> str:
+        monkeypatch.setattr(fleet.hub, "replace_remembered", replace)
+        await replace(*arguments)
+        assert await fleet.holder("three") == "three"
+        again: str = await replace(*arguments)
+        return again
+
+    monkeypatch.setattr(fleet.hub, "replace_remembered", repeated)
+    with pytest.raises(SessionLost):
+        await fleet.holder("two")
+    assert await fleet.holder("two") == "three"
+
+
+async def test_sessions_that_an_earlier_version_bound_are_found_or_lost() -> None:
+    """A replica of that version may serve the same service for a while, during an upgrade."""
+    fleet = Fleet()
+    key = "service-session:uid:0:s"
+    await fleet.hub.remember(key, "one", 60.0)
+    await fleet.hub.remember(f"{key}:told", "0123456789abcdef", 60.0)
+    await fleet.hub.remember("service-session:uid:1:s", "two", 60.0)
+    assert await fleet.holder("two") == "one"
+    fleet.alive.remove("one")
+    with pytest.raises(SessionLost):
+        await fleet.holder("three")
+    assert [await fleet.holder(at) for at in ("three", "one")] == ["three", "three"]
+    await fleet.holder("two", session="new")
+    assert fleet.hub.kept["service-session:uid:0:new"] == "two", "that version reads it"
+    with pytest.raises(SessionLost):  # the key is that of a mark
+        await fleet.holder("two", session="s:told")
+    assert await fleet.holder("two", session="s:told") == "two"
 
 
 async def test_a_call_id_never_begins_in_a_second_sandbox() -> None:
