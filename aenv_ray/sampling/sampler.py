@@ -112,7 +112,7 @@ class Sampling:
         self._is_draining = False
         self._drain: Callable[[], object] | None = None
         """Drains the pool of runners while there is one."""
-        self._playing = 0
+        self._playing = self._waiting = 0
         self._started = 0.0
         self._wall_s = 0.0
 
@@ -133,8 +133,13 @@ class Sampling:
 
     @property
     def playing(self) -> int:
-        """The number of episodes that are being played, or wait for an instance."""
+        """The number of episodes that are being played; those that are `waiting` do not count."""
         return self._playing
+
+    @property
+    def waiting(self) -> int:
+        """The number of episodes that wait for room in the cluster, as of the last few seconds."""
+        return self._waiting
 
     @property
     def concurrency(self) -> int:
@@ -326,9 +331,9 @@ class Sampling:
             if total is not None:
                 metrics.note_left(total - self.finished)
 
-        def note_playing(count: int) -> None:
-            self._playing = count
-            metrics.note_playing(count)
+        def note_playing(playing: int, waiting: int) -> None:
+            self._playing, self._waiting = playing, waiting
+            metrics.note_playing(playing, waiting)
 
         def report(finished_one: Episode) -> None:
             episode = finished_one.model_copy(update={"policy": policy})

@@ -82,6 +82,24 @@ def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_pat
     eventually_empty(cluster.sandboxes)
 
 
+def test_a_task_that_always_ends_its_runner_voids_no_other(cluster: Cluster) -> None:
+    """A policy that exits the process, or uses up its memory, at one task costs only that task."""
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+        if task.id == "t5":
+            os._exit(1)
+
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(12), concurrency=4, runners="nodes")
+    summary = sampling.run()
+    void = [episode for episode in sampling.episodes if episode.reward is None]
+    assert (summary.rollouts, summary.reward_mean) == (12, 0.5)
+    assert [(one.task_id, one.status, one.attempts) for one in void] == [
+        ("t5", EpisodeStatus.INFRA_FAILED, 3)
+    ]
+    eventually_empty(cluster.sandboxes)
+
+
 def test_leaving_the_loop_ends_the_episodes_of_runners(cluster: Cluster) -> None:
     """What Ctrl-C does: sandboxes and runners end."""
 
