@@ -9,6 +9,7 @@ episode counts; its status distinguishes it from an episode with a result.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -44,12 +45,18 @@ class Stage(Enum):
 class CallClock:
     """Measures for how long at least one call to the sandbox was under way.
 
+    The time during which the event loop was blocked does not count: the sandbox may have answered.
     Each method is given the time, in seconds.
+
+    Args:
+        blocked_s: Returns how long the loop was blocked in sum, until the given time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocked_s: Callable[[float], float] = lambda _: 0.0) -> None:
+        self._blocked_s = blocked_s
         self._running = 0
         self._since = 0.0
+        self._blocked_before_s = 0.0
         self._busy_s = 0.0
         self.has_acted = False
         """Whether there was a call."""
@@ -58,6 +65,7 @@ class CallClock:
         """Note the beginning of a call."""
         if not self._running:
             self._since = now
+            self._blocked_before_s = self._blocked_s(now)
         self._running += 1
         self.has_acted = True
 
@@ -65,11 +73,16 @@ class CallClock:
         """Note the end of a call."""
         self._running -= 1
         if not self._running:
-            self._busy_s += now - self._since
+            self._busy_s += self._span_s(now)
 
     def busy_s(self, now: float) -> float:
         """Return the seconds with a call under way, until now."""
-        return self._busy_s + (now - self._since if self._running else 0.0)
+        return self._busy_s + (self._span_s(now) if self._running else 0.0)
+
+    def _span_s(self, now: float) -> float:
+        """Return how long calls have been under way without a pause, less what was blocked."""
+        blocked_s = self._blocked_s(now) - self._blocked_before_s
+        return max(0.0, now - self._since - blocked_s)
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class PolicyActivity:
     has_acted: bool
     """Whether it made a call that acts in the sandbox."""
     busy_s: float
-    """Seconds with such a call under way."""
+    """Seconds with such a call under way, while the event loop was not blocked."""
     duration_s: float
     """Seconds that the policy took, without setup and reward."""
 

@@ -85,9 +85,19 @@ class EpisodeEnv:
     """The environment of one episode for an async policy: tools, commands and files.
 
     Rewards, functions and release are left to the sampler (invariant 8).
+
+    Args:
+        instance: Where the policy acts.
+        log: Receives what the episode's record says of the policy.
+        blocked_s: See `CallClock`.
     """
 
-    def __init__(self, instance: AsyncEnvHandle, log: EpisodeLog) -> None:
+    def __init__(
+        self,
+        instance: AsyncEnvHandle,
+        log: EpisodeLog,
+        blocked_s: Callable[[float], float] = lambda _: 0.0,
+    ) -> None:
         self._instance = instance
         self._log = log
         self.failure: AenvError | None = None
@@ -98,7 +108,7 @@ class EpisodeEnv:
         self.instance_id = str(instance.handle.instance_id)
         self.setup_result: Any = None
         """What the task's setup returned; None without one."""
-        self._clock = CallClock()
+        self._clock = CallClock(blocked_s)
         self._under_way = 0
         self._tool_calls: dict[str, _Call] = {}
         """Tool calls that are under way, by id."""

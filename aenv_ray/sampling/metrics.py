@@ -38,6 +38,9 @@ class SamplingMetrics:
             (*_LABELS, "status", "cause"),
         )
         self._playing = Gauge("aenv_sampling_playing", "Episodes that are being played", _LABELS)
+        self._waiting = Gauge(
+            "aenv_sampling_waiting", "Episodes that wait for room in the cluster", _LABELS
+        )
         self._left = Gauge("aenv_sampling_left", "Episodes of the run that are left", _LABELS)
         self._calls = Counter("aenv_sampling_calls", "Tool calls of finished episodes", _LABELS)
         self._tokens = Counter(
@@ -60,9 +63,10 @@ class SamplingMetrics:
         self._rewarded, self._reward_sum = 0, 0.0
         self._causes = Causes()
 
-    def note_playing(self, count: int) -> None:
-        """Set how many episodes are being played."""
-        self._playing.set(count, self._labels)
+    def note_playing(self, playing: int, waiting: int) -> None:
+        """Set how many episodes are being played, and how many wait for room in the cluster."""
+        self._playing.set(playing, self._labels)
+        self._waiting.set(waiting, self._labels)
 
     def note_left(self, count: int) -> None:
         """Set how many episodes of the run have not finished."""

@@ -41,7 +41,9 @@ class ProgressView:
     """Finished episodes, those of an earlier run included."""
     by_status: dict[EpisodeStatus, int]
     playing: int
-    """Episodes that are being played, or wait for an instance."""
+    """Episodes that are being played."""
+    waiting: int
+    """Episodes that wait for room in the cluster."""
     elapsed_s: float
     episodes_per_s: float
     """Over the last `RATE_WINDOW_S` seconds."""
@@ -79,6 +81,7 @@ class Progress:
         kept: Episodes that an earlier run finished.
         playing: Returns how many episodes are being played.
         now: A monotonic clock, in seconds.
+        waiting: Returns how many episodes wait for room in the cluster.
     """
 
     def __init__(
@@ -87,10 +90,12 @@ class Progress:
         kept: Sequence[Episode] = (),
         playing: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.perf_counter,
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._now = now
         self._total = total
         self._playing = playing
+        self._waiting = waiting
         self._started = now()
         self._lock = threading.Lock()
         self._statuses: Counter[EpisodeStatus] = Counter()
@@ -153,6 +158,7 @@ class Progress:
                 finished=finished,
                 by_status=dict(self._statuses),
                 playing=self._playing(),
+                waiting=self._waiting(),
                 elapsed_s=elapsed_s,
                 episodes_per_s=episodes_per_s,
                 calls_per_s=sum(second.calls for second in self._seconds) / window_s,

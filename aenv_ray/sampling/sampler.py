@@ -11,8 +11,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Final, Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Literal, TypeVar
 
 from aenv_ray.actors.fabric.create_options import CreateOptions
 from aenv_ray.actors.fabric.driver_api import connector
@@ -22,6 +22,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import ConfigError, FabricUnavailable
 from aenv_ray.project.project import Project
 from aenv_ray.sampling.attribution import FailureRewards
+from aenv_ray.sampling.loop_watch import LoopWatch
 from aenv_ray.sampling.metrics import SamplingMetrics
 from aenv_ray.sampling.policies.base import AgentPolicy, name_of, portable
 from aenv_ray.sampling.policies.named import checked_policy
@@ -44,10 +45,14 @@ from aenv_ray.trajectories.shards import EpisodeOutput, check_output, open_outpu
 from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
+T = TypeVar("T")
+
 logger = logging.getLogger("aenv_ray")
 
 _BLOCKED_S: Final = 10.0
 """An event loop that does not react for this long is taken to be blocked by an async policy."""
+_LOOK_S: Final = 1.0
+"""How often to look whether the event loop is blocked, while no episode finishes."""
 _CONTENT_S: Final = 60.0
 """How long the object store may take to return an attachment, which may be on a disk."""
 RUNNERS_FROM: Final = 256
@@ -115,7 +120,8 @@ class Sampling:
         self._is_draining = False
         self._drain: Callable[[], object] | None = None
         """Drains the pool of runners while there is one."""
-        self._playing = 0
+        self._playing = self._waiting = 0
+        self._watch = LoopWatch()
         self._started = 0.0
         self._wall_s = 0.0
 
@@ -136,8 +142,13 @@ class Sampling:
 
     @property
     def playing(self) -> int:
-        """The number of episodes that are being played, or wait for an instance."""
+        """The number of episodes that are being played; those that are `waiting` do not count."""
         return self._playing
+
+    @property
+    def waiting(self) -> int:
+        """The number of episodes that wait for room in the cluster, as of the last few seconds."""
+        return self._waiting
 
     @property
     def concurrency(self) -> int:
@@ -283,7 +294,7 @@ class Sampling:
         thread = threading.Thread(target=loop.run_until_complete, args=(pump(),), daemon=True)
         thread.start()
         try:
-            while (batch := results.get()) is not None:
+            while (batch := self._next_of(results)) is not None:
                 if isinstance(batch, BaseException):
                     raise batch
                 for episode in batch:
@@ -297,6 +308,14 @@ class Sampling:
             if _has_ended(thread, loop):
                 loop.run_until_complete(loop.shutdown_asyncgens())
                 loop.close()
+
+    def _next_of(self, results: SimpleQueue[T]) -> T:
+        """Return what the loop of another thread puts next; report a loop that is blocked."""
+        while True:
+            try:
+                return results.get(timeout=_LOOK_S)
+            except Empty:
+                self._watch.report()
 
     def run(self) -> Summary:
         """Run all episodes and return the summary.
@@ -343,9 +362,9 @@ class Sampling:
             if total is not None:
                 metrics.note_left(total - self.finished)
 
-        def note_playing(count: int) -> None:
-            self._playing = count
-            metrics.note_playing(count)
+        def note_playing(playing: int, waiting: int) -> None:
+            self._playing, self._waiting = playing, waiting
+            metrics.note_playing(playing, waiting)
 
         def report(finished_one: Episode) -> None:
             episode = finished_one.model_copy(update={"policy": policy})
@@ -402,7 +421,9 @@ class Sampling:
         if packed is not None:
             return self._node_runners(fabric, project, packed)
         return DriverRunners(
-            lambda: LocalRunner.open(fabric, project, self._options, self._policy, self._rules)
+            lambda: LocalRunner.open(
+                fabric, project, self._options, self._policy, self._rules, watch=self._watch
+            )
         )
 
     def _portable(self) -> bytes | None:

@@ -289,7 +289,8 @@ class Episode(BaseModel):
     environment_digest: str | None = None
     """Digest of the environment's content; distinguishes projects that were given by path."""
     attempts: int = 1
-    """1 + the number of restarts after infrastructure failures."""
+    """1 + the number of restarts after infrastructure failures. A last attempt that was repeated
+    because its runner was lost while it played other tasks too counts once."""
     create_s: float | None = None
     """Seconds to create the instance; None if none was created."""
     duration_s: float = 0.0

@@ -171,7 +171,8 @@ def test_a_sampling_is_in_rays_prometheus_exporter(alone: Callable[..., Driver])
     }  # fmt: skip
     (failed,) = (name for name in values if "aenv_sampling_failures" in name)
     assert all(part in failed for part in ('cause="KeyError"', 'status="policy_failed"'))
-    assert (value("aenv_sampling_left"), value("aenv_sampling_playing")) == (0, 0)
+    now = [value(f"aenv_sampling_{what}") for what in ("left", "playing", "waiting")]
+    assert now == [0, 0, 0]
     assert value("aenv_creates_total") >= 3
     assert any('outcome="ok"' in name for name in values if "aenv_creates" in name)
     assert any('status="completed"' in name for name in values)

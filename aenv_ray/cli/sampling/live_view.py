@@ -59,7 +59,7 @@ def _lines(view: Callable[[], ProgressView]) -> Iterator[None]:
 
 def line(view: ProgressView) -> str:
     """Return where a run stands as one line."""
-    parts = [f"{_finished(view)} episodes", f"{view.playing} playing"]
+    parts = [f"{_finished(view)} episodes", *_unfinished(view)]
     parts.append(f"{view.episodes_per_s:.1f}/s")
     parts.append(f"{view.calls_per_s:.0f} calls/s")
     if tokens := view.prompt_tokens + view.completion_tokens:
@@ -103,10 +103,14 @@ def _finished(view: ProgressView) -> str:
     return f"{view.finished}" if view.total is None else f"{view.finished}/{view.total}"
 
 
+def _unfinished(view: ProgressView) -> list[str]:
+    playing = f"{view.playing} playing"
+    return [playing, f"{view.waiting} waiting for room"] if view.waiting else [playing]
+
+
 def _states(view: ProgressView) -> str:
     counts = sorted(view.by_status.items(), key=lambda item: -item[1])
-    states = [f"{view.playing} playing", *(f"{count} {status.value}" for status, count in counts)]
-    return ", ".join(states)
+    return ", ".join([*_unfinished(view), *(f"{count} {status.value}" for status, count in counts)])
 
 
 def _histogram(view: ProgressView) -> list[str]:

@@ -114,7 +114,12 @@ def run_all(
 def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: bool) -> Summary:
     from aenv_ray.sampling.progress import Progress
 
-    progress = Progress(sampling.total, sampling.episodes, lambda: sampling.playing)
+    progress = Progress(
+        sampling.total,
+        sampling.episodes,
+        playing=lambda: sampling.playing,
+        waiting=lambda: sampling.waiting,
+    )
     errors = 0
     stop_without_output = _StopWithoutOutput(sampling)
     with live_view.shown(progress.view, redraw=not quiet):

@@ -79,6 +79,11 @@ class GroupRun:
 class Assignments:
     """The tasks that are being played: each is reported once, whatever happens to its runners.
 
+    One task may end every runner that plays it, for example because its policy exits the process.
+    It must not use up the attempts of the tasks beside it. So the groups that a lost runner had
+    begun, and that have one attempt left, become a batch that is played with nothing beside it. If
+    the batch loses its runner too, it is halved, until it is a single group: that one is given up.
+
     Args:
         most_attempts: How often to try one task; a task that was lost that often is not handed out
             again.
@@ -87,11 +92,17 @@ class Assignments:
     def __init__(self, most_attempts: int) -> None:
         self._most_attempts = most_attempts
         self._given: dict[str, dict[int, Assignment]] = {}
+        """Tasks by runner and index, in the order in which the runner begins them."""
         self._extras: Counter[str] = Counter()
         """By runner: the extra samples of its unfinished groups."""
         self._groups: dict[int, Group] = {}
+        self._lost: set[int] = set()
+        """Unfinished tasks of which a runner was lost."""
         self.returned: deque[Group] = deque()
         """Groups of lost and slow runners, to be handed out before others."""
+        self.suspects: deque[tuple[Group, ...]] = deque()
+        """Batches of groups on their last attempt. A batch, or what a runner has room for, is given
+        to a runner that has nothing else, and gets nothing else until they are finished."""
 
     def give(self, runner: str, group: Group) -> None:
         """Note that a runner plays a group."""
@@ -108,13 +119,19 @@ class Assignments:
     @property
     def is_empty(self) -> bool:
         """Whether every task that was given out is finished."""
-        return not self._groups and not self.returned
+        return not self._groups and not self.returned and not self.suspects
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a task whose runner was lost is unfinished."""
+        return bool(self._lost)
 
     def finish(self, runner: str, index: int) -> bool:
         """Note that a runner has played a task; False if it is not that runner's any more."""
         given = self._given.get(runner, {})
         if given.pop(index, None) is None:
             return False
+        self._lost.discard(index)
         group = self._groups.pop(index)
         if not any(one.index in given for one in group.members):
             self._extras[runner] -= group.extra
@@ -133,22 +150,61 @@ class Assignments:
             for one in group.members:
                 del given[one.index], self._groups[one.index]
             self._extras[runner] -= group.extra
-            self.returned.append(group)
+        self._return(groups.values())
 
-    def lose(self, runner: str) -> Sequence[Assignment]:
-        """Take back the tasks of a lost runner; return those that were lost too often."""
+    def lose(self, runner: str, most: int, *, was_apart: bool = False) -> Sequence[Assignment]:
+        """Take back the tasks of a lost runner; return those that were lost too often.
+
+        Args:
+            runner: The runner's name.
+            most: How many episodes it played at most. Groups that it had not begun keep their
+                attempts.
+            was_apart: Whether it played a batch of `suspects`.
+        """
         left = self._given.pop(runner, {})
         del self._extras[runner]
-        groups = {id(self._groups[index]): self._groups[index] for index in left}
+        groups = list({id(self._groups[index]): self._groups[index] for index in left}.values())
+        unfinished = [
+            Group(tuple(left[one.index] for one in group.members if one.index in left), group.extra)
+            for group in groups
+        ]
+        for index in left:
+            del self._groups[index]
+        self._lost.update(left)
+        begun = _begun(unfinished, most)
+        waiting = unfinished[begun:]
+        if was_apart and begun > 1:
+            middle = begun // 2
+            self.suspects += (tuple(unfinished[:middle]), tuple(unfinished[middle:begun]))
+            self._return(waiting)
+            return ()
         lost: list[Assignment] = []
-        for group in groups.values():
-            again = []
-            for one in (left[one.index] for one in group.members if one.index in left):
-                del self._groups[one.index]
-                if one.attempt < self._most_attempts:
-                    again.append(replace(one, attempt=one.attempt + 1))
-                else:
-                    lost.append(one)
-            if again:
-                self.returned.append(Group(tuple(again), group.extra))
+        again: list[Group] = []
+        for group in unfinished[:begun]:
+            members = [one for one in group.members if one.attempt < self._most_attempts]
+            lost += (one for one in group.members if one.attempt >= self._most_attempts)
+            if members:
+                tried = tuple(replace(one, attempt=one.attempt + 1) for one in members)
+                again.append(Group(tried, group.extra))
+        self._lost.difference_update(one.index for one in lost)
+        self._return([*again, *waiting])
         return lost
+
+    def _return(self, groups: Iterable[Group]) -> None:
+        """Hand groups out again: those on their last attempt apart from others."""
+        suspects: list[Group] = []
+        for group in groups:
+            is_last = max(one.attempt for one in group.members) == self._most_attempts > 1
+            (suspects if is_last else self.returned).append(group)
+        if suspects:
+            self.suspects.append(tuple(suspects))
+
+
+def _begun(groups: Sequence[Group], most: int) -> int:
+    """Return how many of the groups a runner of `most` episodes has begun, in their order."""
+    playing = 0
+    for number, group in enumerate(groups):
+        if playing and playing + group.size > most:
+            return number
+        playing += group.size
+    return len(groups)

@@ -19,6 +19,7 @@ from aenv_ray.actors.fabric.instance_batches import InstanceBatches
 from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.config import settings
 from aenv_ray.project.project import Project
+from aenv_ray.sampling.loop_watch import LoopWatch
 from aenv_ray.sampling.policies.base import AgentPolicy, opened
 from aenv_ray.sampling.runners.assignments import Assignment, Group, GroupRun
 from aenv_ray.sampling.runners.instance_source import GroupStart, InstanceSource
@@ -181,6 +182,7 @@ class LocalRunner(RunnerQueue):
         rules: How episodes are played.
         labels: Added to those of the instances.
         resources: Closed with the runner.
+        watch: Watches the loop, until the runner is closed.
     """
 
     name = "driver"
@@ -195,14 +197,16 @@ class LocalRunner(RunnerQueue):
         rules: EpisodeRules,
         labels: Mapping[str, str],
         resources: AsyncExitStack,
+        watch: LoopWatch,
     ) -> None:
         self._resources = resources
+        self._watch = watch
         self._images = TaskImages(settings())
         batches = InstanceBatches(fabric, project, options, labels)
         self._source = instance_source(batches, left=self.left)
         runner = Runner(
             policy, self._source, rules, self._images,
-            is_connected=batches.is_connected, owner=options.owner,
+            is_connected=batches.is_connected, owner=options.owner, blocked_s=watch.blocked_s,
         )  # fmt: skip
         super().__init__(runner.play)
 
@@ -215,15 +219,19 @@ class LocalRunner(RunnerQueue):
         policy: AgentPolicy | type,
         rules: EpisodeRules,
         labels: Mapping[str, str] | None = None,
+        watch: LoopWatch | None = None,
     ) -> LocalRunner:
-        """Return a runner with a policy of its own.
+        """Return a runner with a policy of its own, which watches the running loop.
 
         Raises:
             ConfigError: The policy is a class whose constructor raised.
         """
         resources = AsyncExitStack()
         made = await resources.enter_async_context(opened(policy))
-        return cls(fabric, project, options, made, rules, labels or {}, resources)
+        watch = watch or LoopWatch()
+        runner = cls(fabric, project, options, made, rules, labels or {}, resources, watch)
+        watch.start()
+        return runner
 
     @property
     def queued(self) -> int:
@@ -240,6 +248,7 @@ class LocalRunner(RunnerQueue):
         try:
             await super().close()
         finally:
+            self._watch.stop()
             await self._source.close()
             await self._images.close()
             await self._resources.aclose()

@@ -98,6 +98,7 @@ class Runner:
         may_restart: Whether the episode of the current context may be restarted; None: always.
         is_connected: Whether the fabric can still be reached: not after `aenv_ray.shutdown`.
         owner: The owner of the instances, which the logs name.
+        blocked_s: See `CallClock`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Runner:
         may_restart: Callable[[], bool] | None = None,
         is_connected: Callable[[], bool] = lambda: True,
         owner: str | None = None,
+        blocked_s: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
         self._policy = policy
         self._source = source
@@ -117,6 +119,7 @@ class Runner:
         self._may_restart = may_restart
         self._is_connected = is_connected
         self._owner = owner
+        self._blocked_s = blocked_s
         self._resets = Resets()
         self._outage = Outage()
 
@@ -181,7 +184,7 @@ class Runner:
             fields |= _facts(instance)
             if not self._resets.gives_seeds:
                 fields["seed"] = None
-            env = EpisodeEnv(instance.env, log)
+            env = self._environment(instance.env, log)
             with logs.about(instance=fields["instance_id"]):
                 try:
                     fields |= await self._roll_out(instance.env, task, env, phases)
@@ -207,6 +210,9 @@ class Runner:
         episode = Episode(duration_s=duration_s, phases=phases.seconds, **log.fields(), **fields)
         episode.contents.update(log.contents)
         return episode
+
+    def _environment(self, instance: AsyncEnvHandle, log: EpisodeLog) -> EpisodeEnv:
+        return EpisodeEnv(instance, log, self._blocked_s)
 
     async def _outlasting(self, take: Callable[[], Awaitable[Instance]]) -> Instance:
         """Return an instance; take one again and again while a quota is full or an outage lasts.

@@ -98,6 +98,8 @@ class _Member:
         groups in its outbox."""
         self.is_leaving = False
         """Whether it gets no more tasks, and is closed once it has finished those that it plays."""
+        self.is_apart = False
+        """Whether it plays a batch of suspects, and gets nothing else until that is finished."""
         self.is_sending = False
         """Groups are on their way; those that are added meanwhile follow together."""
         self.expects_more = True
@@ -137,7 +139,8 @@ class RunnerPool:
         most_attempts: Maximum number of attempts at a task whose runners are lost.
         group_size: Maximum number of episodes of a group.
         may_read_ahead: Whether a task may be taken before an episode can start.
-        on_playing: Receives the number of episodes that runners play, whenever it has changed.
+        on_playing: Receives the number of episodes that runners play, and the number of those that
+            wait for room in the cluster, whenever one has changed.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class RunnerPool:
         most_attempts: int,
         group_size: int = 1,
         may_read_ahead: bool = True,
-        on_playing: Callable[[int], None] = lambda _: None,
+        on_playing: Callable[[int, int], None] = lambda playing, waiting: None,
     ) -> None:
         self._runners = runners
         self._take = take
@@ -160,9 +163,11 @@ class RunnerPool:
         self._concurrency = concurrency
         self._may_read_ahead = may_read_ahead
         self._on_playing = on_playing
-        self._playing = 0
+        self._playing = (0, 0)
         self._assignments = Assignments(most_attempts)
         self._members: dict[str, _Member] = {}
+        self._reserved: _Member | None = None
+        """Gets no tasks while suspects wait, so that it is free for them once it has none left."""
         self._changed = asyncio.Event()
         self._has_more = True
         self._group_size = group_size
@@ -281,6 +286,8 @@ class RunnerPool:
             is_full=total >= self._concurrency.limit,
             queued=sum(one.link.queued for one in members),
         )
+        if not self._assignments.count(name):
+            member.is_apart = False
 
     async def _leave_if_done(self, member: _Member) -> bool:
         """Close a leaving runner that has no tasks left; return whether it is closed."""
@@ -297,7 +304,9 @@ class RunnerPool:
             return
         error = FabricUnavailable(f"the runner {member.link.name} is lost: {cause}")
         logger.warning("%s; its unfinished tasks are handed out again", error.message)
-        for one in self._assignments.lose(member.link.name):
+        most = max(member.limit, self._group_size)
+        lost = self._assignments.lose(member.link.name, most, was_apart=member.is_apart)
+        for one in lost:
             self._report(_void(one, error))
         self._note_change()
         await self._runners.lost(member.link)
@@ -318,6 +327,7 @@ class RunnerPool:
 
         The source may itself wait for their episodes.
         """
+        self._hand_out_suspects()
         self._note_playing()
         self._changed.set()
         returned = self._assignments.returned
@@ -325,6 +335,37 @@ class RunnerPool:
             groups = list(returned)
             returned.clear()
             returned.extend(self._handed_out(groups))
+
+    def _hand_out_suspects(self) -> None:
+        """Give each batch of suspects to a runner without tasks; reserve one if there is none."""
+        suspects = self._assignments.suspects
+        if not suspects:
+            self._reserved = None
+            return
+        shares = {member: share for member, share in self._shares().items() if share}
+        for member, share in shares.items():
+            if suspects and not self._assignments.count(member.link.name):
+                self._set_apart(member, share)
+        self._flush()
+        # At most one runner at a time is kept from other tasks for them.
+        if not suspects or any(member.is_apart for member in self._members.values()):
+            self._reserved = None
+        elif self._reserved not in shares:
+            self._reserved = min(
+                shares, key=lambda one: self._assignments.count(one.link.name), default=None
+            )
+
+    def _set_apart(self, member: _Member, share: int) -> None:
+        """Give a runner what it can begin of a batch of suspects."""
+        suspects = self._assignments.suspects
+        batch = suspects.popleft()
+        number = max(1, share // self._group_size)
+        for group in batch[:number]:
+            self._assignments.give(member.link.name, group)
+            member.outbox.append(group)
+        if batch[number:]:
+            suspects.appendleft(batch[number:])
+        member.limit, member.is_apart = share, True
 
     def _handed_out(self, groups: Sequence[Group]) -> Sequence[Group]:
         """Divide groups among the runners that have room; return those for which there is none."""
@@ -391,17 +432,24 @@ class RunnerPool:
         return count if count <= most else most - (most - count) % size
 
     def _note_playing(self) -> None:
-        count = 0 if self._is_over else sum(map(self._played_by, self._members.values()))
-        if count != self._playing:
-            self._playing = count
-            self._on_playing(count)
+        members = () if self._is_over else self._members.values()
+        begun = sum(map(self._played_by, members))
+        # Its runners report it later than what they have finished.
+        waiting = min(begun, sum(member.link.queued for member in members))
+        if (begun - waiting, waiting) != self._playing:
+            self._playing = (begun - waiting, waiting)
+            self._on_playing(*self._playing)
 
     def _relieve_slowest(self) -> None:
         """Have the runner with the most episodes return those that others could begin now."""
         limits, size = self._limits(), self._group_size
         counts = {member: self._assignments.count(member.link.name) for member in limits}
         # A runner begins a group once it fits.
-        idle = sum(max(limit - counts[one], 0) // size * size for one, limit in limits.items())
+        idle = sum(
+            max(limit - counts[one], 0) // size * size
+            for one, limit in limits.items()
+            if not self._is_kept_apart(one)
+        )
         slowest = max(counts, key=counts.__getitem__, default=None)
         if slowest is None or slowest.was_asked:
             return
@@ -457,13 +505,20 @@ class RunnerPool:
 
     def _rooms(self) -> list[tuple[_Member, int, int]]:
         """Return for each runner how many episodes it may play, and how many more it may get."""
-        # The last tasks are those that a slow runner has returned, or a lost one has left.
-        may_be_ahead = self._may_read_ahead and self._has_more
+        # The last tasks are those that a slow runner has returned, or a lost one has left. If one
+        # of these ends its next runner, it must be known whether that had begun it.
+        may_be_ahead = self._may_read_ahead and self._has_more and not self._assignments.has_lost
         rooms = []
         for member, share in self._shares().items():
+            if self._is_kept_apart(member):
+                continue
             most = share + member.ahead() if may_be_ahead and share else share
             rooms.append((member, share, most - self._assignments.count(member.link.name)))
         return rooms
+
+    def _is_kept_apart(self, member: _Member) -> bool:
+        """Whether a runner gets no tasks because of suspects."""
+        return member.is_apart or member is self._reserved
 
     def _flush(self) -> None:
         """Send the groups in all outboxes; each runner learns its limit with them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 import aenv_ray
 from aenv_ray.errors import ConfigError
-from aenv_ray.sampling import EpisodeStatus, Task
+from aenv_ray.sampling import EpisodeStatus, Task, loop_watch, sampler
 from aenv_ray.testing.contract_bench import ENVIRONMENT
 from aenv_ray.trajectories.shards import MANIFEST, Manifest
 from tests.ray.cluster import Cluster
@@ -80,6 +81,51 @@ def test_a_killed_runner_costs_attempts_and_no_episode(cluster: Cluster, tmp_pat
     manifest = Manifest.model_validate_json((out / MANIFEST).read_text())
     assert [(one.path, one.episodes) for one in manifest.shards] == [("driver-00000.jsonl", 16)]
     eventually_empty(cluster.sandboxes)
+
+
+def test_a_task_that_always_ends_its_runner_voids_no_other(cluster: Cluster) -> None:
+    """A policy that exits the process, or uses up its memory, at one task costs only that task."""
+
+    async def act(env: Any, task: Task) -> None:
+        await env.call_tool("count")
+        if task.id == "t5":
+            os._exit(1)
+
+    sampling = aenv_ray.sample(PROBE, act, probe_tasks(12), concurrency=4, runners="nodes")
+    summary = sampling.run()
+    void = [episode for episode in sampling.episodes if episode.reward is None]
+    assert (summary.rollouts, summary.reward_mean) == (12, 0.5)
+    assert [(one.task_id, one.status, one.attempts) for one in void] == [
+        ("t5", EpisodeStatus.INFRA_FAILED, 3)
+    ]
+    eventually_empty(cluster.sandboxes)
+
+
+def test_an_async_policy_that_blocks_the_driver_is_reported_while_it_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No limit of time takes effect then, so nothing else would tell what the run waits for."""
+    del cluster
+    monkeypatch.setattr(loop_watch, "_MOST_S", 0.2)
+    monkeypatch.setattr(sampler, "_LOOK_S", 0.05)
+    is_reported = threading.Event()
+
+    class Report(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "event loop of the episodes was blocked" in record.getMessage():
+                is_reported.set()
+
+    async def act(env: Any, task: Task) -> bool:
+        del env, task
+        return is_reported.wait(60.0)
+
+    handler = Report()
+    loop_watch.logger.addHandler(handler)
+    try:
+        (episode,) = aenv_ray.sample(PROBE, act, probe_tasks(1), runners="driver")
+    finally:
+        loop_watch.logger.removeHandler(handler)
+    assert episode.output is True
 
 
 def test_leaving_the_loop_ends_the_episodes_of_runners(cluster: Cluster) -> None:

@@ -118,3 +118,17 @@ def test_a_call_under_way_counts_until_now() -> None:
     assert clock.busy_s(12.0) == 10.0
     assert PolicyActivity(clock.has_acted, clock.busy_s(12.0), 12.0).is_slow_by_sandbox
     assert not PolicyActivity(True, SANDBOX_SHARE * 12.0 - 0.01, 12.0).is_slow_by_sandbox
+
+
+def test_a_call_does_not_last_while_the_loop_is_blocked() -> None:
+    """The policy of another episode that blocks the loop is not a slow sandbox (invariant 2)."""
+    blocked = {1.0: 5.0, 2.0: 5.0, 7.0: 9.0, 20.0: 9.0, 30.0: 19.5, 40.0: 19.5}
+    clock = CallClock(blocked.__getitem__)
+    clock.begin(1.0)
+    clock.begin(2.0)
+    clock.end(2.0)
+    assert clock.busy_s(7.0) == 2.0
+    clock.end(7.0)
+    clock.begin(20.0)
+    clock.end(30.0)  # a little more was blocked than the call lasted
+    assert clock.busy_s(40.0) == 2.0

@@ -12,8 +12,8 @@ from aenv_ray.sampling import Episode, EpisodeStatus, Usage
 from aenv_ray.sampling.progress import Progress
 
 
-def progress(*episodes: Episode, total: int | None = 8) -> Progress:
-    found = Progress(total, playing=lambda: 5 if episodes else 0)
+def progress(*episodes: Episode, total: int | None = 8, waiting: int = 0) -> Progress:
+    found = Progress(total, playing=lambda: 5 if episodes else 0, waiting=lambda: waiting)
     for episode in episodes:
         found.add(episode)
     return found
@@ -64,6 +64,13 @@ def test_a_line_says_the_same() -> None:
     assert "12 tokens" in line
     assert "reward 1.000" in line
     assert "E 1" in line
+
+
+def test_episodes_that_wait_for_room_in_the_cluster_are_a_state() -> None:
+    """A full cluster is the most frequent reason why a run makes no progress."""
+    found = progress(episode(1.0), waiting=4)
+    assert live_view.line(found.view()).startswith("1/8 episodes, 5 playing, 4 waiting for room, ")
+    assert "5 playing, 4 waiting for room, 1 completed" in drawn(found)
 
 
 def test_errors_cannot_control_the_terminal() -> None:

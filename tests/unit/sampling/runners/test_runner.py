@@ -37,6 +37,7 @@ from aenv_ray.models import Isolation, ResetResult, ToolResult
 from aenv_ray.sampling import Episode, EpisodeStatus, OpenAIPolicy, Task
 from aenv_ray.sampling.attribution import FailureRewards
 from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
+from aenv_ray.sampling.loop_watch import LoopWatch
 from aenv_ray.sampling.policies.scripted import null
 from aenv_ray.sampling.runners import runner as runner_module
 from aenv_ray.sampling.runners import runner_actor
@@ -323,6 +324,45 @@ async def test_a_slow_setup_does_not_void_an_episode(monkeypatch: pytest.MonkeyP
     task = Task(id="t", setup=Call(function="f"))
     fields = await runner._roll_out(cast("Any", instance), task, env, _Phases())
     assert (fields["status"], fields["reward"]) == (EpisodeStatus.TIMED_OUT, 0.0)
+
+
+class _Quick(_NoRoom):
+    """An instance whose calls take a millisecond."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+
+    async def call_tool(self, *_: Any) -> ToolResult:
+        await asyncio.sleep(0.001)
+        return ToolResult([])
+
+
+async def test_a_policy_that_blocks_the_loop_is_not_scored() -> None:
+    """Invariant 2: a call of one episode lasts while another one blocks the loop."""
+
+    async def policy(env: Any, task: Any) -> None:
+        while True:
+            await env.call_tool("act")
+            time.sleep(0.5)  # noqa: ASYNC251  # as a request to a model that is not awaited
+
+    watch = LoopWatch()
+    rules = EpisodeRules(0, FailureRewards(0.0, 0.0, 0.0), 1.0)
+    runner = Runner(policy, cast("Any", None), rules, cast("Any", None), blocked_s=watch.blocked_s)
+
+    async def played() -> dict[str, Any]:
+        instance = cast("Any", _Quick())
+        env = runner._environment(instance, EpisodeLog())
+        return await runner._roll_out(instance, Task(id="t", reward=Call()), env, _Phases())
+
+    watch.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            both = [tasks.create_task(played()) for _ in range(2)]
+    finally:
+        watch.stop()
+    for one in both:
+        fields = one.result()
+        assert (fields["status"], fields["reward"]) == (EpisodeStatus.TIMED_OUT, None)
 
 
 class _Unshowable:
