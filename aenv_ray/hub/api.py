@@ -437,8 +437,15 @@ class Hub(ABC):
         """Return the documents of a kind, by name."""
 
     @abstractmethod
-    async def delete_document(self, kind: str, name: str) -> None:
-        """Delete a document; an unknown name is ignored."""
+    async def delete_document(
+        self, kind: str, name: str, old: dict[str, Any] | None = None
+    ) -> bool:
+        """Delete a document, if given only if it still is `old`, as `documents` returned it.
+
+        Returns:
+            False if the document is not `old`; after a lost answer perhaps because this deleted it.
+            Without `old` always True: an unknown name is ignored.
+        """
 
     # --- the hub itself ---------------------------------------------------------------------
 

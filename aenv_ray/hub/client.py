@@ -184,7 +184,6 @@ class HubClient(Hub):
     put_document = _forwarded(Hub.put_document)
     replace_document = _forwarded(Hub.replace_document)
     documents = _forwarded(Hub.documents)
-    delete_document = _forwarded(Hub.delete_document)
     status = _forwarded(Hub.status)
 
     async def delete_environment(self, name: str, version: str) -> None:  # noqa: D102
@@ -211,6 +210,15 @@ class HubClient(Hub):
             with contextlib.suppress(TypeError):  # this hub has no groups yet
                 return await self._ask(name, *arguments, group)
         return await self._ask(name, *arguments)
+
+    async def delete_document(  # noqa: D102
+        self, kind: str, name: str, old: dict[str, Any] | None = None
+    ) -> bool:
+        if old is not None:
+            with contextlib.suppress(TypeError):  # this hub does not compare
+                return bool(await self._ask("delete_document", kind, name, old))
+        await self._ask("delete_document", kind, name)
+        return True
 
     async def token(self, token_id: str) -> TokenRecord | None:  # noqa: D102
         try:

@@ -286,6 +286,13 @@ return 1
 """Arguments: kind, name, the old document or "", the new one. Returns whether the new one is
 stored, also when repeated after a lost answer."""
 
+DELETE_DOCUMENT: Final = """
+local key = KEYS[1]..'doc:'..ARGV[1]
+if redis.call('HGET', key, ARGV[2]) ~= ARGV[3] then return 0 end
+return redis.call('HDEL', key, ARGV[2])
+"""
+"""Arguments: kind, name, the document. Returns whether it was deleted."""
+
 
 def _remembered_ms(ttl_s: float) -> str:
     if not ttl_s > 0:
@@ -438,8 +445,13 @@ class HubCore(StoredEnvironments, Leases):
         rows = await self._ask("hgetall", self._keys.documents + kind)
         return {name: json.loads(text) for name, text in sorted(rows.items())}
 
-    async def delete_document(self, kind: str, name: str) -> None:  # noqa: D102
+    async def delete_document(  # noqa: D102
+        self, kind: str, name: str, old: dict[str, Any] | None = None
+    ) -> bool:
+        if old is not None:
+            return bool(await self._run(DELETE_DOCUMENT, kind, name, to_json(old)))
         await self._ask("hdel", self._keys.documents + kind, name)
+        return True
 
     async def check_layout(self) -> None:
         """Check that this version reads the data in Redis; note the layout if there is none yet.

@@ -231,8 +231,16 @@ class ServiceRecords:
             )
 
     async def delete(self, record: ServiceRecord) -> None:
-        """Delete a record; its name is free again."""
-        await self._hub.delete_document(KIND, record.id)
+        """Delete the record of a service, even if it was changed; its name is free again.
+
+        Another service that has the name by now keeps its record.
+        """
+        while True:
+            kept = (await self._hub.documents(KIND)).get(record.id)
+            if kept is None or ServiceRecord.model_validate(kept).uid != record.uid:
+                return
+            if await self._hub.delete_document(KIND, record.id, kept):
+                return
 
 
 def not_found(service_id: str) -> ServiceNotFound:

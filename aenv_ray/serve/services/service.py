@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
@@ -21,7 +22,7 @@ from aenv_ray.actors.fabric.engine_choice import (
     likely_engine,
     possible_engines,
 )
-from aenv_ray.background_tasks import end_task
+from aenv_ray.background_tasks import end_task, shielded
 from aenv_ray.clock import Clock
 from aenv_ray.errors import (
     AenvError,
@@ -84,10 +85,11 @@ class Services:
         self._hub = hub
         self._policy = policy
         self._check_engines = check_engines
-        self._apps = apps
         self._storages = Storages(hub, clock, delete_data)
         self.records = ServiceRecords(hub)
-        self._rollbacks = _Rollbacks(self.records, apps, clock)
+        self._apps = _CheckedApps(self.records, apps)
+        self._rollbacks = _Rollbacks(self.records, self._apps, clock)
+        self._deletions: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._resolve = resolve
         self._clock = clock
 
@@ -284,14 +286,18 @@ class Services:
             ServiceNotFound: It was deleted concurrently.
         """
         leaving = None
-        if delete_storage and record.storage is not None:
-            leaving = await self._storages.leave(record.storage)
-        while not record.is_leaving:
-            marked = record.model_copy(update={"is_leaving": True, "previous": None})
-            is_kept = await self.records.replace(record, marked)
-            record = marked if is_kept else await self._reread(record)
-        await asyncio.to_thread(self._apps.delete, record.id, wait=wait)
-        await self.records.delete(record)
+        # One after another: the first one frees the name, of which the others must not delete
+        # the application.
+        async with self._deletions.setdefault(record.uid, asyncio.Lock()):
+            record = await self._reread(record)
+            if delete_storage and record.storage is not None:
+                leaving = await self._storages.leave(record.storage)
+            while not record.is_leaving:
+                marked = record.model_copy(update={"is_leaving": True, "previous": None})
+                is_kept = await self.records.replace(record, marked)
+                record = marked if is_kept else await self._reread(record)
+            await self._apps.delete(record, wait=wait)
+            await self.records.delete(record)
         if leaving is not None and wait:
             await self._storages.finish(leaving)
         elif leaving is not None:
@@ -310,23 +316,22 @@ class Services:
         """
         records = list((await self.records.all()).values())
         for record, state in zip(records, await self.states(records), strict=True):
-            if record.is_leaving:  # the process that began to delete it may have died
-                await asyncio.to_thread(self._apps.delete, record.id, wait=False)
-                await self.records.delete(record)
-                continue
             if record.previous is not None:
                 self._rollbacks.watch(record)
-            if state.status is not ServiceStatus.TERMINATED:
-                continue
             try:
-                await self._bring_up(record, wait=False)
+                if record.is_leaving:  # the process that began to delete it may have died
+                    await self.delete(record)
+                elif state.status is ServiceStatus.TERMINATED:
+                    await self._bring_up(await self._reread(record), wait=False)
+            except ServiceNotFound:
+                continue  # deleted meanwhile
             except AenvError as exc:
                 logger.warning("service %s is not restored: %s", record.id, exc.message)
         await self._storages.finish_left()
 
     async def states(self, records: list[ServiceRecord]) -> list[ServiceState]:
         """Return the state of each service."""
-        states = await asyncio.to_thread(self._apps.states, records)
+        states = await self._apps.states(records)
         return [
             state.model_copy(update={"reason": state.reason or record.taken_back})
             for state, record in zip(states, records, strict=True)
@@ -334,10 +339,7 @@ class Services:
 
     async def _bring_up(self, record: ServiceRecord, *, wait: bool) -> None:
         try:
-            try:
-                await asyncio.to_thread(self._apps.deploy, record, wait=wait)
-            finally:
-                await self._follow(record)
+            await self._apps.deploy(record, wait=wait)
         except RuntimeError as exc:
             reason = (await self.states([record]))[0].reason or str(exc)
             await self._watch_update(record, at_once=True)
@@ -347,25 +349,72 @@ class Services:
             ) from exc
         await self._watch_update(record, at_once=wait)
 
-    async def _follow(self, deployed: ServiceRecord) -> None:
-        """Deploy the stored record again if it was changed or deleted concurrently.
-
-        The later change may have been deployed before this one.
-        """
-        while True:
-            current = (await self.records.all()).get(deployed.id)
-            if current is None or current.is_leaving:
-                await asyncio.to_thread(self._apps.delete, deployed.id, wait=False)
-                return
-            if _deployed_state(current) == _deployed_state(deployed):
-                return
-            await asyncio.to_thread(self._apps.deploy, current, wait=False)
-            deployed = current
-
     async def _watch_update(self, record: ServiceRecord, *, at_once: bool) -> None:
         if record.previous is None or (at_once and await self._rollbacks.settle(record)):
             return
         self._rollbacks.watch(record)
+
+
+class _CheckedApps:
+    """The applications of services, which several processes change at the same time.
+
+    Serve knows an application by the name of its service only. So whoever has changed one looks at
+    the stored record afterwards, and repeats the change until it is what the record asks for. That
+    record may have been changed or deleted meanwhile, or be another service's that took the name,
+    and its change may have come before this one.
+
+    A caller that is cancelled waits for the change, so that it can still look.
+
+    Args:
+        records: The records of all services.
+        apps: The applications of all services.
+    """
+
+    def __init__(self, records: ServiceRecords, apps: Apps) -> None:
+        self._records = records
+        self._apps = apps
+
+    async def deploy(self, record: ServiceRecord, *, wait: bool) -> None:
+        """See `Apps.deploy`.
+
+        Raises:
+            RuntimeError: `wait`, and the replicas do not become healthy.
+            AenvError: The hub does not answer.
+        """
+        try:
+            await shielded(asyncio.to_thread(self._apps.deploy, record, wait=wait))
+        finally:
+            await self._follow(record.id, record)
+
+    async def delete(self, record: ServiceRecord, *, wait: bool) -> None:
+        """See `Apps.delete`.
+
+        Raises:
+            DeadlineExceeded: `wait`, and the replicas do not end.
+            AenvError: The hub does not answer.
+        """
+        try:
+            await shielded(asyncio.to_thread(self._apps.delete, record.id, wait=wait))
+        finally:
+            await self._follow(record.id, None)
+
+    async def states(self, records: Sequence[ServiceRecord]) -> list[ServiceState]:
+        """See `Apps.states`."""
+        return await asyncio.to_thread(self._apps.states, records)
+
+    async def _follow(self, service_id: str, deployed: ServiceRecord | None) -> None:
+        """Deploy or delete until the stored record is what was deployed; None: nothing was."""
+        while True:
+            current = (await self._records.all()).get(service_id)
+            if current is not None and current.is_leaving:
+                current = None
+            if _deployed_state(current) == _deployed_state(deployed):
+                return
+            if current is None:
+                await asyncio.to_thread(self._apps.delete, service_id, wait=False)
+            else:
+                await asyncio.to_thread(self._apps.deploy, current, wait=False)
+            deployed = current
 
 
 # --- rollback of updates ----------------------------------------------------------------------
@@ -393,7 +442,7 @@ class _Rollbacks:
         clock: Clock for times in records.
     """
 
-    def __init__(self, records: ServiceRecords, apps: Apps, clock: Clock) -> None:
+    def __init__(self, records: ServiceRecords, apps: _CheckedApps, clock: Clock) -> None:
         self._records = records
         self._apps = apps
         self._clock = clock
@@ -425,7 +474,7 @@ class _Rollbacks:
             return True
         if current.previous is None or current.revision != record.revision:
             return True  # done, or replaced by another update
-        (state,) = await asyncio.to_thread(self._apps.states, [current])
+        (state,) = await self._apps.states([current])
         if state.status is ServiceStatus.RUNNING:
             return await self._records.replace(
                 current, current.model_copy(update={"previous": None})
@@ -441,7 +490,7 @@ class _Rollbacks:
         old = previous.model_copy(update={"updated_at": self._clock.now(), "taken_back": why})
         if not await self._records.replace(record, old):
             return False
-        await asyncio.to_thread(self._apps.deploy, old, wait=False)
+        await self._apps.deploy(old, wait=False)
         return True
 
     async def _watch(self, record: ServiceRecord) -> None:
@@ -462,7 +511,10 @@ def _needs(record: ServiceRecord) -> tuple[Any, ...]:
     return record.digest, record.engine, record.changes
 
 
-def _deployed_state(record: ServiceRecord) -> tuple[Any, ...]:
+def _deployed_state(record: ServiceRecord | None) -> tuple[Any, ...] | None:
+    """Return what an application depends on; None if there is none to be."""
+    if record is None:
+        return None
     return record.revision, record.replicas, record.autoscale, record.healthy_within_s
 
 

@@ -622,6 +622,15 @@ class HubContract(EnvironmentsContract):
         assert not await hub.replace_document("service", "s", {"n": 2}, {"n": 4})
         assert await hub.documents("service") == {}
 
+    async def test_a_document_is_deleted_only_if_it_is_unchanged(self, hub: Hub) -> None:
+        await hub.put_document("service", "s", {"n": 1, "ü": [0.1]})
+        (read,) = (await hub.documents("service")).values()
+        assert not await hub.delete_document("service", "s", {"n": 1})
+        assert await hub.documents("service") == {"s": read}
+        assert await hub.delete_document("service", "s", read)
+        assert not await hub.delete_document("service", "s", read)
+        assert await hub.documents("service") == {}
+
     async def test_it_reports_facts_about_itself(self, hub: Hub) -> None:
         await hub.push(entry())
         status = await hub.status()

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -340,6 +341,19 @@ async def test_a_hub_starts_the_redis_that_it_needs_and_ends_it(tmp_path: Path) 
     assert socket.exists()
     await host.end()
     assert not socket.exists()
+
+
+async def test_a_hub_that_does_not_compare_deletes_documents_in_an_upgrade() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def earlier(method: str, kind: str, name: str) -> None:
+        asked.append((method, kind, name))
+
+    actor: Any = SimpleNamespace(call=SimpleNamespace(remote=earlier))
+    hub = HubClient(actor, lambda: None, SystemClock())
+    assert await hub.delete_document("service", "s", {"n": 1})
+    assert await hub.delete_document("service", "s")
+    assert asked == [("delete_document", "service", "s")] * 2
 
 
 async def test_every_connection_of_concurrent_first_calls_is_closed(
