@@ -97,6 +97,28 @@ def app_handle(app: str) -> DeploymentHandle[Any]:
         return serve.get_app_handle(app)
 
 
+def own_handle(app: str) -> DeploymentHandle[Any]:
+    """Return a handle of an application that nothing else in this process has; see `end_handle`.
+
+    Serve keeps the handles that ``get_app_handle`` returns, and returns them again.
+
+    Raises:
+        FabricUnavailable: Serve does not have the application.
+    """
+    from ray.serve.handle import DeploymentHandle
+
+    found = app_handle(app)
+    return DeploymentHandle(found.deployment_name, found.app_name)
+
+
+def end_handle(handle: DeploymentHandle[Any]) -> None:
+    """End the metrics of a handle, which would keep its router for ever; blocks.
+
+    Calls that run continue.
+    """
+    handle.shutdown()  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def translated_call(what: str) -> Iterator[None]:
     """Turn the exceptions of Ray and Serve about a call to a replica into ours.

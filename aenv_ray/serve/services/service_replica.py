@@ -38,6 +38,7 @@ from aenv_ray.errors import (
     FabricUnavailable,
     InstanceError,
     InstanceNotFound,
+    ServiceUnavailable,
     ToolError,
     ToolTimeout,
 )
@@ -60,9 +61,14 @@ logger = logging.getLogger(__name__)
 
 SERVICE_LABEL: Final = "aenv.service"
 """Label with the service id, on every sandbox of a service."""
+UID_LABEL: Final = "aenv.service-uid"
+"""Label with the uid of the service, which tells apart services that had the same id."""
 REPLICA_LABEL: Final = "aenv.replica"
 """Label with the actor name of the replica, on every sandbox of a service."""
 
+SERVICE_UID: Final = "aenv/service_uid"
+"""Key of a call's ``_meta`` for the uid of the service that the gateway means. A replica of an
+earlier version ignores it."""
 STORAGE_S: Final = 180.0
 """How long to wait for a storage volume: a stopping replica keeps it until its calls end."""
 _LOOK_S: Final = 5.0
@@ -209,6 +215,9 @@ class ServiceReplica:
         return decode_json(method, await self.call_json(method, params, meta))
 
     # --- what the gateway calls -------------------------------------------------------------
+    #
+    # Serve finds replicas by the name of their service, which another owner may have taken while a
+    # call waited. So the gateway says which service it means.
 
     async def call_json(
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
@@ -216,6 +225,7 @@ class ServiceReplica:
         """Run a call and return its result as JSON text.
 
         Raises:
+            ServiceUnavailable: The call is for another service that had, or has, the same name.
             SessionLost: The sandbox with the session's state is gone. Raised once.
             CallOutcomeUnknown: The sandbox ended during a call with a client's id.
             AenvError: As `JsonCalls.call`.
@@ -243,21 +253,27 @@ class ServiceReplica:
             except GONE as exc:
                 raise await self._lost_error(exc, call) from exc
 
-    async def sandbox(self) -> str:
+    async def sandbox(self, uid: str = "") -> str:
         """Return the instance of the caller's session, or else that of this replica.
 
+        Args:
+            uid: The service that the caller means; "" means whichever has the name.
+
         Raises:
+            ServiceUnavailable: It is another service.
             SessionLost: The sandbox with the session's state is gone. Raised once.
         """
+        self._check_uid(uid)
         own = (await self._sandbox.instance()).instance_id
         session = ray_serve.current_session()
         return await self._sessions.holder(session, own) if session else own
 
-    async def cancel_named(self, name: str) -> str:
+    async def cancel_named(self, name: str, uid: str = "") -> str:
         """Cancel a call in this replica's sandbox by its name, and return the sandbox's id.
 
-        Unknown names do nothing.
+        Unknown names do nothing. `uid` and errors are those of `sandbox`.
         """
+        self._check_uid(uid)
         own = (await self._sandbox.instance()).instance_id
         await self._calls.cancel(own, name)
         return own
@@ -266,6 +282,7 @@ class ServiceReplica:
         self, method: str, params: Mapping[str, Any], meta: Mapping[str, Any]
     ) -> JsonCall:
         """Return the call, addressed to the sandbox that must run it."""
+        self._check_uid(str(meta.get(SERVICE_UID) or ""))
         own = (await self._sandbox.instance()).instance_id
         session, call_id = ray_serve.current_session(), meta.get(CALL_ID)
         holder = await self._sessions.holder(session, own) if session else own
@@ -273,6 +290,13 @@ class ServiceReplica:
             timeout_s = timeout_of(meta.get(TIMEOUT_S))
             holder = await self._sessions.holder_of_call(str(call_id), holder, timeout_s)
         return JsonCall(holder, method, params, meta, session)
+
+    def _check_uid(self, uid: str) -> None:
+        if uid and uid != self._record.uid:
+            raise ServiceUnavailable(
+                f"a replica of another service {self._record.id} got the call; nothing ran",
+                hint="the service was deleted, and its name is in use again: aenv service list",
+            )
 
     @contextlib.contextmanager
     def _noting_end(self, call: JsonCall) -> Iterator[None]:
@@ -322,7 +346,11 @@ class ServiceReplica:
             ttl=LEASE_S,
             engine=record.engine,
             environment_variables=record.environment_variables,
-            fabric_labels={SERVICE_LABEL: record.id, REPLICA_LABEL: self._name},
+            fabric_labels={
+                SERVICE_LABEL: record.id,
+                UID_LABEL: record.uid,
+                REPLICA_LABEL: self._name,
+            },
             owner=record.owner,
             changes=None if record.changes == DeployChanges() else record.changes,
             storage=storage,

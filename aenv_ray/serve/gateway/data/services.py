@@ -62,7 +62,7 @@ class ServiceTargets:
             CatalogConflict: The service is paused.
         """
         record, session = await self._found(request)
-        return Target(service_target(record.id, record.revision), is_agent=False, session=session)
+        return Target(_target(record), is_agent=False, session=session)
 
     async def sandbox_of_request(self, request: HTTPConnection) -> Target:
         """Return a sandbox of the service that the path names: the session's, or any.
@@ -72,7 +72,7 @@ class ServiceTargets:
             SessionLost, FabricUnavailable: As `ServiceCalls.sandbox`.
         """
         record, session = await self._found(request)
-        instance_id = await self._calls.sandbox(record.id, session)
+        instance_id = await self._calls.sandbox(_target(record), session)
         ports = () if record.changes.port is None else (record.changes.port,)
         return Target(instance_id, is_agent=False, session=session, ports=ports)
 
@@ -93,6 +93,10 @@ class ServiceTargets:
         if now >= self._cached[0]:
             self._cached = (now + _RECORD_CACHE_S, await self._services.records.all())
         return self._cached[1]
+
+
+def _target(record: ServiceRecord) -> str:
+    return service_target(record.id, record.uid, record.revision)
 
 
 def owned_service(

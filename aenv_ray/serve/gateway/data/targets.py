@@ -33,7 +33,7 @@ class Target:
     """An instance or service, and the rights of the caller."""
 
     instance_id: str
-    """For a service: its id and revision, see `services.calls.service_target`."""
+    """For a service, see `services.calls.service_target`."""
     is_agent: bool
     session: str = ""
     """For a service: calls with the same session reach the same sandbox. "" means no session."""

@@ -225,8 +225,8 @@ async def test_a_sandbox_whose_storage_cannot_be_recorded_is_released(
     monkeypatch.setattr(service_replica.ray_api, "node_id", lambda: "n")
     monkeypatch.setattr(service_replica.AsyncEnvHandle, "create_of", create_of)
     record = SimpleNamespace(
-        id="svc", owner="ann", engine=None, environment_variables={}, changes=DeployChanges(),
-        storage=SimpleNamespace(),
+        id="svc", uid="u", owner="ann", engine=None, environment_variables={},
+        changes=DeployChanges(), storage=SimpleNamespace(),
     )  # fmt: skip
     replica: Any = SimpleNamespace(
         _record=record, _storages=None, _fabric=None, _project=None, _name="r", _end_orphans=nothing
