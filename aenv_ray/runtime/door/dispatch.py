@@ -70,8 +70,8 @@ _TOOL_METHODS: Final = frozenset(
     {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
 )
 """What an agent may call."""
-_COMMAND: Final = "aenv/exec"
-_COMMANDS: Final = frozenset({_COMMAND, "aenv/write_file"})
+_WRITE_FILE: Final = "aenv/write_file"
+_COMMANDS: Final = frozenset({"aenv/exec", _WRITE_FILE})
 """What a policy may also do."""
 _REWARD: Final = "aenv/reward"
 _LEAVE_S: Final = 2.0
@@ -321,6 +321,8 @@ class Dispatcher:
             timeout_s = _timeout_of(meta)
             if method == _REWARD and not entry.keeps_processes:
                 latest_deadline = min(latest_deadline, time.monotonic() + timeout_s)
+                if generation is not None:
+                    self._note_agent()
                 begun = self._begin_reward(key, timeout_s)
                 if generation is not None:  # only a reward of the outer instance may refuse it now
                     generation = begun
@@ -344,19 +346,25 @@ class Dispatcher:
 
     def _prepare(self, method: str, meta: Mapping[str, Any], generation: int | None) -> None:
         """Before a call that may start processes of the agent: reserve room for the reward."""
+        # By a tool of the outer instance, an agent calls functions and rewards too.
+        is_of_agent = generation is not None and method != _WRITE_FILE
+        if is_of_agent:
+            HOST.agent_has_acted = True
         if self._agent is None:
             return
         # A command in a sidecar is one of the environment, which says whether the agent has acted.
-        is_command = method == _COMMAND and AFTER_TOOLS not in meta
-        if method in _TOOL_METHODS or is_command:
-            HOST.agent_has_acted = True
-            self._agent.expect()
-        elif meta.get(AFTER_TOOLS):  # this is the sidecar
+        if is_of_agent or meta.get(AFTER_TOOLS):
             self._agent.expect()
         if generation is not None and generation != self._gate.generation:
             self._agent.give_room()  # a reward has begun meanwhile, and the call will be refused
 
     # --- rewards and the agent ------------------------------------------------------------------
+
+    def _note_agent(self) -> None:
+        """Before a reward for which a tool of the outer instance asks: it may start processes."""
+        HOST.agent_has_acted = True
+        if self._agent is not None:
+            self._agent.note()
 
     def _begin_reward(self, key: str, within_s: float) -> int:
         """Refuse calls of the agent until the reward has its outcome; end what they have started.

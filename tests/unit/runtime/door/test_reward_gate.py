@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,14 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door import dispatch
-from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HELD_S, OUTER_REWARDS
+from aenv_ray.runtime.door.host import requests
+from aenv_ray.runtime.door.host.link import (
+    AFTER_TOOLS,
+    ENVIRONMENT_METHOD,
+    HELD_S,
+    OUTER_REWARDS,
+    HostLink,
+)
 from aenv_ray.runtime.door.outcomes import key_of
 from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
 
@@ -370,6 +378,32 @@ def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
     bench.end.set()
     assert bench.reward().result["data"] == 1.0
     over.set()
+
+
+@pytest.mark.parametrize("by_outer_tool", [False, True])
+def test_inner_instances_are_told_of_a_reward_without_namespaces_too(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch, by_outer_tool: bool
+) -> None:
+    """They may be isolated, although this instance is not, and end no processes here."""
+    link, asked = HostLink(), []
+
+    class Host:
+        def send(self, line: bytes) -> None:
+            request = json.loads(line)
+            asked.append(request["params"].get("method"))
+            link.on_answer({"id": request["id"], "result": {}})
+
+    for module in (dispatch, requests):
+        monkeypatch.setattr(module, "HOST", link)
+    link.attach(Host())
+    link.ask("1", ENVIRONMENT_METHOD, {}, lambda _: None)
+    if by_outer_tool:
+        bench.call("aenv/function", {"name": "add", "arguments": {"a": 1}}, **{OUTER_REWARDS: 0})
+    else:
+        bench.call(*TOOL)
+    bench.begin()
+    bench.end.set()
+    assert asked == [None, END]
 
 
 # --- for a reward of the outer instance -----------------------------------------------------------
