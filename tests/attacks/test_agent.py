@@ -411,6 +411,13 @@ async def linger() -> None:
     tasks.append(asyncio.create_task(forge()))
 
 
+@register_tool
+async def tick() -> None:
+    loop = asyncio.get_running_loop()
+    tasks.append(loop.create_task(act_later()))
+    loop.call_later(0.001, lambda: tasks.append(loop.create_task(tick())))
+
+
 @register_function
 def has_begun() -> bool:
     return begun.wait(60)
@@ -481,10 +488,11 @@ async def test_calls_behind_a_reward_do_not_run_beside_it(either_engine: Bench) 
     await value_of(sandbox, "act")
 
 
+@pytest.mark.parametrize("name", ["linger", "tick"])
 async def test_a_task_that_a_tool_has_left_does_not_run_beside_a_reward(
-    either_engine: Bench,
+    either_engine: Bench, name: str
 ) -> None:
-    """Invariant 14: a coroutine is neither a call nor a process."""
+    """Invariant 14: a coroutine is neither a call nor a process, and a timer may start one."""
     sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADES_SLOWLY}))
-    await value_of(sandbox, "linger")
+    await value_of(sandbox, name)
     assert await request(sandbox, "aenv/reward", {"name": "short"}) == 0.25

@@ -146,7 +146,7 @@ class Dispatcher:
         self._pid = os.getpid()
         self._agent: AgentProcesses | None = None
         self._gate = CallGate()
-        self._tasks = AgentTasks()
+        self._tasks = AgentTasks(self._gate)
         self._ending = threading.Lock()
         self._ended_for = 0
         """The generation of the gate for which what the agent has started was ended."""

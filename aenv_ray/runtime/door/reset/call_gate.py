@@ -153,6 +153,11 @@ class CallGate:
             self._held_until = time.monotonic() + held_s
 
     @property
+    def is_held(self) -> bool:
+        """Whether a reward of this instance, or of the outer one, is under way."""
+        return bool(self._rewards) or self.held_s > 0
+
+    @property
     def held_s(self) -> float:
         """How much longer callers from elsewhere are refused."""
         return max(0.0, self._held_until - time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,66 @@ def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
     bench.end.set()
     assert bench.reward().result["data"] == 1.0
     over.set()
+
+
+def test_timers_that_a_tool_has_left_start_no_tasks_beside_a_reward() -> None:
+    """They do so before it and after it, and those of a function all the time."""
+    ran: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+    again, over = threading.Event(), threading.Event()
+
+    async def note(who: str) -> None:
+        ran.append(who)
+        if who == "tool":
+            again.set()
+
+    async def leave(who: str) -> None:
+        def tick() -> None:
+            tasks.append(asyncio.get_running_loop().create_task(note(who)))
+            if not over.is_set():
+                asyncio.get_running_loop().call_later(0.001, tick)
+
+        tick()
+
+    def counted() -> list[int]:
+        ran.clear()
+        threading.Event().wait(0.1)
+        found = [ran.count("tool"), ran.count("function")]
+        again.clear()
+        return found
+
+    bench = Rewarding(leave)
+    bench.registry.add_function(leave)
+    bench.registry.add_reward(counted)
+    bench.call("aenv/function", {"name": "leave", "arguments": {"who": "function"}}).wait()
+    bench.tool("leave", who="tool").wait()
+    assert again.wait(WAIT_S)
+    by_tool, by_function = bench.reward("counted").result["data"]
+    assert again.wait(WAIT_S)
+    over.set()
+    assert by_tool == 0
+    assert by_function > 0
+
+
+def test_only_the_loop_looks_through_its_tasks() -> None:
+    """It may add one at any moment, which would fail a reward that looks through them."""
+    threads: set[str] = set()
+    tasks: set[asyncio.Task[None]] = set()
+
+    class Tasks(weakref.WeakSet["asyncio.Task[None]"]):
+        def __iter__(self) -> Iterator[asyncio.Task[None]]:
+            threads.add(threading.current_thread().name)
+            return super().__iter__()
+
+    async def leave() -> None:
+        tasks.add(asyncio.create_task(asyncio.sleep(WAIT_S)))
+
+    bench = Rewarding(leave)
+    bench.dispatcher._tasks._tasks = Tasks()
+    bench.tool("leave").wait()
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+    assert threads == {"aenv-loop"}
 
 
 @pytest.mark.parametrize("by_outer_tool", [False, True])
