@@ -197,6 +197,10 @@ class Dispatcher:
             if key.partition(" ")[0] != _RESET:
                 self.cancel(key, reason)
 
+    def end_tasks(self, within_s: float) -> int:
+        """End the tasks that tools have started; return how many did not end in this time."""
+        return self._tasks.end_episode(within_s)
+
     def begin_episode(self, seed: int | None) -> None:
         """Begin the next episode: ids of earlier calls get no results any more."""
         self._outcomes.drop_all()

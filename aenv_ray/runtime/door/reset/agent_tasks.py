@@ -23,7 +23,7 @@ class AgentTasks:
     tasks of the calls themselves.
 
     Timers and servers that a tool has left on the loop inherit the call as well. No task that they
-    start runs while a reward does.
+    start runs while a reward does, or in a later episode.
 
     Args:
         gate: Says which calls are late.
@@ -35,6 +35,8 @@ class AgentTasks:
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ended_before = 0
         """Tasks of calls from before this generation of the gate were ended."""
+        self._over_before = 0
+        """Calls from before this generation belong to an episode that is over."""
         self._is_ending = False
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,7 +63,7 @@ class AgentTasks:
         generation = call.generation
         if generation is None or generation >= self._ended_before or self._is_ending:
             return False
-        return self._gate.is_held
+        return generation < self._over_before or self._gate.is_held
 
     def end(self, within_s: float) -> bool:
         """Cancel the tasks, and wait until they have ended; return whether there were any.
@@ -71,6 +73,12 @@ class AgentTasks:
         """
         had_tasks, _ = self._end_all(within_s)
         return had_tasks
+
+    def end_episode(self, within_s: float) -> int:
+        """As `end`, and let no task of these calls start later; return how many did not end."""
+        self._over_before = self._gate.generation
+        _, left = self._end_all(within_s)
+        return left
 
     def _end_all(self, within_s: float) -> tuple[bool, int]:
         # First: a task that starts after this is refused, one from before is among the tasks.

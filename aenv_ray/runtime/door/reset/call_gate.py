@@ -83,6 +83,8 @@ class CallGate:
         """Let no function begin; False if the gate is closed already."""
         with self._changed:
             was_closed, self._is_closed = self._is_closed, True
+            if not was_closed:
+                self.generation += 1  # what calls of the last episode have left is late from now on
             return not was_closed
 
     def open(self) -> None:

@@ -462,9 +462,11 @@ def test_inner_instances_are_told_of_a_reward_without_namespaces_too(
         bench.call("aenv/function", {"name": "add", "arguments": {"a": 1}}, **{OUTER_REWARDS: 0})
     else:
         bench.call(*TOOL)
-    bench.begin()
-    bench.end.set()
+    running = bench.begin()
     assert asked == [None, END]
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert asked == [None, END, AFTER]
 
 
 # --- for a reward of the outer instance -----------------------------------------------------------
