@@ -113,6 +113,10 @@ def _rehearse(text: str) -> str:
     return text
 
 
+def _acknowledge() -> dict[str, Any]:
+    return {}
+
+
 _BUILTINS: Final = {
     REHEARSAL_METHOD: Registered("rehearsal", _rehearse, "tool"),
 } | {
@@ -156,7 +160,7 @@ class Dispatcher:
         self._last_active = time.time()
         own: dict[str, Callable[..., Any]] = {
             END_PROCESSES_METHOD: self._end_processes,
-            AFTER_REWARD_METHOD: self._after_outer_reward,
+            AFTER_REWARD_METHOD: _acknowledge,
             SEED_METHOD: self._set_seed,
         }
         self._builtins = _BUILTINS | {
@@ -333,7 +337,7 @@ class Dispatcher:
             elif method == END_PROCESSES_METHOD:
                 self._gate.hold(int(meta.get(OUTER_REWARDS, 0)), float(meta.get(HELD_S, 0.0)))
             elif method == AFTER_REWARD_METHOD:
-                self._gate.release(int(meta.get(OUTER_REWARDS, 0)))
+                _open_inner(self._gate.release(int(meta.get(OUTER_REWARDS, 0))))
             else:
                 self._prepare(method, meta, generation)
             self._run(
@@ -388,8 +392,7 @@ class Dispatcher:
 
     def _end_reward(self, key: str, on_outcome: OnOutcome, outcome: EncodedOutcome) -> None:
         """Let the agent act again, before the caller has the reward."""
-        if self._gate.end_reward(key):
-            tell_of_end(self._gate.generation)
+        _open_inner(self._gate.end_reward(key))
         on_outcome(outcome)
 
     def _end_agent_processes(self, within_s: float, held_s: float) -> None:
@@ -437,10 +440,6 @@ class Dispatcher:
     def _end_processes(self) -> dict[str, Any]:
         """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""
         self._end_agent_processes(current_call().remaining_s, self._gate.held_s)
-        return {}
-
-    def _after_outer_reward(self) -> dict[str, Any]:
-        tell_of_end(self._gate.generation)
         return {}
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
@@ -811,6 +810,12 @@ def _is_of_agent(method: str, meta: Mapping[str, Any]) -> bool:
         return False
     is_of_policy = method in _COMMANDS and AFTER_TOOLS not in meta
     return is_of_policy or meta.get(OUTER_REWARDS, -1) >= 0
+
+
+def _open_inner(ended: int | None) -> None:
+    """Tell inner instances of the end of a generation in which a reward kept the gate closed."""
+    if ended is not None:
+        tell_of_end(ended)
 
 
 def _share_of(ends_at: float) -> float:

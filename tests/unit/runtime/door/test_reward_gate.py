@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import weakref
@@ -22,6 +23,7 @@ from aenv_ray.runtime.door.host.link import (
     HostLink,
 )
 from aenv_ray.runtime.door.outcomes import key_of
+from aenv_ray.runtime.door.reset.call_gate import CallGate, CallRefused
 from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
 
 END, AFTER = "aenv/end_processes", "aenv/after_reward"
@@ -467,6 +469,60 @@ def test_inner_instances_are_told_of_a_reward_without_namespaces_too(
     bench.end.set()
     assert running.result["data"] == 1.0
     assert asked == [None, END, AFTER]
+
+
+@pytest.mark.parametrize("is_outer", [False, True], ids=["own", "outer"])
+def test_a_call_that_is_checked_as_the_gate_closes_does_not_pass(is_outer: bool) -> None:
+    """Threads may switch at any moment, and the check takes no lock."""
+    admitted: list[int] = []
+
+    class Gate(CallGate):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name in ("generation", "_outer_rewards", "_held_until") and "was_used" in vars(self):
+                with contextlib.suppress(CallRefused):
+                    admitted.append(self.admit("t", {OUTER_REWARDS: 0} if is_outer else {}))
+
+    gate = Gate()
+    gate.refusal = ""
+    gate.hold(1, 60.0) if is_outer else gate.begin_reward("r")
+    assert gate.generation == 1
+    assert 1 not in admitted, "such a call would run beside the reward"
+
+
+def test_inner_instances_stay_closed_for_a_reward_that_begins_as_another_ends(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(dispatch, "tell_of_end", told.append)
+    gate = bench.dispatcher._gate
+    end_reward = gate.end_reward
+
+    def late(key: str) -> int | None:
+        ended = end_reward(key)
+        gate.begin_reward("next")
+        return ended
+
+    gate.end_reward = late  # type: ignore[method-assign]
+    bench.end.set()
+    assert bench.begin().result["data"] == 1.0
+    assert told == [1]
+    assert gate.generation == 2
+
+
+def test_inner_instances_stay_closed_until_neither_reward_runs(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of this instance, and one of the outer instance."""
+    told: list[int] = []
+    monkeypatch.setattr(dispatch, "tell_of_end", told.append)
+    bench.call(END, {}, **{OUTER_REWARDS: 1, HELD_S: 60.0}).wait()
+    running = bench.begin()
+    assert bench.call(AFTER, {}, **{OUTER_REWARDS: 1}).result == {"data": {}}
+    assert told == []
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert told == [2]
 
 
 # --- for a reward of the outer instance -----------------------------------------------------------
