@@ -40,6 +40,8 @@ class Stage(Enum):
     SETUP = "setup"
     POLICY = "policy"
     REWARD = "reward"
+    GRADER = "grader"
+    """A reward on an instance of its own, whose arguments contain what the agent submits."""
 
 
 class CallClock:
@@ -167,9 +169,10 @@ class FailureRewards:
                 is_outcome = isinstance(exc, ToolError | ConversationRefused)
                 reward = self.on_failure if is_outcome else None
                 return FailedEnd(EpisodeStatus.POLICY_FAILED, reward)
-            case Stage.REWARD:
+            case Stage.REWARD | Stage.GRADER:
                 # What a task asks for is checked before code runs that an agent can influence.
-                is_task = isinstance(exc, ToolNotFound | ToolInputInvalid)
+                is_task = isinstance(exc, ToolNotFound)
+                is_task |= isinstance(exc, ToolInputInvalid) and stage is Stage.REWARD
                 reward = self.on_failure if activity.has_acted and not is_task else None
                 return FailedEnd(EpisodeStatus.REWARD_FAILED, reward)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.actors.calls import wire
 from aenv_ray.engines.base import Sandbox
 from aenv_ray.errors import (
     INFRASTRUCTURE,
@@ -20,7 +21,17 @@ from aenv_ray.errors import (
     SandboxExhausted,
     is_infrastructure,
 )
-from aenv_ray.testing.contract_bench import Bench, call, eventually, execute, request, value_of
+from aenv_ray.ids import new_call_id
+from aenv_ray.runtime.door.host.link import END_PROCESSES_METHOD, HELD_S, OUTER_REWARDS
+from aenv_ray.testing.contract_bench import (
+    LONG_S,
+    Bench,
+    call,
+    eventually,
+    execute,
+    request,
+    value_of,
+)
 from tests.attacks import headless
 from tests.contract.docker.docker_node import shell_image
 from tests.contract.engines import engine_on
@@ -131,6 +142,11 @@ def take_threads() -> int:
 @register_function
 def serve() -> int:
     return subprocess.Popen(["sleep", "777"]).pid
+
+
+@register_reward(name="serving")
+def serving() -> int:
+    return serve()
 
 
 @register_function
@@ -367,6 +383,27 @@ async def test_a_program_that_replaces_one_of_the_environment_ends_before_a_rewa
     assert await request(sandbox, "aenv/reward", {"name": "evaluated", **looks}) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("method", "name"), [("aenv/function", "serve"), ("aenv/reward", "serving")]
+)
+async def test_what_an_outer_tool_starts_by_a_function_ends_before_the_outer_reward(
+    either_engine: Bench, method: str, name: str
+) -> None:
+    """Invariant 14: in an inner instance, functions and rewards run for the agent too."""
+    sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADED}))
+
+    async def ask(method: str, name: str, rewards: int) -> Any:
+        meta = {"aenv/call_id": new_call_id(), "aenv/timeout_s": LONG_S, OUTER_REWARDS: rewards}
+        params = {"name": name, "_meta": {**meta, HELD_S: LONG_S}}
+        return await sandbox.request(method, params, deadline_s=LONG_S)
+
+    await ask("aenv/function", "serve", -1)  # by a setup
+    await ask(method, name, 0)
+    await ask(END_PROCESSES_METHOD, "", 1)
+    counted = await ask("aenv/reward", "counting", -1)
+    assert wire.decode("aenv/reward", counted) == 1
+
+
 async def test_processes_of_the_environment_go_on(walled: Bench) -> None:
     """Those from before the first tool call, and all for a reward that asks for it."""
     sandbox = await walled.start(walled.project({"tools.py": _GRADED}))
@@ -408,6 +445,13 @@ async def linger() -> None:
             await asyncio.sleep(0.001)
 
     tasks.append(asyncio.create_task(forge()))
+
+
+@register_tool
+async def tick() -> None:
+    loop = asyncio.get_running_loop()
+    tasks.append(loop.create_task(act_later()))
+    loop.call_later(0.001, lambda: tasks.append(loop.create_task(tick())))
 
 
 @register_function
@@ -480,10 +524,11 @@ async def test_calls_behind_a_reward_do_not_run_beside_it(either_engine: Bench) 
     await value_of(sandbox, "act")
 
 
+@pytest.mark.parametrize("name", ["linger", "tick"])
 async def test_a_task_that_a_tool_has_left_does_not_run_beside_a_reward(
-    either_engine: Bench,
+    either_engine: Bench, name: str
 ) -> None:
-    """Invariant 14: a coroutine is neither a call nor a process."""
+    """Invariant 14: a coroutine is neither a call nor a process, and a timer may start one."""
     sandbox = await either_engine.start(either_engine.project({"tools.py": _GRADES_SLOWLY}))
-    await value_of(sandbox, "linger")
+    await value_of(sandbox, name)
     assert await request(sandbox, "aenv/reward", {"name": "short"}) == 0.25

@@ -90,9 +90,49 @@ def test_no_error_of_a_reward_ends_the_run_or_voids_the_episode(hostile: Path, w
     for code in CODES:
         episode = found[code]
         assert episode.status in OUTCOMES, (code, episode.error)
-        # What a task asks for is checked before code runs that an agent can influence.
-        is_void = code in ("tool_not_found", "tool_input_invalid")
-        assert (episode.reward is None) is is_void, (code, episode.status)
+        assert episode.reward == 0.0, (code, episode.status)
+
+
+SUBMITTED = """
+from aenv_ray.runtime import register_function, register_reward, register_tool
+
+
+@register_tool
+def act(code: str = "") -> int:
+    return 1
+
+
+@register_function
+def answer(data: object) -> object:
+    return data
+
+
+@register_reward
+def score(submission: dict[str, int]) -> float:
+    return 1.0
+"""
+
+
+def test_no_submission_voids_the_episode(
+    cluster: Cluster, nothing_left: None, project: Callable[..., Path]
+) -> None:
+    """Invariant 14: an agent chooses the argument of a reward. A wrong reward is the task's."""
+    del cluster, nothing_left
+    given: dict[str, Any] = {"list": [], "text": "x", "values": {"a": "x"}, "right": {"a": 1}}
+    tasks = [
+        {"id": name, "submission": {"function": "answer", "arguments": {"data": data}}}
+        for name, data in given.items()
+    ]
+    tasks.append({**tasks[-1], "id": "no reward", "reward": {"name": "none"}})
+    found = played(project(SUBMITTED), act, tasks)
+    failed = (EpisodeStatus.REWARD_FAILED, 0.0)
+    assert {name: (one.status, one.reward) for name, one in found.items()} == {
+        "list": failed,
+        "text": failed,
+        "values": failed,
+        "right": (EpisodeStatus.COMPLETED, 1.0),
+        "no reward": (EpisodeStatus.REWARD_FAILED, None),
+    }
 
 
 def test_no_error_of_a_tool_voids_the_episode_of_a_policy_that_does_not_catch_it(

@@ -61,6 +61,8 @@ class Registered:
     arguments that the call does not have under ``arguments``."""
     completions: Completions = field(default_factory=dict)
     """For a resource or prompt: values offered for its parameters."""
+    is_forwarded: bool = False
+    """Whether calls are forwarded to a server that checks the arguments."""
 
     @cached_property
     def signature(self) -> Signature:

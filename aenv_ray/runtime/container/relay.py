@@ -162,6 +162,7 @@ class _RemoteSignature(Signature):
 class Remote(Registered):
     """A function of the image's server."""
 
+    is_forwarded: bool = True
     listed: dict[str, Any]
     """What the server lists: an MCP ``Tool`` object, or an entry of ``/functions/list``."""
 

@@ -103,7 +103,7 @@ def _health(value: Any) -> dict[str, Any]:
 def raised(entry: Registered, exc: BaseException) -> EncodedOutcome:
     """Return the outcome for an exception: a result for a tool, otherwise an error."""
     if isinstance(exc, Fault):
-        return fault_outcome(exc)
+        return fault_outcome(_of_running_code(entry, exc))
     text = words(exc)
     trace = _trace(exc)
     with contextlib.suppress(Exception):  # the tool may have closed its log
@@ -132,6 +132,22 @@ def raised(entry: Registered, exc: BaseException) -> EncodedOutcome:
             traceback=trace[-4000:],
         )
     )
+
+
+_REFUSALS: Final = frozenset({"tool_not_found", "tool_input_invalid"})
+
+
+def _of_running_code(entry: Registered, fault: Fault) -> Fault:
+    """Return a fault that does not claim that a function or reward was refused before it ran.
+
+    A refusal means that the caller is wrong, which voids an episode. Code that runs may get one
+    from an inner instance, because of arguments that an agent has chosen.
+    """
+    is_refusal = fault.code in _REFUSALS and not entry.is_forwarded
+    if not is_refusal or entry.kind not in ("function", "reward"):
+        return fault
+    text = f"{entry.kind} {entry.name!r} raised {fault.code}: {fault.message}"
+    return Fault("function_failed", text, fault.hint, tool_name=entry.name)
 
 
 _EXHAUSTED: Final = {

@@ -15,6 +15,7 @@ import pydantic_core
 from aenv_ray.runtime.door.answers import EncodedOutcome, fault_outcome
 from aenv_ray.runtime.door.caller import Caller
 from aenv_ray.runtime.door.dispatch import Dispatcher, OnToolProgress
+from aenv_ray.runtime.door.host.link import OF_HOSTS
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.faults import Fault
 
@@ -149,7 +150,7 @@ class AsyncCalls:
         Raises:
             asyncio.CancelledError: This coroutine was cancelled, and so was the call.
         """
-        meta = params.get("_meta") or {}
+        meta = {k: v for k, v in (params.get("_meta") or {}).items() if k not in OF_HOSTS}
         named = meta.get(CALL_ID) is not None
         call_id = str(meta[CALL_ID]) if named else f"public-{uuid.uuid4().hex}"
         timeout_s = meta.get(TIMEOUT_S, LONGEST_CALL_S)

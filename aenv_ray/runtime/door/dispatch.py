@@ -70,8 +70,8 @@ _TOOL_METHODS: Final = frozenset(
     {"tools/call", "aenv/call_tools", "resources/read", "prompts/get", "completion/complete"}
 )
 """What an agent may call."""
-_COMMAND: Final = "aenv/exec"
-_COMMANDS: Final = frozenset({_COMMAND, "aenv/write_file"})
+_WRITE_FILE: Final = "aenv/write_file"
+_COMMANDS: Final = frozenset({"aenv/exec", _WRITE_FILE})
 """What a policy may also do."""
 _REWARD: Final = "aenv/reward"
 _LEAVE_S: Final = 2.0
@@ -113,6 +113,10 @@ def _rehearse(text: str) -> str:
     return text
 
 
+def _acknowledge() -> dict[str, Any]:
+    return {}
+
+
 _BUILTINS: Final = {
     REHEARSAL_METHOD: Registered("rehearsal", _rehearse, "tool"),
 } | {
@@ -146,7 +150,7 @@ class Dispatcher:
         self._pid = os.getpid()
         self._agent: AgentProcesses | None = None
         self._gate = CallGate()
-        self._tasks = AgentTasks()
+        self._tasks = AgentTasks(self._gate)
         self._ending = threading.Lock()
         self._ended_for = 0
         """The generation of the gate for which what the agent has started was ended."""
@@ -156,7 +160,7 @@ class Dispatcher:
         self._last_active = time.time()
         own: dict[str, Callable[..., Any]] = {
             END_PROCESSES_METHOD: self._end_processes,
-            AFTER_REWARD_METHOD: self._after_outer_reward,
+            AFTER_REWARD_METHOD: _acknowledge,
             SEED_METHOD: self._set_seed,
         }
         self._builtins = _BUILTINS | {
@@ -202,6 +206,10 @@ class Dispatcher:
         for key in list(self._calls):
             if key.partition(" ")[0] != _RESET:
                 self.cancel(key, reason)
+
+    def end_tasks(self, within_s: float) -> int:
+        """End the tasks that tools have started; return how many did not end in this time."""
+        return self._tasks.end_episode(within_s)
 
     def begin_episode(self, seed: int | None) -> None:
         """Begin the next episode: ids of earlier calls get no results any more."""
@@ -327,13 +335,15 @@ class Dispatcher:
             timeout_s = _timeout_of(meta)
             if method == _REWARD and not entry.keeps_processes:
                 latest_deadline = min(latest_deadline, time.monotonic() + timeout_s)
+                if generation is not None:
+                    self._note_agent()
                 begun = self._begin_reward(key, timeout_s)
                 if generation is not None:  # only a reward of the outer instance may refuse it now
                     generation = begun
             elif method == END_PROCESSES_METHOD:
                 self._gate.hold(int(meta.get(OUTER_REWARDS, 0)), float(meta.get(HELD_S, 0.0)))
             elif method == AFTER_REWARD_METHOD:
-                self._gate.release(int(meta.get(OUTER_REWARDS, 0)))
+                _open_inner(self._gate.release(int(meta.get(OUTER_REWARDS, 0))))
             else:
                 self._prepare(method, meta, generation)
             self._run(
@@ -350,19 +360,25 @@ class Dispatcher:
 
     def _prepare(self, method: str, meta: Mapping[str, Any], generation: int | None) -> None:
         """Before a call that may start processes of the agent: reserve room for the reward."""
+        # By a tool of the outer instance, an agent calls functions and rewards too.
+        is_of_agent = generation is not None and method != _WRITE_FILE
+        if is_of_agent:
+            HOST.agent_has_acted = True
         if self._agent is None:
             return
         # A command in a sidecar is one of the environment, which says whether the agent has acted.
-        is_command = method == _COMMAND and AFTER_TOOLS not in meta
-        if method in _TOOL_METHODS or is_command:
-            HOST.agent_has_acted = True
-            self._agent.expect()
-        elif meta.get(AFTER_TOOLS):  # this is the sidecar
+        if is_of_agent or meta.get(AFTER_TOOLS):
             self._agent.expect()
         if generation is not None and generation != self._gate.generation:
             self._agent.give_room()  # a reward has begun meanwhile, and the call will be refused
 
     # --- rewards and the agent ------------------------------------------------------------------
+
+    def _note_agent(self) -> None:
+        """Before a reward for which a tool of the outer instance asks: it may start processes."""
+        HOST.agent_has_acted = True
+        if self._agent is not None:
+            self._agent.note()
 
     def _begin_reward(self, key: str, within_s: float) -> int:
         """Refuse calls of the agent until the reward has its outcome; end what they have started.
@@ -382,8 +398,7 @@ class Dispatcher:
 
     def _end_reward(self, key: str, on_outcome: OnOutcome, outcome: EncodedOutcome) -> None:
         """Let the agent act again, before the caller has the reward."""
-        if self._gate.end_reward(key):
-            tell_of_end(self._gate.generation)
+        _open_inner(self._gate.end_reward(key))
         on_outcome(outcome)
 
     def _end_agent_processes(self, within_s: float, held_s: float) -> None:
@@ -431,10 +446,6 @@ class Dispatcher:
     def _end_processes(self) -> dict[str, Any]:
         """Serve a reward of the outer instance, or of the instance of which this is the sidecar."""
         self._end_agent_processes(current_call().remaining_s, self._gate.held_s)
-        return {}
-
-    def _after_outer_reward(self) -> dict[str, Any]:
-        tell_of_end(self._gate.generation)
         return {}
 
     def cancel(self, key: str, reason: str = "the caller cancelled") -> bool:
@@ -805,6 +816,12 @@ def _is_of_agent(method: str, meta: Mapping[str, Any]) -> bool:
         return False
     is_of_policy = method in _COMMANDS and AFTER_TOOLS not in meta
     return is_of_policy or meta.get(OUTER_REWARDS, -1) >= 0
+
+
+def _open_inner(ended: int | None) -> None:
+    """Tell inner instances of the end of a generation in which a reward kept the gate closed."""
+    if ended is not None:
+        tell_of_end(ended)
 
 
 def _share_of(ends_at: float) -> float:

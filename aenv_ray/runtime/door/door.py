@@ -31,7 +31,7 @@ from aenv_ray.runtime.door.caller_link import NOTE, OFFERS, LinkedCaller, Note
 from aenv_ray.runtime.door.dispatch import Dispatcher
 from aenv_ray.runtime.door.host.link import HOST
 from aenv_ray.runtime.door.outcomes import key_of
-from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_call_id
+from aenv_ray.runtime.door.roles import HELLO, DoorRole, check_method, role_of, scope_meta
 from aenv_ray.runtime.door.subscriptions import SESSION, SUBSCRIPTIONS, update_note
 from aenv_ray.runtime.faults import INVALID_REQUEST, SERVER_ERROR, Fault, unread
 from aenv_ray.runtime.system.threads import (
@@ -403,7 +403,7 @@ class Connection:
             if "id" in message:
                 check_method(self._role, method)
                 if self._role is DoorRole.AGENT:
-                    scope_call_id(message.get("params"))
+                    scope_meta(message.get("params"))
         except Fault as fault:
             answer = {"jsonrpc": "2.0", "id": message.get("id"), "error": fault.rpc_error()}
             self._send(to_json(answer) + b"\n")

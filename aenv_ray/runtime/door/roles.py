@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from enum import StrEnum
 from typing import Any, Final
 
+from aenv_ray.runtime.door.host.link import OF_HOSTS
 from aenv_ray.runtime.faults import Fault
 
 HELLO: Final = "aenv/hello"
@@ -56,15 +57,19 @@ def check_method(role: DoorRole, method: str) -> None:
         )
 
 
-def scope_call_id(params: Any) -> None:
-    """Keep the call ids of agents separate from those of owners; the gateway does the same.
+def scope_meta(params: Any) -> None:
+    """Keep the call ids of agents separate from those of owners, and drop what only hosts say.
 
-    If an agent sends the id of an owner's call, it neither receives the result of that call nor
-    prevents the owner from using the id.
+    The gateway does the same. If an agent sends the id of an owner's call, it neither receives the
+    result of that call nor prevents the owner from using the id.
     """
     meta = params.get("_meta") if isinstance(params, MutableMapping) else None
-    call_id = meta.get(_CALL_ID) if isinstance(meta, MutableMapping) else None
-    if isinstance(meta, MutableMapping) and call_id is not None:
+    if not isinstance(meta, MutableMapping):
+        return
+    for key in OF_HOSTS:
+        meta.pop(key, None)
+    call_id = meta.get(_CALL_ID)
+    if call_id is not None:
         meta[_CALL_ID] = f"{_OF_AGENT}{str(call_id).removeprefix(_OF_AGENT)}"
 
 

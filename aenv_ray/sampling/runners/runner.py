@@ -366,7 +366,7 @@ class Runner:
             _raise_if_no_room(exc, NO_ACTIVITY)  # in this instance
             return self._failed(task, exc, Stage.POLICY, env.activity())
         except ToolError as exc:
-            return self._failed(task, exc, Stage.REWARD, env.activity())
+            return self._failed(task, exc, Stage.GRADER, env.activity())
         except CallOutcomeUnknown as exc:
             end = await _why_silent(grader.env, exc)
             return self._failed(task, end, Stage.POLICY, env.activity())

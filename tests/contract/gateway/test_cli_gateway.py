@@ -230,7 +230,7 @@ def test_grants_are_set_and_recorded_in_the_audit_log(aenv, served):
     granted = aenv("grant", "probe", "bob", "publish")
     assert {"name": "probe", "owner": "bob", "right": "publish"} in granted
     assert "bob" not in [row["owner"] for row in aenv("grant", "probe", "bob", "none")]
-    aenv("grant", "probe", "bob", code=3)
+    aenv("grant", "probe", "bob", code=2)
     assert "use, publish or none" in aenv.err
     log = aenv("hub", "audit", "-n", "2", "--api-key", served.admin)
     assert [(one["actor"], one["action"]) for one in log] == [

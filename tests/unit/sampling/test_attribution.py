@@ -83,6 +83,16 @@ def test_a_reward_that_raises_counts_once_the_agent_has_acted() -> None:
         assert REWARDS.end_of(exc, Stage.REWARD, NO_ACTIVITY).reward is None
     for wrong in (ToolNotFound("no such reward"), ToolInputInvalid("arguments")):
         assert REWARDS.end_of(wrong, Stage.REWARD, BUSY).reward is None
+    assert REWARDS.end_of(ToolNotFound("no such reward"), Stage.GRADER, BUSY).reward is None
+
+
+def test_a_submission_that_does_not_fit_the_reward_counts() -> None:
+    """An agent chooses it."""
+    end = REWARDS.end_of(ToolInputInvalid("submission"), Stage.GRADER, BUSY)
+    assert (end.status, end.reward) == (EpisodeStatus.REWARD_FAILED, -3.0)
+
+
+def test_a_setup_that_raises_is_void() -> None:
     setup = REWARDS.end_of(FunctionFailed("ValueError"), Stage.SETUP)
     assert (setup.status, setup.reward) == (EpisodeStatus.REWARD_FAILED, None)
 

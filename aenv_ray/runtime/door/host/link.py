@@ -26,6 +26,8 @@ OUTER_REWARDS: Final = "aenv/rewards"
 instance had begun before the tool call that makes it, or -1 if no tool call makes it."""
 HELD_S: Final = "aenv/held_s"
 """In ``_meta`` of `END_PROCESSES_METHOD`: how long the reward may take."""
+OF_HOSTS: Final = frozenset({AFTER_TOOLS, OUTER_REWARDS, HELD_S})
+"""What only a host, for the code of another instance, may say in ``_meta``: it opens the gate."""
 OnAnswer = Callable[[dict[str, Any]], object]
 """Called with the JSON-RPC answer, which has ``result`` or ``error``."""
 

@@ -55,10 +55,14 @@ class AgentProcesses:
         self._memory: mmap.mmap | None = None
         self._files: list[int] = []
 
-    def expect(self) -> None:
-        """Prepare for a call of the agent: reserve room; at the first one, note what exists."""
+    def note(self) -> None:
+        """Note at the first call of the agent which processes exist."""
         if self._spared is None:
             self._spared = _programs()
+
+    def expect(self) -> None:
+        """Prepare for a call of the agent: reserve room; at the first one, note what exists."""
+        self.note()
         if self._memory is None:
             with contextlib.suppress(OSError):  # there is no room left to reserve
                 self._memory = mmap.mmap(

@@ -83,6 +83,8 @@ class CallGate:
         """Let no function begin; False if the gate is closed already."""
         with self._changed:
             was_closed, self._is_closed = self._is_closed, True
+            if not was_closed:
+                self.generation += 1  # what calls of the last episode have left is late from now on
             return not was_closed
 
     def open(self) -> None:
@@ -128,17 +130,22 @@ class CallGate:
             The generation that the reward has begun, or joined.
         """
         with self._changed:
-            if not self._rewards:
-                self.generation += 1
+            is_first = not self._rewards
             self._rewards.add(key)
+            # Last: `admit`, which takes no lock, must not see a later generation than the rest.
+            self.generation += is_first
             return self.generation
 
-    def end_reward(self, key: str) -> bool:
-        """Note that a reward has its outcome; whether it was the last that kept the gate closed."""
+    def end_reward(self, key: str) -> int | None:
+        """Note that a reward has its outcome.
+
+        Returns:
+            The generation, if this reward was the last that kept the gate closed.
+        """
         with self._changed:
             was_under_way = key in self._rewards
             self._rewards.discard(key)
-            return was_under_way and not self._rewards
+            return self.generation if was_under_way and not self.is_held else None
 
     def hold(self, outer_rewards: int, held_s: float) -> None:
         """Close the gate to the agent for a reward of the outer instance, see `OUTER_REWARDS`.
@@ -148,20 +155,30 @@ class CallGate:
             held_s: How long to refuse callers from elsewhere, unless `release` comes earlier.
         """
         with self._changed:
-            self.generation += 1
             self._outer_rewards = max(self._outer_rewards, outer_rewards)
             self._held_until = time.monotonic() + held_s
+            self.generation += 1  # last, as in `begin_reward`
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a reward of this instance, or of the outer one, is under way."""
+        return bool(self._rewards) or self.held_s > 0
 
     @property
     def held_s(self) -> float:
         """How much longer callers from elsewhere are refused."""
         return max(0.0, self._held_until - time.monotonic())
 
-    def release(self, outer_rewards: int) -> None:
-        """End what `hold` began, unless a later reward has called it again."""
+    def release(self, outer_rewards: int) -> int | None:
+        """End what `hold` began, unless a later reward has called it again.
+
+        Returns:
+            The generation, if nothing keeps the gate closed any more.
+        """
         with self._changed:
             if outer_rewards >= self._outer_rewards:
                 self._held_until = 0.0
+            return None if self.is_held else self.generation
 
     def wait_for_agent(self, within_s: float) -> bool:
         """Wait until no call of an agent runs; return whether one ran."""

@@ -1,9 +1,10 @@
 """Resets a used instance for its next episode, and checks that nothing of the last one is left.
 
-The steps: end all calls, end all processes that were started since the start, remove the files that
-were created, run the environment's function, check its declared state, and forget the outcomes of
-earlier calls. If anything is left, or the function fails, no tool, reward or function runs any more
-until a later reset succeeds: a caller cannot use an unclean instance by mistake.
+The steps: end all calls, and the tasks that tools have started, end all processes that were started
+since the start, remove the files that were created, run the environment's function, check its
+declared state, and forget the outcomes of earlier calls. If anything is left, or the function
+fails, no tool, reward or function runs any more until a later reset succeeds: a caller cannot use
+an unclean instance by mistake.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.faults import Fault
 
 _END_CALLS_S: Final = 5.0
-"""How long a cancelled function may take to end."""
+"""How long a cancelled function may take to end, and tasks of earlier ones."""
 
 
 class EpisodeCalls(Protocol):
@@ -30,6 +31,9 @@ class EpisodeCalls(Protocol):
 
     def end_calls(self, reason: str) -> None:
         """Cancel all calls but the reset."""
+
+    def end_tasks(self, within_s: float) -> int:
+        """End what calls of agents have left on the event loop; return how many do not end."""
 
     def begin_episode(self, seed: int | None) -> None:
         """Forget the outcomes of earlier calls, and set the seed of the next ones."""
@@ -129,11 +133,13 @@ class Reset:
         self._gate.refusal = "its reset has not ended"
 
     def _end_episode(self, seed: int | None) -> list[str]:
-        """End calls and processes, remove files; return what cannot be ended or restored."""
+        """End calls, tasks and processes, remove files; return what cannot be ended or restored."""
         self._episode.end_calls("the instance is reset")
         reasons = [
             f"a call of {name!r} does not end" for name in self._gate.wait_empty(_END_CALLS_S)
         ]
+        if left := self._episode.end_tasks(_END_CALLS_S):
+            reasons.append(f"{left} tasks of tools do not end")
         reasons += self._end_processes()
         reasons += _release_inner()
         if not reasons:

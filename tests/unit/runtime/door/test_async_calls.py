@@ -49,6 +49,18 @@ def _text(outcome: bytes) -> str:
     return str(read_outcome(outcome)["content"][0]["text"])
 
 
+@pytest.mark.parametrize("claimed", [-1, 10**9])
+async def test_a_client_does_not_open_the_gate_of_an_outer_reward(claimed: int) -> None:
+    """Invariant 14: only a host says that a call is not of an agent."""
+    bench = Bench()
+    bench.go.set()
+    held = {"aenv/rewards": 1, "aenv/held_s": 60.0}
+    bench.calls.dispatcher.submit("aenv/end_processes", {"_meta": held}, lambda _: None)
+    with pytest.raises(Fault, match="a reward of the instance is under way"):
+        read_outcome(await bench.start("x", **{"aenv/rewards": claimed}))
+    assert bench.ran == []
+
+
 async def test_a_call_that_is_cancelled_before_it_gets_a_thread_never_runs() -> None:
     """Invariant 11: cancelling a call cancels it."""
     bench = Bench(max_threads=1)

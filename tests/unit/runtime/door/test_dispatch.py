@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aenv_ray.runtime.faults import Fault
 from tests.unit.runtime.door.dispatch_bench import Answer, Bench, add, add_later, fail, lambda_named
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -208,6 +209,28 @@ def test_functions_return_data_and_fail_with_errors() -> None:
     assert bench.submit("aenv/function", {"name": "fail"}).error["code"] == "function_failed"
     unknown = bench.submit("aenv/function", {"name": "sub"}).error
     assert (unknown["code"], "add, fail" in unknown["hint"]) == ("tool_not_found", True)
+
+
+@pytest.mark.parametrize("code", ["tool_not_found", "tool_input_invalid"])
+def test_code_that_runs_does_not_say_that_its_caller_is_wrong(code: str) -> None:
+    """Invariant 14: it may get such an error from an inner instance, and pass it on."""
+
+    def refused() -> None:
+        raise Fault(code, "no x", "take y")
+
+    async def refused_later() -> None:
+        refused()
+
+    bench = Bench(refused)
+    for function in (refused, refused_later):
+        bench.registry.add_function(function)
+        bench.registry.add_reward(function)
+        for method, kind in (("aenv/function", "function"), ("aenv/reward", "reward")):
+            error = bench.submit(method, {"name": function.__name__}).error
+            text = f"{kind} '{function.__name__}' raised {code}: no x"
+            assert (error["code"], error["message"]) == ("function_failed", text)
+            assert error["hint"] == "take y"
+    assert bench.tool("refused").error["code"] == code
 
 
 def test_a_function_that_returns_too_much_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,6 +325,31 @@ def test_an_agents_call_ids_are_apart_from_the_owners(bench: Bench) -> None:
     assert bench.ran == ["mine", "theirs"]
 
 
+def test_an_agent_does_not_open_the_gate_of_an_outer_reward(bench: Bench) -> None:
+    """Invariant 14: only a host says that a call is not of an agent."""
+    bench.go.set()
+    held = {"aenv/rewards": 1, "aenv/held_s": 60.0}
+    ended = threading.Event()
+    bench.dispatcher.submit("aenv/end_processes", {"_meta": held}, lambda _: ended.set())
+    assert ended.wait(WAIT_S)
+    agent, theirs = socket.socketpair()
+    Connection(theirs, bench.dispatcher).start()
+    agent.settimeout(WAIT_S)
+    with agent, agent.makefile("rb") as lines:
+        agent.sendall(b'{"jsonrpc":"2.0","id":0,"method":"aenv/hello","params":{"role":"agent"}}\n')
+        assert b"result" in lines.readline()
+        for claimed in (-1, 10**9):
+            params = {
+                "name": "wait",
+                "arguments": {"label": "x"},
+                "_meta": {"aenv/rewards": claimed},
+            }
+            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            agent.sendall(json.dumps(request).encode() + b"\n")
+            assert json.loads(lines.readline())["error"]["data"]["code"] == "call_cancelled"
+    assert bench.ran == []
+
+
 MEETING = """
 import resource, socket, threading
 from aenv_ray.runtime.api.registry import Registry

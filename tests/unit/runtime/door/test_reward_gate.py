@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,16 @@ from typing import Any
 import pytest
 
 from aenv_ray.runtime.door import dispatch
-from aenv_ray.runtime.door.host.link import AFTER_TOOLS, HELD_S, OUTER_REWARDS
+from aenv_ray.runtime.door.host import requests
+from aenv_ray.runtime.door.host.link import (
+    AFTER_TOOLS,
+    ENVIRONMENT_METHOD,
+    HELD_S,
+    OUTER_REWARDS,
+    HostLink,
+)
 from aenv_ray.runtime.door.outcomes import key_of
+from aenv_ray.runtime.door.reset.call_gate import CallGate, CallRefused
 from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
 
 END, AFTER = "aenv/end_processes", "aenv/after_reward"
@@ -370,6 +381,148 @@ def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
     bench.end.set()
     assert bench.reward().result["data"] == 1.0
     over.set()
+
+
+def test_timers_that_a_tool_has_left_start_no_tasks_beside_a_reward() -> None:
+    """They do so before it and after it, and those of a function all the time."""
+    ran: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+    again, over = threading.Event(), threading.Event()
+
+    async def note(who: str) -> None:
+        ran.append(who)
+        if who == "tool":
+            again.set()
+
+    async def leave(who: str) -> None:
+        def tick() -> None:
+            tasks.append(asyncio.get_running_loop().create_task(note(who)))
+            if not over.is_set():
+                asyncio.get_running_loop().call_later(0.001, tick)
+
+        tick()
+
+    def counted() -> list[int]:
+        ran.clear()
+        threading.Event().wait(0.1)
+        found = [ran.count("tool"), ran.count("function")]
+        again.clear()
+        return found
+
+    bench = Rewarding(leave)
+    bench.registry.add_function(leave)
+    bench.registry.add_reward(counted)
+    bench.call("aenv/function", {"name": "leave", "arguments": {"who": "function"}}).wait()
+    bench.tool("leave", who="tool").wait()
+    assert again.wait(WAIT_S)
+    by_tool, by_function = bench.reward("counted").result["data"]
+    assert again.wait(WAIT_S)
+    over.set()
+    assert by_tool == 0
+    assert by_function > 0
+
+
+def test_only_the_loop_looks_through_its_tasks() -> None:
+    """It may add one at any moment, which would fail a reward that looks through them."""
+    threads: set[str] = set()
+    tasks: set[asyncio.Task[None]] = set()
+
+    class Tasks(weakref.WeakSet["asyncio.Task[None]"]):
+        def __iter__(self) -> Iterator[asyncio.Task[None]]:
+            threads.add(threading.current_thread().name)
+            return super().__iter__()
+
+    async def leave() -> None:
+        tasks.add(asyncio.create_task(asyncio.sleep(WAIT_S)))
+
+    bench = Rewarding(leave)
+    bench.dispatcher._tasks._tasks = Tasks()
+    bench.tool("leave").wait()
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+    assert threads == {"aenv-loop"}
+
+
+@pytest.mark.parametrize("by_outer_tool", [False, True])
+def test_inner_instances_are_told_of_a_reward_without_namespaces_too(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch, by_outer_tool: bool
+) -> None:
+    """They may be isolated, although this instance is not, and end no processes here."""
+    link, asked = HostLink(), []
+
+    class Host:
+        def send(self, line: bytes) -> None:
+            request = json.loads(line)
+            asked.append(request["params"].get("method"))
+            link.on_answer({"id": request["id"], "result": {}})
+
+    for module in (dispatch, requests):
+        monkeypatch.setattr(module, "HOST", link)
+    link.attach(Host())
+    link.ask("1", ENVIRONMENT_METHOD, {}, lambda _: None)
+    if by_outer_tool:
+        bench.call("aenv/function", {"name": "add", "arguments": {"a": 1}}, **{OUTER_REWARDS: 0})
+    else:
+        bench.call(*TOOL)
+    running = bench.begin()
+    assert asked == [None, END]
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert asked == [None, END, AFTER]
+
+
+@pytest.mark.parametrize("is_outer", [False, True], ids=["own", "outer"])
+def test_a_call_that_is_checked_as_the_gate_closes_does_not_pass(is_outer: bool) -> None:
+    """Threads may switch at any moment, and the check takes no lock."""
+    admitted: list[int] = []
+
+    class Gate(CallGate):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name in ("generation", "_outer_rewards", "_held_until") and "was_used" in vars(self):
+                with contextlib.suppress(CallRefused):
+                    admitted.append(self.admit("t", {OUTER_REWARDS: 0} if is_outer else {}))
+
+    gate = Gate()
+    gate.refusal = ""
+    gate.hold(1, 60.0) if is_outer else gate.begin_reward("r")
+    assert gate.generation == 1
+    assert 1 not in admitted, "such a call would run beside the reward"
+
+
+def test_inner_instances_stay_closed_for_a_reward_that_begins_as_another_ends(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(dispatch, "tell_of_end", told.append)
+    gate = bench.dispatcher._gate
+    end_reward = gate.end_reward
+
+    def late(key: str) -> int | None:
+        ended = end_reward(key)
+        gate.begin_reward("next")
+        return ended
+
+    gate.end_reward = late  # type: ignore[method-assign]
+    bench.end.set()
+    assert bench.begin().result["data"] == 1.0
+    assert told == [1]
+    assert gate.generation == 2
+
+
+def test_inner_instances_stay_closed_until_neither_reward_runs(
+    bench: Rewarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of this instance, and one of the outer instance."""
+    told: list[int] = []
+    monkeypatch.setattr(dispatch, "tell_of_end", told.append)
+    bench.call(END, {}, **{OUTER_REWARDS: 1, HELD_S: 60.0}).wait()
+    running = bench.begin()
+    assert bench.call(AFTER, {}, **{OUTER_REWARDS: 1}).result == {"data": {}}
+    assert told == []
+    bench.end.set()
+    assert running.result["data"] == 1.0
+    assert told == [2]
 
 
 # --- for a reward of the outer instance -----------------------------------------------------------

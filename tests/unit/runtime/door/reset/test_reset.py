@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -254,6 +256,77 @@ def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(
     held.join()
     assert bench.reset().result["data"]["clean"] is True
     assert bench.tool("seed").result["content"] == []
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("leaves", ["task", "timer"])
+def test_what_a_tool_has_left_on_the_loop_does_not_act_in_the_next_episode(
+    tmp_path: Path, leaves: str, is_async: bool
+) -> None:
+    """Invariant 14: it has the arguments of another agent."""
+    acted: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    over = threading.Event()
+
+    async def act() -> None:
+        acted.append(1)
+
+    async def go_on() -> None:
+        while not over.is_set():
+            await act()
+            await asyncio.sleep(0.001)
+
+    def tick() -> None:
+        loop = asyncio.get_running_loop()
+        tasks.append(loop.create_task(act()))
+        if not over.is_set():
+            loop.call_later(0.001, tick)
+
+    async def leave() -> None:
+        if leaves == "task":
+            tasks.append(asyncio.create_task(go_on()))
+        else:
+            tick()
+
+    async def later() -> None:
+        pass
+
+    bench = ResetBench(tmp_path, later if is_async else nothing_to_do)
+    bench.registry.add_tool(leave)
+    bench.tool("leave").wait()
+    while not acted:
+        threading.Event().wait(0.001)
+    assert bench.reset().result["data"] == {"clean": True, "reasons": []}
+    acted.clear()
+    threading.Event().wait(0.05)
+    assert bench.tool("seed").wait()
+    over.set()
+    assert acted == []
+
+
+def test_a_task_that_does_not_end_keeps_the_instance_from_being_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aenv_ray.runtime.door.reset.reset._END_CALLS_S", 0.05)
+    tasks: list[asyncio.Task[None]] = []
+    over = threading.Event()
+
+    async def stay() -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+
+    async def leave() -> None:
+        tasks.append(asyncio.create_task(stay()))
+
+    bench = ResetBench(tmp_path, nothing_to_do)
+    bench.registry.add_tool(leave)
+    bench.tool("leave").wait()
+    answer = bench.reset().result["data"]
+    assert answer == {"clean": False, "reasons": ["1 tasks of tools do not end"]}
+    over.set()
+    monkeypatch.undo()
+    assert bench.reset().result["data"]["clean"] is True
 
 
 def nothing_to_do() -> None:
