@@ -5,8 +5,7 @@ checked: only known fields are forwarded, and size, tokens and number of request
 
 An agent may have caused a request that fails, by its size, its content or its timeout, and must not
 void its episode by that (invariant 14). So after a failure the host sends a short request of its
-own. Only if that fails too, the endpoint has failed. One that limits requests works: an agent may
-have used up the limit.
+own. Only if that fails too, the endpoint has failed.
 """
 
 from __future__ import annotations
@@ -151,22 +150,20 @@ class ModelRelay:
                 if not await self._works(url, model):
                     raise
                 raise ConfigError(
-                    f"{exc.message}. It answers other requests, or limits them",
-                    hint="shorten or correct the request, or send fewer at once",
+                    f"{exc.message}. It answers other requests",
+                    hint="shorten or correct the request",
                 ) from exc
         finally:
             account.running -= 1
 
     async def _works(self, url: str, model: str) -> bool:
-        """Return whether the endpoint answers a request of the host, or limits it."""
+        """Return whether the endpoint answers a request of the host."""
         body = pydantic_core.to_json({**_OWN_REQUEST, "model": model})
         try:
             async with asyncio.timeout(_OWN_REQUEST_S):
                 await self._sent(url, body, _Account())
-        except TimeoutError:
+        except (TimeoutError, RequestFailed):
             return False
-        except RequestFailed as exc:
-            return exc.is_limited
         except ConfigError:  # any answer, a refusal too, shows that it works
             return True
         return True

@@ -53,9 +53,6 @@ _IMAGES: Final = {
     b"RIFF....WEBP": "image/webp",
 }
 """Images that endpoints read, by their first bytes; a dot is any byte."""
-LIMITED_PAUSE_S: Final = 60.0
-"""After that, a limit of tokens per minute refuses a request only if it exceeds the limit alone, or
-if others use it up."""
 ChatMessage = dict[str, Any]
 
 
@@ -86,7 +83,7 @@ class Filtered(Exception):
 
 
 class EndpointLimited(EndpointUnavailable):
-    """The endpoint limits requests or tokens."""
+    """The endpoint limits requests, whatever is in them."""
 
 
 class ChatModel(Protocol):
@@ -293,21 +290,16 @@ class _Conversation:
         """
         try:
             return await self._model.complete(self._messages, self._tools.listed)
-        except (ContextFull, Filtered):
+        except (ContextFull, Filtered, EndpointLimited):
             raise
-        except Exception as exc:
+        except Exception:
             if len(self._messages) == len(self._opening) or not await self._answers_opening():
                 raise
-            is_limited = isinstance(exc, EndpointLimited)
-        if is_limited:
-            await asyncio.sleep(LIMITED_PAUSE_S)
         try:  # once more: the model may have worked again only now
             return await self._model.complete(self._messages, self._tools.listed, is_check=True)
-        except (ContextFull, Filtered):
+        except (ContextFull, Filtered, EndpointLimited):
             raise
         except Exception as exc:
-            if isinstance(exc, EndpointLimited) and not is_limited:
-                raise
             said = exc.message if isinstance(exc, AenvError) else f"{type(exc).__name__}: {exc}"
             raise ConversationRefused(
                 f"the model fails at this conversation, and answers its opening: {said}",
