@@ -529,7 +529,8 @@ class HubCore(StoredEnvironments, Leases):
         leases = await self.leases(LeaseQuery(limit=1))
         return {
             "redis": self._where,
-            "redis_version": facts.get("valkey_version") or facts["redis_version"],
+            # A client of Redis takes a version of two parts for a number.
+            "redis_version": str(facts.get("valkey_version") or facts["redis_version"]),
             "append_only": bool(facts.get("aof_enabled")),
             "memory_bytes": facts.get("used_memory", 0),
             "redis_uptime_s": facts.get("uptime_in_seconds", 0),

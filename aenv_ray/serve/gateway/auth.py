@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from aenv_ray.bounded_cache import BoundedCache
 from aenv_ray.clock import Clock
-from aenv_ray.errors import FabricUnavailable, Forbidden, RateLimited, Unauthorized
+from aenv_ray.errors import AenvError, Forbidden, RateLimited, Unauthorized
 from aenv_ray.hub.api import Hub
 from aenv_ray.hub.records import Lease, Role, TokenRecord, unknown_instance
 
@@ -133,7 +133,8 @@ class HubAuthenticator:
     async def check_again(self, request: HTTPConnection) -> None:
         """Check that the token of a request that was admitted is still valid.
 
-        Does nothing if the hub does not answer: what was admitted does not depend on it. Requests
+        Does nothing if the hub does not answer, or cannot use its Redis: what was admitted does not
+        depend on it, and a caller would repeat a call whose result is withheld. Requests
         with an address of an earlier version have no token.
 
         Raises:
@@ -148,7 +149,7 @@ class HubAuthenticator:
             try:
                 async with asyncio.timeout(AGAIN_S):
                     known = (await self._look_up_once(key, find),)
-            except (FabricUnavailable, TimeoutError):
+            except (AenvError, TimeoutError):
                 return
         if known[0] is None:
             raise invalid_token()

@@ -29,13 +29,14 @@ from aenv_ray.ids import InstanceId, environment_part, instance_ids
 from aenv_ray.models import InstanceStatus
 from aenv_ray.serve.gateway.membership import Membership
 
-KEY_TTL_S: Final = 24 * 3600.0
-"""How long an idempotency key is remembered."""
+KEY_TTL_S: Final = 3600.0
+"""How long an idempotency key is remembered: clients send one with every create, and repeat a
+request within minutes."""
 FAILED_TTL_S: Final = 300.0
 """How long the key of a create that failed is remembered."""
-MAX_KEYS: Final = 100_000
-"""How many keys the hub holds of an owner: its memory is that of all owners, and no quota counts
-creates whose instances have ended."""
+MAX_KEYS: Final = 200_000
+"""How many keys the hub holds of an owner, about 50 for each second: its memory is that of all
+owners, and no quota counts creates whose instances have ended."""
 _FULL_RETRY_S: Final = 60.0
 _POLL_S: Final = 0.2
 _MAX_WAIT_S: Final = 60.0
@@ -272,9 +273,10 @@ def _group(owner: str) -> KeyGroup:
 
 def _too_many(owner: str) -> CapacityExceeded:
     return CapacityExceeded(
-        f"{owner} has used {MAX_KEYS} Idempotency-Keys in {KEY_TTL_S / 3600:g} hours",
+        f"{owner} has used {MAX_KEYS} Idempotency-Keys within an hour",
         retry_after_s=_FULL_RETRY_S,
-        hint="create without a key; such a create is undone when its client disconnects",
+        hint="create several instances with one request, or create without a key; such a create is "
+        "undone when its client disconnects",
     )
 
 

@@ -154,7 +154,8 @@ class McpProxy:
         """Run a call, send its progress, and return the result as JSON text.
 
         Raises:
-            Unauthorized: The token of the request is no longer valid; the call is cancelled.
+            Unauthorized: The token of the request is no longer valid. The call is cancelled, unless
+                it has a call id: then it continues, for another token of its owner to ask for.
         """
         async with contextlib.aclosing(self._calls.follow(call, name, disconnect)) as rounds:
             async for news in rounds:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from aenv_ray.errors import FabricUnavailable, RateLimited, Unauthorized
+from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, RateLimited, Unauthorized
 from aenv_ray.hub.records import Role, TokenRecord
 from aenv_ray.serve.gateway import auth
 from aenv_ray.serve.gateway.auth import HubAuthenticator, RequestRate, bearer_of
@@ -117,9 +117,16 @@ async def test_an_admitted_request_is_refused_once_its_token_is_revoked(hub: Any
     await authenticate.check_again(request(None))  # an address of an earlier version
 
 
-@pytest.mark.parametrize("is_silent", [True, False])
+@pytest.mark.parametrize(
+    ("failure", "is_silent"),
+    [
+        (FabricUnavailable("away"), True),
+        (FabricUnavailable("away"), False),
+        (ConfigError("Redis refuses the password", hint="set AENV_REDIS_PASSWORD"), False),
+    ],
+)
 async def test_an_admitted_request_does_not_need_the_hub(
-    hub: Any, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+    hub: Any, failure: AenvError, is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its result is not lost, and comes although the hub waits for its Redis."""
     clock = FakeClock()
@@ -128,7 +135,7 @@ async def test_an_admitted_request_does_not_need_the_hub(
     admitted = request("good")
     await authenticate(admitted)
     clock.advance(2.1)
-    hub.failure = FabricUnavailable("away")
+    hub.failure = failure
     if is_silent:
         hub.gate.clear()
     async with asyncio.timeout(30):
