@@ -22,6 +22,7 @@ from aenv_ray.cli.terminal.options import (
     with_gateway,
 )
 from aenv_ray.cli.terminal.output import Columns, moment, show, show_rows, size
+from aenv_ray.cli.terminal.output_files import OverwriteOption, check_new
 from aenv_ray.errors import BackupInvalid, ConfigError
 from aenv_ray.units import counted
 
@@ -81,6 +82,7 @@ def audit(
 @hub.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New file; - for stdout.")],
+    force: OverwriteOption = False,
     output: OutputOption = None,
 ) -> None:
     """Write what the hub stores to a file, even while it is in use.
@@ -98,6 +100,7 @@ def backup(
     from aenv_ray.config import settings
     from aenv_ray.hub import backup as backups
 
+    check_new(file, force=force)
     with _written(file) as target:
         summary = asyncio.run(backups.write_backup(settings(), target))
     console.say(f"backed up {_content(summary)}")

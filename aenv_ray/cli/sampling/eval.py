@@ -12,6 +12,7 @@ from aenv_ray.cli.sampling import options
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption, with_options
 from aenv_ray.cli.terminal.output import Columns, Format, chosen, show, show_rows
+from aenv_ray.cli.terminal.output_files import OverwriteOption
 from aenv_ray.errors import AenvError, ConfigError
 from aenv_ray.units import counted
 
@@ -40,7 +41,7 @@ def evaluate(  # each is an option
     out: Annotated[
         Path | None, typer.Option("--out", help="Directory for the episodes and results.json.")
     ] = None,
-    force: options.OverwriteOption = False,
+    force: OverwriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Same as -o json.")] = False,
     output: OutputOption = None,
 ) -> None:

@@ -51,7 +51,6 @@ SamplesPerTaskOption = Annotated[
 RunnersOption = Annotated[
     str, typer.Option("--runners", help="Where the policy runs: nodes, driver or auto.")
 ]
-OverwriteOption = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 InfraRetriesOption = Annotated[
     int, typer.Option("--infra-retries", min=0, help="Retries after infrastructure failures.")
 ]

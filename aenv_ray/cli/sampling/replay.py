@@ -21,6 +21,7 @@ from aenv_ray.cli.terminal.options import (
     with_options,
 )
 from aenv_ray.cli.terminal.output import Format, chosen, show
+from aenv_ray.cli.terminal.output_files import OverwriteOption, check_new
 from aenv_ray.errors import ConfigError
 from aenv_ray.units import counted
 
@@ -108,6 +109,7 @@ def rescore(
     replaying: ReplayOptions,
     path: RecordArgument,
     out: Annotated[Path, typer.Option("--out", help="Output file, JSON Lines.")],
+    force: OverwriteOption = False,
     environment: RecordedEnvironmentOption = None,
     output: OutputOption = None,
 ) -> None:
@@ -124,9 +126,10 @@ def rescore(
     """
     from aenv_ray.sampling.replay import reasons
     from aenv_ray.trajectories import EpisodeStatus
+    from aenv_ray.trajectories.shards import check_output
 
-    if out.exists():
-        raise ConfigError(f"{out} already exists", hint="choose another --out")
+    check_new(out, force=True, source=path)
+    check_output(out, overwrite=force, hint="overwrite with --force, or choose another --out")
     played = _play(path, environment, replaying.settings, output, out)
     void = {one.index for one in played.episodes() if one.status is EpisodeStatus.INFRA_FAILED}
     before = {one.index: one.reward for one in played.originals}

@@ -19,6 +19,7 @@ from aenv_ray.cli.terminal.options import (
     with_options,
 )
 from aenv_ray.cli.terminal.output import Format, chosen, show
+from aenv_ray.cli.terminal.output_files import OverwriteOption
 
 if TYPE_CHECKING:
     from aenv_ray.sampling import Episode
@@ -81,7 +82,7 @@ def sample(  # noqa: PLR0913, PLR0917  # each is an option
     out: Annotated[Path, typer.Option("--out", help="JSON Lines file, or a directory.")] = Path(
         "episodes.jsonl"
     ),
-    force: options.OverwriteOption = False,
+    force: OverwriteOption = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue: run the episodes that the file lacks.")
     ] = False,

@@ -13,8 +13,7 @@ from aenv_ray.cli.sampling.options import ConcurrencyOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import EngineOption, OutputOption, SampledArgument
 from aenv_ray.cli.terminal.output import Format, chosen, show, table
-from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
+from aenv_ray.cli.terminal.output_files import OverwriteOption, check_new, write_text
 from aenv_ray.units import counted
 
 if TYPE_CHECKING:
@@ -61,6 +60,7 @@ def synthesize(
     report: Annotated[
         Path | None, typer.Option("--report", help="File for the report, JSON.")
     ] = None,
+    force: OverwriteOption = False,
     concurrency: ConcurrencyOption = "16",
     engine: EngineOption = None,
     output: OutputOption = None,
@@ -80,8 +80,9 @@ def synthesize(
     from aenv_ray.sampling import load_tasks
     from aenv_ray.sampling.synthesis import Synthesizer
 
-    if out.exists():
-        raise ConfigError(f"{out} already exists", hint="choose another --out")
+    for file in (out, report):
+        if file is not None:
+            check_new(file, force=force)
     quiet = chosen(output) is not Format.TABLE
 
     def play(sampling: Sampling) -> None:
@@ -102,9 +103,9 @@ def synthesize(
         driver_api.init()
         found = synthesizer.check(proposals).recordable()
     lines = "".join(f"{one.model_dump_json(exclude_defaults=True)}\n" for one in found.kept)
-    _write(out, lines)
+    write_text(out, lines)
     if report is not None:
-        _write(report, found.model_dump_json(indent=2) + "\n")
+        write_text(report, found.model_dump_json(indent=2) + "\n")
     show(found.model_dump(mode="json"), output, _table(found))
     console.say(f"{counted(len(found.kept), 'task')} written to {out}")
     if not found.kept:
@@ -131,12 +132,3 @@ def _table(found: Synthesis) -> str:
         ]
         lines += ["", table(rows, ("PROPOSAL", "TASK", "DROPPED FOR", "FOUND"))]
     return "\n".join(lines)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text, mode=0o644)
-    except OSError as exc:
-        raise ConfigError(
-            f"{path} cannot be written: {exc.strerror}", hint="choose another file"
-        ) from exc

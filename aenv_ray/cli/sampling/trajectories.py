@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from aenv_ray.cli.sampling.options import OverwriteOption
 from aenv_ray.cli.terminal import console
 from aenv_ray.cli.terminal.options import OutputOption
 from aenv_ray.cli.terminal.output import Columns, Format, pairs, show, show_done, show_rows
+from aenv_ray.cli.terminal.output_files import OverwriteOption, check_new, write_text, writing
 from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
 from aenv_ray.units import counted
 
 if TYPE_CHECKING:
@@ -293,7 +291,7 @@ def filter_(  # each is an option
             raise typer.BadParameter(
                 f"{name!r} is none of {', '.join(known)}", param_hint="--status"
             )
-    _check_out(out, path, force=force)
+    check_new(out, force=force, source=path)
 
     def matches(episode: Episode) -> bool:
         reward = episode.reward
@@ -309,10 +307,10 @@ def filter_(  # each is an option
     kept = [episode for episode in everything if matches(episode)]
     _copy_attachments(everything, kept, out)
     if out.suffix == ".parquet":
-        with _writing(out):
+        with writing(out):
             arrow.write_parquet(kept, out)
     else:
-        _write(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
+        write_text(out, "".join(f"{episode.model_dump_json()}\n" for episode in kept))
     console.say(f"{len(kept)} of {counted(len(everything), 'episode')} written to {out}")
     show_done({"path": str(out), "episodes": len(kept)}, output)
 
@@ -339,7 +337,7 @@ def _copy_attachments(source: Trajectories, episodes: Iterable[Episode], out: Pa
                 raise
             missing.append(exc.message)
             continue
-        with _writing(out):
+        with writing(out):
             files.write({digest: content})
     if missing:
         console.say(f"lists of tools that are not in the output: {len(missing)}; {missing[0]}")
@@ -372,7 +370,7 @@ def export(
     """
     from aenv_ray.trajectories import export as exports
 
-    _check_out(out, path, force=force)
+    check_new(out, force=force, source=path)
     episodes, found = _read(path), dict[str, Any]()
     if form is Export.STEPS:
         count = _export_steps(episodes, out)
@@ -387,7 +385,7 @@ def export(
             why = next(iter(tools.missing.values()))
             console.say(f"lists of tools that are not in the rows: {len(tools.missing)}; {why}")
         rows = [one for one in chosen if not isinstance(one, exports.NoPair)]
-        _write(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+        write_text(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
         count = len(rows)
         if form is Export.PREFERENCES:
             found["without_pair"] = Counter(
@@ -405,14 +403,14 @@ def _export_steps(episodes: Iterable[Episode], out: Path) -> int:
 
     rows = list(step_rows(episodes))
     if out.suffix == ".parquet":
-        with _writing(out):
+        with writing(out):
             arrow.write_steps(rows, out)
         return len(rows)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, STEP_COLUMNS)
     writer.writeheader()
     writer.writerows(rows)
-    _write(out, text.getvalue())
+    write_text(out, text.getvalue())
     return len(rows)
 
 
@@ -432,9 +430,9 @@ def report(
     """
     from aenv_ray.trajectories.report import report as rendered
 
-    _check_out(out, path, force=force)
+    check_new(out, force=force, source=path)
     episodes = _read(path)
-    _write(out, rendered(list(episodes), path.name))
+    write_text(out, rendered(list(episodes), path.name))
     console.say(f"report of {counted(len(episodes), 'episode')} written to {out}")
     show_done({"path": str(out), "episodes": len(episodes)}, output)
 
@@ -450,48 +448,3 @@ def schema(output: OutputOption = None) -> None:
 
     found = json_schema()
     show(found, output, json.dumps(found, indent=2))
-
-
-def _check_out(out: Path, source: Path, *, force: bool) -> None:
-    """Check that a file may be written, before anything is read.
-
-    Raises:
-        ConfigError: It is the file that is read or a file in that directory, or it has content and
-            `force` is false.
-    """
-    if not out.is_file():
-        return  # new, or not a regular file, such as a pipe
-    inputs = source.rglob("*") if source.is_dir() else [source]
-    if any(one.is_file() and one.samefile(out) for one in inputs):
-        raise ConfigError(
-            f"{out} is the input, or a part of it", hint="choose another file with --out"
-        )
-    if out.stat().st_size and not force:
-        raise ConfigError(
-            f"{out} already exists",
-            hint="choose another file with --out, or overwrite it with --force",
-        )
-
-
-def _write(out: Path, text: str) -> None:
-    """Write a file atomically, or into what is not a regular file, such as a pipe.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    data = text.encode("utf-8", "replace")
-    with _writing(out):
-        if out.exists() and not out.is_file():
-            out.write_bytes(data)
-        else:
-            write_atomically(out, data, mode=0o644)
-
-
-@contextlib.contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise ConfigError(
-            f"{out} cannot be written: {exc.strerror or exc}", hint="choose another file with --out"
-        ) from exc

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.cli.hub import _read, _written
+from aenv_ray.cli.main import main
 from aenv_ray.errors import ConfigError
 
 
@@ -46,3 +47,15 @@ def test_a_pipe_such_as_the_output_of_a_decryption_can_be_read_twice() -> None:
             assert source.read() == b"decrypted"
     finally:
         os.close(reader)
+
+
+def test_a_backup_replaces_no_file_unless_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hub.tar"
+    file.write_bytes(b"of yesterday")
+    assert main(["hub", "backup", str(file)]) == 3
+    said = capsys.readouterr().err
+    assert "already exists" in said
+    assert "--force" in said
+    assert file.read_bytes() == b"of yesterday"

@@ -123,6 +123,37 @@ def test_a_file_is_only_overwritten_if_asked_for(
     assert out.read_bytes() != b"mine"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rescore", "RUN", "--out", "FILE"],
+        ["synthesize", "code", "--generator", "RUN", "--out", "FILE"],
+        ["synthesize", "code", "--generator", "RUN", "--out", "new.jsonl", "--report", "FILE"],
+    ],
+)
+def test_commands_that_play_overwrite_a_file_only_if_asked_to(
+    run: Path, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They say so before anything starts."""
+    file = tmp_path / "of_yesterday.jsonl"
+    file.write_bytes(run.read_bytes())
+    paths = {"RUN": str(run), "FILE": str(file)}
+    assert main([paths.get(word, word) for word in command]) == 3
+    said = capsys.readouterr().err
+    assert "already" in said
+    assert "--force" in said
+    assert file.read_bytes() == run.read_bytes()
+
+
+def test_rescored_episodes_never_replace_the_recorded_ones(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run.read_bytes()
+    assert main(["rescore", str(run), "--out", str(run), "--force"]) == 3
+    assert "is the input" in capsys.readouterr().err
+    assert run.read_bytes() == before
+
+
 @pytest.mark.parametrize("words", WRITING)
 @pytest.mark.parametrize("name", ["run.jsonl", "link.jsonl", "shards/driver-00000.jsonl"])
 def test_no_command_overwrites_its_input(
