@@ -18,7 +18,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
@@ -239,6 +239,14 @@ class LiveEpisode:
 
         await self.on_pool(self._acting(record))
 
+    async def record_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Put the tools that the model has, in OpenAI's format, into the record."""
+
+        async def record(env: EpisodeEnv) -> None:
+            env.record_tools(tools)
+
+        await self.on_pool(self._acting(record))
+
     async def record_policy_version(self, version: int) -> None:
         """Add the version of the weights that wrote the next tokens to the record.
 
@@ -290,6 +298,7 @@ class SyncEpisode:
     read_file = blocking(LiveEpisode.read_file)
     write_file = blocking(LiveEpisode.write_file)
     record_message = blocking(LiveEpisode.record_message)
+    record_tools = blocking(LiveEpisode.record_tools)
     finish = blocking(LiveEpisode.finish)
     abandon = blocking(LiveEpisode.abandon)
 

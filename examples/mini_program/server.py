@@ -137,9 +137,6 @@ class AgentEnv:
         if message.get("role") == "assistant" and message.get("content"):
             self._feed.say("agent", text=str(message["content"]))
 
-    def record_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Show nothing: they are the same in each turn."""
-
     def record_usage(self, **usage: Any) -> None:
         """Show what the answer cost."""
         self._feed.say("usage", **{name: value for name, value in usage.items() if value})

@@ -243,7 +243,9 @@ class _Conversation:
 
     async def play(self) -> ChatMessage:
         self._tools = OpenAIToolNames(await self._env.list_tools())
-        self._env.record_tools(self._tools.listed)
+        # Programs also play on environments of their own, which need not have a record of tools.
+        if (record_tools := getattr(self._env, "record_tools", None)) is not None:
+            record_tools(self._tools.listed)
         for message in self._opening:
             self._say(message)
         turns = 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,6 +23,7 @@ from aenv_ray.integrations.episodes import (
     _Version,
 )
 from aenv_ray.sampling import Task
+from aenv_ray.sampling.episode_env import EpisodeEnv, EpisodeLog
 from aenv_ray.trajectories.schema import Episode, EpisodeStatus
 
 
@@ -49,6 +52,33 @@ async def test_an_episode_of_a_closed_pool_is_released() -> None:
         await live.finish()
     with pytest.raises(InstanceReleased, match="closed"):
         SyncEpisode(live, loop).finish()
+
+
+async def test_what_a_trainer_tells_its_model_is_recorded() -> None:
+    loop, log = LoopThread("pool"), EpisodeLog()
+    instance: Any = SimpleNamespace(handle=SimpleNamespace(instance_id="fake-1"))
+    live = LiveEpisode("fake", Task(id="t"), loop, _Version())
+
+    async def begin() -> None:
+        async def playing() -> Episode:
+            await live.hand_to_trainer(EpisodeEnv(instance, log))
+            return await _never()
+
+        live.play(playing())
+        await live.begun()
+
+    await asyncio.to_thread(loop.wait, begin())
+    await live.record_message({"role": "user"})
+    await live.record_tools([{"type": "function"}])
+    recorded = log.tools
+    SyncEpisode(live, loop).record_tools([{"type": "custom"}])
+    await live.abandon()
+    await asyncio.to_thread(loop.close)
+    assert log.messages == [{"role": "user"}]
+    assert recorded is not None
+    assert json.loads(log.contents[recorded.digest]) == [{"type": "function"}]
+    assert log.tools is not None
+    assert json.loads(log.contents[log.tools.digest]) == [{"type": "custom"}]
 
 
 @pytest.mark.parametrize(

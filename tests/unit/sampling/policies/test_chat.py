@@ -8,7 +8,7 @@ import hashlib
 import json
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -163,6 +163,36 @@ def test_the_tools_that_the_model_had_are_recorded_as_one_attachment() -> None:
     assert recorded is not None
     assert recorded.media_type == "application/json"
     assert json.loads(first.log.contents[recorded.digest]) == endpoint.requests[0]["tools"]
+
+
+class _OwnEnvironment:
+    """An environment of a program that plays without `sample`."""
+
+    def __init__(self) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+
+    async def list_tools(self) -> list[dict[str, Any]]:
+        return await FakeInstance().list_tools()
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any] | None = None, timeout_s: float = 60.0
+    ) -> ToolResult:
+        return await FakeInstance().call_tool(name, arguments, timeout_s)
+
+    def record_message(self, message: Mapping[str, Any]) -> None:
+        self.messages.append(message)
+
+    def record_usage(self, **usage: Any) -> None:
+        """Nobody counts it."""
+
+
+def test_an_environment_of_a_program_needs_no_record_of_tools() -> None:
+    env = _OwnEnvironment()
+    with serving(completion(None, tool_call("add", {"a": 1})), completion("2")) as endpoint:
+        policy = OpenAIPolicy("m", base_url=endpoint.url)
+        output = asyncio.run(policy(cast("EpisodeEnv", env), TASK))
+    assert output["stop"] == "answered"
+    assert [one["content"] for one in env.messages if one["role"] == "tool"] == ["2"]
 
 
 def test_a_streamed_conversation_is_the_same() -> None:
