@@ -57,8 +57,8 @@ class VectorEnvironment:
         self._calls: list[AsyncEnvHandle] = []
         self._pending: dict[asyncio.Future[StepOutcome], int] = {}
         """Calls of `send` without the outcome that `recv` returns, with their instances."""
-        self._stepping: set[int] = set()
-        """The instances that steps under way call."""
+        self._stepping: dict[int, asyncio.Task[Any]] = {}
+        """The steps under way, by the instances that they call."""
         self._loop.wait(self._open())
 
     async def _open(self) -> None:
@@ -104,7 +104,7 @@ class VectorEnvironment:
         indices: Sequence[int] | None = None,
         timeout_s: float = STEP_TIMEOUT_S,
     ) -> list[StepOutcome]:
-        """As `step`; cancelling cancels the calls."""
+        """As `step`; cancelling cancels the calls, whose end the next step waits for."""
         self._check_open()
         step = self._step(tool, arguments, indices, timeout_s)
         return await self._loop.run(step)
@@ -116,8 +116,10 @@ class VectorEnvironment:
         indices: Sequence[int] | None,
         timeout_s: float,
     ) -> list[StepOutcome]:
-        chosen = self._chosen(arguments, indices)
-        self._stepping.update(chosen)
+        chosen = await self._chosen(arguments, indices)
+        step = asyncio.current_task()
+        assert step is not None
+        self._stepping |= dict.fromkeys(chosen, step)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -125,7 +127,8 @@ class VectorEnvironment:
                     for index, one in zip(chosen, arguments, strict=True)
                 ]
         finally:
-            self._stepping.difference_update(chosen)
+            for index in chosen:
+                del self._stepping[index]
         return [task.result() for task in tasks]
 
     async def _call(
@@ -167,7 +170,7 @@ class VectorEnvironment:
         """
         self._check_open()
         groups: dict[Any, list[tuple[int, bytes]]] = {}
-        for position, index in enumerate(self._loop.wait(self._checked(arguments, indices))):
+        for position, index in enumerate(self._loop.wait(self._chosen(arguments, indices))):
             handle, sent = self.handles[index], groups.setdefault(host_of(self.handles[index]), [])
             message = _message(handle, tool, arguments[position], timeout_s)
             sent.append((position, message))
@@ -178,11 +181,6 @@ class VectorEnvironment:
             found = [made] if len(sent) == 1 else made
             references |= {position: ref for (position, _), ref in zip(sent, found, strict=True)}
         return [references[position] for position in range(len(references))]
-
-    async def _checked(
-        self, arguments: Sequence[Arguments], indices: Sequence[int] | None
-    ) -> Sequence[int]:
-        return self._chosen(arguments, indices)
 
     # --- as they become ready -----------------------------------------------------------------
 
@@ -208,7 +206,8 @@ class VectorEnvironment:
         indices: Sequence[int] | None,
         timeout_s: float,
     ) -> None:
-        for index, one in zip(self._chosen(arguments, indices), arguments, strict=True):
+        chosen = await self._chosen(arguments, indices)
+        for index, one in zip(chosen, arguments, strict=True):
             task = asyncio.get_running_loop().create_task(self._call(index, tool, one, timeout_s))
             self._pending[task] = index
 
@@ -264,7 +263,7 @@ class VectorEnvironment:
             future.set_result(ready.outcome)
             self._pending[future] = ready.index
 
-    def _chosen(
+    async def _chosen(
         self, arguments: Sequence[Arguments], indices: Sequence[int] | None
     ) -> Sequence[int]:
         """Return the instances to call, after checking that they can be called."""
@@ -281,7 +280,12 @@ class VectorEnvironment:
                 f"{len(self.handles) - 1}",
                 hint="leave indices out for all instances",
             )
-        if busy := sorted(self._stepping.union(self._pending.values()).intersection(chosen)):
+        # The caller of a cancelled step cannot wait for the end of its calls.
+        steps = {self._stepping[index] for index in chosen if index in self._stepping}
+        if cancelled := [step for step in steps if step.cancelling()]:
+            await asyncio.wait(cancelled, timeout=STEP_TIMEOUT_S)
+        busy = sorted({*self._stepping, *self._pending.values()}.intersection(chosen))
+        if busy:
             raise ConfigError(
                 f"calls to the instances {busy} are under way",
                 hint="wait for the step that makes them, or recv() the outcomes of send() first",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from aenv_ray.actors.calls.handle import EnvHandle
+from aenv_ray.client.async_handle import AsyncEnvHandle
 from aenv_ray.client.loop_thread import LoopThread
-from aenv_ray.client.vector import Ready, VectorEnvironment
+from aenv_ray.client.vector import Ready, StepOutcome, VectorEnvironment
+from aenv_ray.errors import ConfigError
 from aenv_ray.models import ToolResult
 
 
@@ -83,6 +86,49 @@ def test_a_call_that_is_cancelled_before_its_result_gives_nothing_back(loop: Loo
     asyncio.run(main())
     loop.wait(asyncio.sleep(0))
     assert not given
+
+
+class _SlowToEnd:
+    """An instance whose first call waits for its cancellation; calls take a while to end."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.calls: list[str] = []
+
+    async def call_tool(self, tool: str, arguments: object, timeout_s: float) -> ToolResult:
+        self.calls.append(f"{tool} begins")
+        try:
+            if not self.began.is_set():
+                self.began.set()
+                await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            self.calls.append(f"{tool} ends")
+        return ToolResult(content=[], is_error=False)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_step_of_a_vector_waits_for_the_calls_of_a_cancelled_one(is_async: bool) -> None:
+    """Its caller has nothing else to wait for them."""
+    vector, instance = VectorEnvironment(()), _SlowToEnd()
+    vector.handles, vector._calls = (cast("EnvHandle", None),), [cast("AsyncEnvHandle", instance)]
+
+    async def main() -> list[StepOutcome]:
+        first = asyncio.create_task(vector.step_async("first", [None]))
+        await asyncio.to_thread(instance.began.wait, 10)
+        with pytest.raises(ConfigError, match=r"calls to the instances \[0\] are under way"):
+            vector.step("other", [None])
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        if is_async:
+            return await vector.step_async("second", [None])
+        return vector.step("second", [None])
+
+    (outcome,) = asyncio.run(main())
+    vector._loop.close()
+    assert isinstance(outcome, ToolResult)
+    assert instance.calls == ["first begins", "first ends", "second begins", "second ends"]
 
 
 def test_outcomes_of_a_vector_that_a_cancelled_recv_had_taken_are_received_next() -> None:
