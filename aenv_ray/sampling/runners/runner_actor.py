@@ -48,6 +48,10 @@ _SLOW_S: Final = 10.0
 _RETRY_S: Final = 60.0
 """A node on which a runner could not be opened, such as one with a full disk, is tried again after
 this long."""
+_PLACING_S: Final = 15.0
+"""A run that is to be near an actor without a node waits for its node for this long."""
+_PLACING_LOOK_S: Final = 1.0
+"""How often it looks meanwhile."""
 _CLOSE_S: Final = 70.0
 """Longer than a release may take."""
 _OWN_SETTINGS: Final = ("AENV_", "RAY_")
@@ -172,6 +176,8 @@ class RemoteRunner:
         self.name = name
         self.node = node
         self.queued = 0
+        self.is_open = False
+        """Whether it can play."""
         self._actor = actor
         self._gate = gate
 
@@ -269,7 +275,8 @@ async def _translated(reference: Any, what: str) -> Any:
 class NodeRunners:
     """One runner on each node that takes instances; see `Runners`.
 
-    With the option `near`, only on that node, unless it takes no instances now.
+    With the option `near`, only on that node, while it takes instances and can open a runner. When
+    its runner is open, those of other nodes leave, as after the actor that it is near has moved.
 
     Args:
         fabric: The connection.
@@ -287,7 +294,11 @@ class NodeRunners:
         self._opening: dict[asyncio.Task[RunnerLink | None], float] = {}
         """Runners that are being opened, with the time when that began."""
         self._again_at: dict[str, float] = {}
-        """When to try nodes again that could not open a runner."""
+        """The nodes that could not open a runner when last tried, and when to try them again."""
+        self._usable: set[str] = set()
+        """The nodes that may have a runner, as of the last look."""
+        self._placing_until: float | None = None
+        """How long to wait for the node of the actor that the run is to be near."""
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
 
@@ -304,6 +315,8 @@ class NodeRunners:
             logger.warning("new nodes cannot be looked for at the moment: %s", exc.message)
         await self._release_lost()
         left_s = max(0.0, deadline - loop.time())
+        if self._is_placing():
+            left_s = min(left_s, _PLACING_LOOK_S)
         if not self._opening:
             await asyncio.sleep(left_s)
             return []
@@ -331,22 +344,39 @@ class NodeRunners:
         draining = {node for node, facts in alive.items() if facts.is_draining}
         # Without another node, the runners of draining nodes stay: their creates wait for one.
         draining = draining if nodes else set()
-        self._leaving = {r.name for node, r in self._runners.items() if node in draining}
-        nodes = await self._preferred(nodes)
         # Where every node joins on demand, the creates of a first runner are that demand.
-        nodes = nodes or {ray_api.node_id()}
+        nodes = self._usable = nodes or {ray_api.node_id()}
+        near, is_there = await self._near(), False
+        if near is not None and near in nodes and near not in self._again_at:
+            nodes = {near}
+            is_there = near in self._runners and self._runners[near].is_open
+        self._leaving = {
+            runner.name
+            for node, runner in self._runners.items()
+            if node in draining or (is_there and node not in nodes)
+        }
         now = asyncio.get_running_loop().time()
+        if near != "":
+            self._placing_until = None
+        elif self._placing_until is None:
+            self._placing_until = now + _PLACING_S
+        if self._is_placing():
+            return []
         due = {node for node in nodes if now >= self._again_at.get(node, now)}
         return [self._started(node) for node in due - self._runners.keys()]
 
-    async def _preferred(self, nodes: set[str]) -> set[str]:
-        """Return the node that the run is to be near, if it is among these; else all of them."""
+    async def _near(self) -> str | None:
+        """Return the node that the run is to be near; empty for an actor without one."""
         near = self._setup.options.near
         if near is None:
-            return nodes
+            return None
         with ray_api.translated("looking for the node of an actor"):
-            node = await asyncio.to_thread(ray_api.node_of, near)
-        return {node} if node in nodes else nodes
+            return await asyncio.to_thread(ray_api.node_of, near)
+
+    def _is_placing(self) -> bool:
+        """Whether no runner is to be started, since the actor may soon have a node."""
+        until = self._placing_until
+        return until is not None and asyncio.get_running_loop().time() < until
 
     def _started(self, node: str) -> RemoteRunner:
         name = f"runner-{node[:8]}-{new_call_id()[:8]}"
@@ -361,7 +391,7 @@ class NodeRunners:
         Raises:
             ConfigError: It cannot load the policy, which ends the run.
             FabricUnavailable: This process has disconnected.
-            AenvError: As None, but there is no other runner.
+            AenvError: As None, but there is no other runner, and no other node to try.
         """
         try:
             await runner.open()
@@ -369,16 +399,21 @@ class NodeRunners:
             runner.kill()
             if isinstance(exc, ConfigError) or self._fabric.gate.is_closed:
                 raise
+            again_at = asyncio.get_running_loop().time()
             if not isinstance(exc, RunnerLost | FabricUnavailable):
-                if len(self._runners) == 1:
+                others = self._runners.keys() | (self._usable - self._again_at.keys())
+                if others == {runner.node}:
                     raise
-                self._again_at[runner.node] = asyncio.get_running_loop().time() + _RETRY_S
+                again_at += _RETRY_S
+            self._again_at[runner.node] = again_at
             logger.warning("no runner on node %s: %s", runner.node[:8], exc)
             del self._runners[runner.node]
             return None
         except BaseException:
             runner.kill()
             raise
+        self._again_at.pop(runner.node, None)
+        runner.is_open = True
         return runner
 
     def leaving(self) -> set[str]:

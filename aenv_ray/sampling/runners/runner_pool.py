@@ -78,7 +78,10 @@ class Runners(Protocol):
         """How many further runners are likely to be there in a few seconds."""
 
     def leaving(self) -> set[str]:
-        """Return the names of the runners whose nodes are to be stopped, as of the last `new`."""
+        """Return the names of the runners that are to get no more tasks, as of the last `new`.
+
+        Their nodes are to be stopped, or the run has a runner where it is to be played.
+        """
 
     async def lost(self, runner: RunnerLink) -> None:
         """Clean up after a lost runner; it may get a successor."""
@@ -250,12 +253,15 @@ class RunnerPool:
             return []
 
     def _note_leaving(self) -> None:
-        """Have the runners of draining nodes return the tasks that they have not begun."""
+        """Have the runners that leave return the tasks that they have not begun."""
         leaving = self._runners.leaving()
         for member in self._members.values():
             if member.link.name in leaving and not member.is_leaving:
                 member.is_leaving = True
-                logger.info("the runner %s leaves: its node is being drained", member.link.name)
+                logger.info(
+                    "the runner %s leaves: its node is being drained, or another node is preferred",
+                    member.link.name,
+                )
                 self._start(self._take_back(member, self._assignments.count(member.link.name)))
 
     async def _follow(self, member: _Member) -> None:

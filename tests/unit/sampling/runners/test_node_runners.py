@@ -15,6 +15,7 @@ from aenv_ray.actors.ray_shell import ray_api
 from aenv_ray.errors import AenvError, ConfigError, FabricUnavailable, SandboxStartFailed
 from aenv_ray.sampling.runners import runner_actor
 from aenv_ray.sampling.runners.runner_actor import NodeRunners, RemoteRunner
+from aenv_ray.sampling.runners.runner_pool import RunnerLost
 
 FULL = SandboxStartFailed("the directory cannot be written now")
 AWAY = FabricUnavailable("the controller is away")
@@ -24,13 +25,16 @@ class _Nodes:
     """Nodes on which a runner opens, or raises an error."""
 
     def __init__(self) -> None:
-        self.errors: dict[str, AenvError | None] = {}
+        self.errors: dict[str, Exception | None] = {}
+        self.may_open = asyncio.Event()
+        self.may_open.set()
         self.tried: list[str] = []
         self.killed: list[Any] = []
 
     async def open(self, runner: RemoteRunner) -> None:
         self.tried.append(runner.node)
         await asyncio.sleep(0)
+        await self.may_open.wait()
         if error := self.errors[runner.node]:
             raise error
 
@@ -140,4 +144,79 @@ async def test_a_run_is_played_elsewhere_if_its_node_takes_no_instances(nodes: _
     assert await _opened(runners) == set(nodes.errors)
     nodes.errors[HERE] = None
     assert await _opened(runners) == {HERE}
+    await runners.close()
+
+
+@pytest.mark.parametrize("error", [FULL, AWAY, RunnerLost("no answer within 120 s")])
+async def test_a_run_is_played_elsewhere_while_its_node_cannot_open_a_runner(
+    nodes: _Nodes, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Once it can, the other runners leave."""
+    nodes.errors = {HERE: error, OTHER: None}
+    runners = _runners(HERE)
+    assert await _opened(runners) == set()
+    assert await _opened(runners) == {OTHER}
+    assert not runners.leaving()
+    nodes.errors[HERE] = None
+    monkeypatch.setattr(runners, "_again_at", {HERE: 0.0})
+    assert await _opened(runners) == {HERE}
+    assert _leaving(runners) == {OTHER}
+    await runners.close()
+
+
+async def test_the_error_of_all_nodes_ends_a_run_that_is_to_be_near_one(nodes: _Nodes) -> None:
+    nodes.errors = {HERE: FULL, OTHER: FULL}
+    runners = _runners(HERE)
+    assert await _opened(runners) == set()
+    with pytest.raises(SandboxStartFailed, match="cannot be written"):
+        await _opened(runners)
+
+
+def _leaving(runners: NodeRunners) -> set[str]:
+    return {node for node, one in runners._runners.items() if one.name in runners.leaving()}
+
+
+class _Trainer:
+    """An actor without a node at first."""
+
+    _actor_id = "trainer"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = ""
+        monkeypatch.setattr(ray_api, "node_of", lambda actor: actor.node)
+
+
+async def test_a_run_follows_the_actor_that_it_is_near(
+    nodes: _Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer is placed only after `sample` has begun, and may restart on another node."""
+    trainer = _Trainer(monkeypatch)
+    nodes.errors = {HERE: None, OTHER: None, "c" * 56: None}
+    runners = _runners(trainer)
+    assert await _opened(runners) == set(), "it may soon have a node"
+    trainer.node = HERE
+    assert await _opened(runners) == {HERE}
+    trainer.node = ""
+    assert await _opened(runners) == set()
+    trainer.node = OTHER
+    nodes.may_open.clear()
+    assert await runners.new(0.05) == await runners.new(0.05) == []
+    assert not runners.leaving(), "nobody else plays yet"
+    nodes.may_open.set()
+    assert await _opened(runners) == {OTHER}
+    assert _leaving(runners) == {HERE}
+    await runners.close()
+
+
+async def test_a_run_does_not_wait_for_ever_for_the_node_of_an_actor(
+    nodes: _Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_actor, "_PLACING_S", 0.0)
+    trainer = _Trainer(monkeypatch)
+    nodes.errors = {HERE: None, OTHER: None}
+    runners = _runners(trainer)
+    assert await _opened(runners) == {HERE, OTHER}
+    trainer.node = OTHER
+    assert await _opened(runners) == set()
+    assert _leaving(runners) == {HERE}
     await runners.close()
