@@ -121,10 +121,16 @@ class Assignments:
         """Whether every task that was given out is finished."""
         return not self._groups and not self.returned and not self.suspects
 
-    @property
-    def has_lost(self) -> bool:
-        """Whether a task whose runner was lost is unfinished."""
-        return bool(self._lost)
+    def has_lost(self, runner: str) -> bool:
+        """Whether a runner has an unfinished task with which another one was lost."""
+        given = self._given.get(runner)
+        return given is not None and not given.keys().isdisjoint(self._lost)
+
+    def were_lost(self, groups: Iterable[Group]) -> bool:
+        """Whether a runner was lost with an unfinished task of these groups."""
+        return bool(self._lost) and any(
+            one.index in self._lost for group in groups for one in group.members
+        )
 
     def finish(self, runner: str, index: int) -> bool:
         """Note that a runner has played a task; False if it is not that runner's any more."""

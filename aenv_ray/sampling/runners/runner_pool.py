@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import itertools
 import logging
 import math
 import time
@@ -377,7 +378,7 @@ class RunnerPool:
         """Divide groups among the runners that have room; return those for which there is none."""
         rooms = [
             (-room, n, member, share)
-            for n, (member, share, room) in enumerate(self._rooms())
+            for n, (member, share, room) in enumerate(self._rooms(groups))
             if room > 0
         ]
         heapq.heapify(rooms)
@@ -509,17 +510,28 @@ class RunnerPool:
             left -= max(0, shares[member] - playing[member])
         return shares
 
-    def _rooms(self) -> list[tuple[_Member, int, int]]:
-        """Return for each runner how many episodes it may play, and how many more it may get."""
+    def _rooms(self, groups: Sequence[Group] = ()) -> list[tuple[_Member, int, int]]:
+        """Return for each runner how many episodes it may play, and how many more it may get.
+
+        Args:
+            groups: They are handed out next, before those that were returned.
+        """
         # The last tasks are those that a slow runner has returned, or a lost one has left. If one
         # of these ends its next runner, it must be known whether that had begun it.
-        may_be_ahead = self._may_read_ahead and self._has_more and not self._assignments.has_lost
+        assignments = self._assignments
+        may_be_ahead = (
+            self._may_read_ahead
+            and self._has_more
+            and not assignments.were_lost(itertools.chain(groups, assignments.returned))
+        )
         rooms = []
         for member, share in self._shares().items():
             if self._is_kept_apart(member):
                 continue
-            most = share + member.ahead() if may_be_ahead and share else share
-            rooms.append((member, share, most - self._assignments.count(member.link.name)))
+            name, most = member.link.name, share
+            if may_be_ahead and share and not assignments.has_lost(name):
+                most += member.ahead()
+            rooms.append((member, share, most - assignments.count(name)))
         return rooms
 
     def _is_kept_apart(self, member: _Member) -> bool:

@@ -133,7 +133,7 @@ def test_a_batch_that_loses_its_runner_is_halved_until_one_group_was_alone() -> 
     assert sizes == [5, 2, 3, 1, 2, 1, 1]
     assert lost == [3]
     assert assignments.is_empty
-    assert not assignments.has_lost
+    assert not assignments.has_lost("b")
 
 
 def _indices(group: Group) -> list[int]:

@@ -434,6 +434,37 @@ async def test_tasks_that_always_end_their_runner_void_no_others(
     assert {one.attempts for one in episodes if one.index in void} == {3}
 
 
+async def test_only_runners_with_tasks_of_lost_ones_get_none_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a long task of a lost runner would slow down all others until it has finished."""
+    monkeypatch.setattr(_Member, "ahead", lambda member: 4)
+    pool = RunnerPool(
+        _FakeRunners(), _tasks(0), lambda _: None, _always,
+        concurrency=_fixed(4), most_attempts=3,
+    )  # fmt: skip
+    members = {name: _Member(_FakeRunner(name, _at_once)) for name in ("a", "b")}
+    pool._members.update(members)
+    groups, assignments = _groups(9, 1), pool._assignments
+
+    def rooms() -> dict[str, int]:
+        return {member.link.name: room for member, _, room in pool._rooms()}
+
+    assert rooms() == {"a": 6, "b": 6}
+    assignments.give("gone", groups[0])
+    assert not assignments.lose("gone", 1)
+    assert rooms() == {"a": 2, "b": 2}, "one of them gets the task, and is to begin it at once"
+    lost = assignments.returned.popleft()
+    for n in range(1, 5):
+        assignments.give("ab"[n % 2], groups[n])
+    assert pool._handed_out([lost]) == [lost], "both play as many as they may"
+    assert assignments.finish("a", 2)
+    assignments.give("a", lost)
+    assert rooms() == {"a": 0, "b": 4}
+    assert assignments.finish("a", 0)
+    assert rooms() == {"a": 5, "b": 4}
+
+
 async def test_an_error_of_a_runner_ends_the_run() -> None:
     """A policy that cannot be loaded cannot be loaded by other runners either."""
 
