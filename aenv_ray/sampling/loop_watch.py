@@ -21,6 +21,8 @@ _SHARE: Final = 0.1
 class LoopWatch:
     """Measures how long a loop was blocked, mostly by an async policy that does not await.
 
+    The loop may also be the caller's, who reads with ``async for`` and computes between episodes.
+
     While a loop is blocked, no episode on it can take the answer of its sandbox, and no limit of
     time takes effect. A call that was under way seems to last as long as the block.
     """
@@ -62,9 +64,10 @@ class LoopWatch:
             return
         self._is_reported = True
         logger.warning(
-            "the event loop of the episodes was blocked for %.0f of %.0f s: if the policy is "
-            "async, it blocks all episodes and their time limits; use await in it, or make it a "
-            "sync function",
+            "the event loop of the episodes was blocked for %.0f of %.0f s, and with it all "
+            "episodes and their time limits: if the policy is async, use await in it, or make it "
+            "a sync function; if your code reads episodes with async for, call what takes long "
+            "there with asyncio.to_thread",
             blocked_s,
             watched_s,
         )

@@ -40,7 +40,7 @@ async def test_a_block_counts_while_it_lasts_and_afterwards() -> None:
 async def test_a_loop_that_is_blocked_for_long_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With what is most likely the reason."""
+    """With the two likely reasons: a policy, and what the caller does with episodes."""
     monkeypatch.setattr(loop_watch, "_MOST_S", 3 * loop_watch._BLOCK_S)
     watch = LoopWatch()
     watch.start()
@@ -53,4 +53,7 @@ async def test_a_loop_that_is_blocked_for_long_is_reported_once(
         watch.report()
     watch.stop()
     (record,) = caplog.records
-    assert "the event loop of the episodes was blocked" in record.getMessage()
+    message = record.getMessage()
+    assert "the event loop of the episodes was blocked" in message
+    assert "if the policy is async" in message
+    assert "if your code reads episodes with async for" in message
