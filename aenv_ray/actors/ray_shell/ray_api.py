@@ -264,8 +264,8 @@ def node_id() -> str:
 def node_of(place: Any) -> str:
     """Return the id of a node: `place` itself, this process's for ``"me"``, or an actor's.
 
-    It is empty for an actor that has no node now. While Ray places one, it is the node that was
-    asked last.
+    It is empty for an actor that has no node now. While Ray looks for room for one, it may be a
+    node without room for it.
     """
     if isinstance(place, str):
         return node_id() if place == "me" else place
