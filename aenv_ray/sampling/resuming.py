@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -94,7 +93,8 @@ def _without_place(value: Any) -> Any:
 def _differing(before: Any, now: Any) -> tuple[str, str]:
     """Return two different values as text, each from shortly before their first difference."""
     texts = [json.dumps(one, ensure_ascii=False, sort_keys=True) for one in (before, now)]
-    same = len(os.path.commonprefix(texts))
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((n for n, (one, other) in pairs if one != other), min(map(len, texts)))
     start = max(0, same - _SHOWN_BEFORE) if max(map(len, texts)) > _SHOWN else 0
     was, is_now = (_excerpt(text, start) for text in texts)
     return was, is_now

@@ -39,9 +39,16 @@ from aenv_ray.sampling.runners.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks
 from aenv_ray.sampling.tasks.feed import TaskFeed, TaskSource
 from aenv_ray.trajectories.attachments import AttachmentFiles
+from aenv_ray.trajectories.output_lock import OutputLock
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Attachment, Episode
-from aenv_ray.trajectories.shards import EpisodeOutput, check_output, open_output, state_of
+from aenv_ray.trajectories.shards import (
+    EpisodeOutput,
+    check_output,
+    lock_output,
+    open_output,
+    state_of,
+)
 from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
@@ -94,6 +101,7 @@ class Sampling:
         out: Path | None,
         out_state: frozenset[tuple[str, int, int]] | None,
         kept: list[Episode],
+        is_resumed: bool,
     ) -> None:
         self._environment = environment
         self._policy = policy
@@ -104,14 +112,9 @@ class Sampling:
         self._options = options
         self._out = out
         self._out_state = out_state
+        self._is_resumed = is_resumed
         self._output: EpisodeOutput | None = None
-        self._kept = kept
-        """Episodes of an earlier run, until they are in the output."""
-        self._kept_count = len(kept)
-        self._kept_digests = digests_of(kept)
-        self._summary = RunningSummary(None if tasks.repeats_ids else tasks.samples)
-        for episode in kept:
-            self._summary.add(episode, is_new=False)
+        self._keep(kept)
         self._held: list[Episode] = []
         """Finished episodes of a run without an output that can be read."""
         self._has_output = False
@@ -124,6 +127,15 @@ class Sampling:
         self._watch = LoopWatch()
         self._started = 0.0
         self._wall_s = 0.0
+
+    def _keep(self, kept: list[Episode]) -> None:
+        self._kept = kept
+        """Episodes of an earlier run, until they are in the output."""
+        self._kept_count = len(kept)
+        self._kept_digests = digests_of(kept)
+        self._summary = RunningSummary(None if self._tasks.repeats_ids else self._tasks.samples)
+        for episode in kept:
+            self._summary.add(episode, is_new=False)
 
     @property
     def total(self) -> int | None:
@@ -337,25 +349,41 @@ class Sampling:
         if self._started:
             raise ConfigError("a sampling can be iterated once", hint="call sample() again")
         self._started = time.perf_counter()
-        tasks = self._tasks
+        tasks, lock = self._tasks, None
         try:
+            if self._out is not None:
+                lock = await lock_output(self._out)
+                if self._is_resumed:
+                    self._read_again(self._out)
             await tasks.skip(self._kept, str(self._out))
-            await self._run_all(tasks, finished)
+            await self._run_all(tasks, finished, lock)
         finally:
             tasks.close()
+            if lock is not None:
+                lock.close()
         for failure in (tasks.failure, self.output_failure):
             if failure is not None:
                 raise failure
 
-    async def _run_all(self, tasks: GroupFeed, finished: _Unread) -> None:
+    def _read_again(self, out: Path) -> None:
+        """Keep what the run that is resumed has written since the output was read.
+
+        Raises:
+            ConfigError: It is another run.
+        """
+        state = state_of(out)
+        if state != self._out_state:
+            self._out_state = state
+            self._keep(_kept_of(out, self._tasks, self._policy))
+
+    async def _run_all(self, tasks: GroupFeed, finished: _Unread, lock: OutputLock | None) -> None:
+        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         output = None
         if self._out is not None:
-            output = self._output = open_output(self._out, self._kept, self._out_state)
+            output = self._output = open_output(self._out, self._kept, self._out_state, lock=lock)
             self._has_output = self._out.is_dir() or self._out.is_file()  # a pipe is neither
         if self._has_output:
             self._kept = []
-
-        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         total = self.total
 
         def note_left() -> None:
@@ -382,8 +410,8 @@ class Sampling:
             self._wall_s = time.perf_counter() - self._started
             finished.put(episode)
 
-        note_left()
         try:
+            note_left()
             pool = RunnerPool(
                 await self._runners(),
                 tasks.take,
@@ -517,6 +545,17 @@ def _where(text: str) -> Where:
         ) from None
 
 
+def _kept_of(out: Path, tasks: GroupFeed, policy: AgentPolicy | type) -> list[Episode]:
+    """Return the episodes of the run that is resumed.
+
+    Raises:
+        ConfigError: The output cannot be read, or is of another run.
+    """
+    kept = finished_episodes(out, tasks.known)
+    check_same_run(kept, out, policy=name_of(policy), samples=tasks.samples)
+    return kept
+
+
 def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
     policy: AgentPolicy | type | str,
@@ -621,9 +660,7 @@ def sample(  # noqa: PLR0913  # each is an option
     state = None if file is None or overwrite else state_of(file)
     if file is not None and not resume:
         check_output(file, overwrite=overwrite)
-    kept = finished_episodes(file, feed.known) if resume and file is not None else []
-    if file is not None:
-        check_same_run(kept, file, policy=name_of(chosen), samples=samples_per_task)
+    kept = _kept_of(file, feed, chosen) if resume and file is not None else []
     return Sampling(
         str(environment),
         chosen,
@@ -635,4 +672,5 @@ def sample(  # noqa: PLR0913  # each is an option
         out=file,
         out_state=state,
         kept=kept,
+        is_resumed=resume,
     )

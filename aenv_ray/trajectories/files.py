@@ -125,16 +125,17 @@ class EpisodeFile:
         """
         if self._file.closed:
             return
-        if self._retry_at < math.inf:
-            self._retry()
-        if self.failure is None:
-            self.failure = self._look()
         try:
+            if self._retry_at < math.inf:
+                self._retry()
+            if self.failure is None:
+                self.failure = self._look()
             self._file.close()
         except OSError as exc:
             self.failure = self.failure or self._failed(exc)
-        if self._lock is not None:
-            self._lock.close()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
     def _hold(self, episode: Episode) -> None:
         if self._is_retried:
@@ -253,7 +254,7 @@ class ContinuedFile(EpisodeFile):
         """One more than the largest index in the file."""
         if self._is_regular:
             try:
-                self._lock = OutputLock(path)
+                self._lock = OutputLock.acquire(path)
                 self._continue()
             except BaseException:
                 self.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories import files, output_lock
+from aenv_ray.trajectories import files, output_lock, shards
 from aenv_ray.trajectories.attachments import attachment_of
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Episode
@@ -181,12 +181,12 @@ def test_a_run_has_its_output_for_itself(name: str, is_impatient: None, tmp_path
     first = open_output(out)
     first.write(episode(0))
     for kept in ((), finished_episodes(out, None)):
-        with pytest.raises(ConfigError, match="is being written by another process"):
+        with pytest.raises(ConfigError, match="is being written by another sampling"):
             open_output(out, kept)
     first.write(episode(1))
     first.close()
     again = open_output(out, finished_episodes(out, None))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         open_output(out, finished_episodes(out, None))
     again.write(episode(2))
     again.close()
@@ -198,11 +198,11 @@ def test_a_run_and_a_trainer_do_not_write_to_one_file(is_impatient: None, tmp_pa
     out = tmp_path / "run.jsonl"
     trained, _ = continue_output(out)
     trained.write(episode(0))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         open_output(out)
     trained.close()
     sampled = open_output(out, finished_episodes(out, None))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         continue_output(out)
     sampled.close()
     assert [one.index for one in read(out)] == [0]
@@ -282,6 +282,83 @@ def test_a_file_system_without_locks_is_said(
         assert output.failure is None
         assert f"{tmp_path / name} cannot be locked: Function not implemented" in caplog.text
         assert len(read(tmp_path / name)) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_says_who_has_the_output(name: str, is_impatient: None, tmp_path: Path) -> None:
+    """Waiting for the end of another process does not help if it is this one."""
+    out = tmp_path / name
+    output = open_output(out)
+    with pytest.raises(ConfigError, match=r"by another sampling or pool of this process") as caught:
+        open_output(out)
+    assert "copy it and resume the copy" in (caught.value.hint or "")
+    output.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        forked = int(holder.stdout.readline())
+        try:
+            with pytest.raises(ConfigError, match="by another process, sampling or pool"):
+                open_output(out)
+        finally:
+            holder.kill()
+            os.kill(forked, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["run", "run.parquet"])
+def test_the_lock_ends_however_the_output_is_closed(
+    name: str, is_impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each later run of this process would be refused."""
+
+    def fails(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    out = tmp_path / name
+    output = open_output(out)
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "write_manifest", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            output.close()
+    output_lock.OutputLock.acquire(out).close()
+    assert not list(tmp_path.rglob("*lock*"))
+
+
+@pytest.mark.parametrize("name", ["run", "run.parquet"])
+def test_a_shard_that_cannot_be_listed_is_a_failure_of_the_output(
+    name: str, tmp_path: Path
+) -> None:
+    output = open_output(tmp_path / name)
+    (tmp_path / name / "other-00000.jsonl").mkdir()
+    output.close()
+    assert output.failure is not None
+    assert "other-00000.jsonl cannot be read: Is a directory" in output.failure.message
+    assert not list(tmp_path.rglob("*lock*"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("notes.txt/run.jsonl", "Not a directory"), ("x" * 300 + ".jsonl", "File name too long")],
+)
+def test_a_path_that_cannot_be_an_output_is_an_error_of_the_configuration(
+    name: str, reason: str, overwrite: bool, tmp_path: Path
+) -> None:
+    """Whichever call is the first to notice."""
+    (tmp_path / "notes.txt").write_text("")
+
+    def begin() -> None:
+        out = tmp_path / name
+        state_of(out)
+        check_output(out, overwrite=overwrite)
+        open_output(out)
+
+    with pytest.raises(ConfigError, match=f"cannot be .*: {reason}"):
+        begin()
+    for opened in (open_output, continue_output):
+        with pytest.raises(ConfigError, match=f"cannot be .*: {reason}"):
+            opened(tmp_path / name)
 
 
 # --- a full disk ---------------------------------------------------------------------------------
