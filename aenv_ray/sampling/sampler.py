@@ -118,6 +118,7 @@ class Sampling:
         self._held: list[Episode] = []
         """Finished episodes of a run without an output that can be read."""
         self._has_output = False
+        self._is_output_lost = False
         self._attachments: dict[str, Any] = {}
         """Ray references to attachments that are in no file, by digest."""
         self._is_draining = False
@@ -230,9 +231,26 @@ class Sampling:
         return AttachmentFiles(self._out, is_directory=self._out.is_dir()).read(digest)
 
     def _keep_attachments(self, episode: Episode) -> None:
+        """Keep the attachments of an episode in Ray unless they are written, and nowhere else.
+
+        Those that are to be written later also stay in the episode.
+        """
+        output = self._output
+        if output is not None and output.failure is None:
+            self._attachments.clear()  # what could not be written before is written, too
+            episode.contents.clear()
+            return
         for digest, data in episode.contents.items():
             if digest not in self._attachments:
                 self._attachments[digest] = ray_api.put(data)
+        if output is None:
+            episode.contents.clear()
+        elif output.is_final:
+            episode.contents.clear()
+            if not self._is_output_lost:
+                self._is_output_lost = True
+                for one in output.unwritten:
+                    one.contents.clear()
 
     @property
     def is_draining(self) -> bool:
@@ -398,10 +416,7 @@ class Sampling:
             episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
-            if output is None or output.failure is not None:
-                self._keep_attachments(episode)
-            if output is None or output.failure is None:  # otherwise they are tried again
-                episode.contents.clear()
+            self._keep_attachments(episode)
             if not self._has_output:
                 self._held.append(episode)
             self._summary.add(episode)
@@ -435,6 +450,8 @@ class Sampling:
                 metrics.note_left(0)  # those that are left are not played any more
             if output is not None:
                 output.close()
+                if output.failure is None:
+                    self._attachments.clear()
 
     async def _runners(self) -> Runners:
         connect = connector()

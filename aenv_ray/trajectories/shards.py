@@ -89,6 +89,10 @@ class EpisodeOutput(Protocol):
         """Episodes that are missing in the output, and that it holds, with their attachments."""
 
     @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+
+    @property
     def is_gone(self) -> bool:
         """Whether what was written was removed, moved or replaced by others."""
 
@@ -157,6 +161,11 @@ class ShardWriter:
     def unwritten(self) -> list[Episode]:
         """The missing episodes, in order, if they are held."""
         return self._unopened if self._file is None else self._file.unwritten
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+        return self.failure is not None if self._file is None else self._file.is_final
 
     @property
     def is_gone(self) -> bool:
@@ -706,6 +715,11 @@ class DirectoryOutput:
     def unwritten(self) -> list[Episode]:
         """The missing episodes, in order."""
         return self._writer.unwritten
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+        return self._writer.is_final
 
     @property
     def is_gone(self) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -364,19 +363,6 @@ def test_a_path_that_cannot_be_an_output_is_an_error_of_the_configuration(
 # --- a full disk ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int | None], None]]:
-    """Limits how large a file may become; a write beyond that fails, after a part of it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size_bytes: int | None) -> None:
-        soft = before[0] if size_bytes is None else size_bytes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
-
-    yield limit
-    limit(None)
-
-
 def _records(out: Path) -> list[Path]:
     return [out] if out.is_file() else sorted(out.glob("*.jsonl"))
 
@@ -418,6 +404,39 @@ def test_a_disk_that_was_full_for_a_moment_loses_nothing(
         lines = [line for path in _records(out) for line in path.read_text().splitlines()]
         assert [Episode.model_validate_json(line).index for line in lines] == [0, 1, 2, 3]
     assert [one.index for one in read(out)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_backlog_is_written_in_parts(
+    name: str,
+    full_disk: Callable[[int | None], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The event loop of the episodes that are played waits for each part."""
+    monkeypatch.setattr(files, "_RETRY_EVERY_S", 0.0)
+    monkeypatch.setattr(files, "_RETRY_AT_ONCE", 3)
+    output = open_output(tmp_path / name)
+    full_disk(0)
+    for index in range(9):
+        output.write(_with_image(index))
+    full_disk(None)
+    held = []
+    for index in range(9, 12):
+        output.write(_with_image(index))
+        held.append([one.index for one in output.unwritten])
+        assert output.failure is not None
+        assert not output.is_final
+        assert all(one.contents for one in output.unwritten)
+    assert held == [list(range(3, 10)), list(range(6, 11)), list(range(9, 12))]
+    assert "can be written again" not in caplog.text
+    output.write(_with_image(12))
+    assert _failure(output) is not None
+    output.close()
+    assert _failure(output) is None
+    assert [one.index for one in read(tmp_path / name)] == list(range(13))
+    assert caplog.text.count("can be written again; no episode is missing") == 1
 
 
 def test_a_shard_is_not_ended_while_its_episodes_are_held(
