@@ -280,7 +280,7 @@ def _convert(lines: Path) -> None:
     parquet, partial = lines.with_suffix(".parquet"), lines.with_suffix(".partial")
     try:
         found = read_lines(lines)
-        arrow.write_parquet(found.episodes, partial)
+        arrow.write_parquet(found.episodes, partial, mode=lines.stat().st_mode & 0o777)
         partial.replace(parquet)
         lines.unlink()
     except (OSError, ConfigError) as exc:

@@ -135,7 +135,7 @@ def _table(found: Synthesis) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text, mode=0o644)
+        write_atomically(path, text, mode=None)
     except OSError as exc:
         raise ConfigError(
             f"{path} cannot be written: {exc.strerror}", hint="choose another file"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories import files, output_lock, shards
+from aenv_ray.trajectories import arrow, files, output_lock, shards
 from aenv_ray.trajectories.attachments import attachment_of
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Episode
@@ -163,6 +163,35 @@ def test_another_working_directory_is_no_loss(
         assert output.failure is None
         assert len(read(tmp_path / name)) == 2
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize("name", NAMES)
+def test_records_are_as_private_as_the_umask_says(
+    name: str, umask: int, mode: int, tmp_path: Path
+) -> None:
+    """Prompts and answers are in them; and a group of users may share them."""
+    before = os.umask(umask)
+    try:
+        output = open_output(tmp_path / name)
+        output.write(episode(0))
+        output.close()
+        arrow.write_parquet([episode(0)], tmp_path / "filtered.parquet")
+    finally:
+        os.umask(before)
+    records = tmp_path / name if name == "run.jsonl" else next((tmp_path / name).glob("driver-*"))
+    assert records.stat().st_mode & 0o777 == mode
+    assert (tmp_path / "filtered.parquet").stat().st_mode & 0o777 == mode
+
+
+def test_a_converted_shard_keeps_its_mode(tmp_path: Path) -> None:
+    """It may be that of an earlier run, whose user had another umask."""
+    output = open_output(tmp_path / "run.parquet")
+    output.write(episode(0))
+    next((tmp_path / "run.parquet").glob("*.jsonl")).chmod(0o640)
+    output.close()
+    (shard,) = (tmp_path / "run.parquet").glob("driver-*.parquet")
+    assert shard.stat().st_mode & 0o777 == 0o640
 
 
 # --- two runs ------------------------------------------------------------------------------------
