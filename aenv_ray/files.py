@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,28 +21,53 @@ _POLL_S: Final = 0.02
 
 
 def write_atomically(
-    path: Path, content: bytes | str, *, mode: int = 0o600, durable: bool = False
+    path: Path, content: bytes | str, *, mode: int | None = 0o600, durable: bool = False
 ) -> None:
     """Replace a file in one step: readers see the old content or the new, never a part.
 
     Args:
         path: Its directory must exist.
         content: Text is written as UTF-8.
-        mode: Permissions of the new file, regardless of the umask.
-        durable: Also survive a crash of the machine (``fsync`` before the replacement).
+        mode: See `replacing`.
+        durable: See `replacing`.
 
     Raises:
         OSError: The file cannot be written; what was there is unchanged and no partial file is
             left.
     """
     left = memoryview(content.encode() if isinstance(content, str) else content)
+    with replacing(path, mode=mode, durable=durable) as descriptor:
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int | None = 0o600, durable: bool = False) -> Iterator[int]:
+    """Replace a file in one step with what the block writes to the descriptor that it gets.
+
+    If the block raises, what was there is unchanged and no partial file is left.
+
+    Args:
+        path: Its directory must exist.
+        mode: Permissions of the new file, regardless of the umask. None: those of the file that is
+            replaced; without one, what the umask leaves of 0666.
+        durable: Also survive a crash of the machine (``fsync`` before the replacement).
+
+    Raises:
+        OSError: The file cannot be written; likewise.
+    """
+    created = _OWN_MODE
+    if mode is None:
+        try:
+            mode = path.stat().st_mode & 0o777
+        except FileNotFoundError:
+            mode = created = 0o666
     partial = f"{path.parent}/.{path.name}.{os.urandom(6).hex()}"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWN_MODE)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, created)
     try:
         try:
-            while left:
-                left = left[os.write(descriptor, left) :]
-            if mode != _OWN_MODE:
+            yield descriptor
+            if mode != created:
                 os.fchmod(descriptor, mode)
             if durable:
                 os.fsync(descriptor)

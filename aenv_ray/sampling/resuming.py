@@ -15,6 +15,12 @@ from aenv_ray.trajectories.schema import Episode, Task, recordable_task
 logger = logging.getLogger("aenv_ray")
 _FIELDS: Final = ("instruction", "setup", "reward", "submission")
 """What a task asks for, and how it is scored."""
+_NOT_COMPARED: Final = frozenset({"archives", "timeout_s"})
+"""Of a call: where its files are on this machine, and how long it may take."""
+_SHOWN: Final = 100
+"""Maximum number of characters of a value in a message."""
+_SHOWN_BEFORE: Final = 20
+"""How many of them are before the first difference."""
 
 
 def check_same_run(kept: Iterable[Episode], where: Path, *, policy: str, samples: int) -> None:
@@ -63,9 +69,10 @@ def check_same_task(task: Task, recorded: Task | None, where: str) -> None:
     before, now = _compared(recorded), _compared(recordable_task(task))
     for field in _FIELDS:
         if before[field] != now[field]:
+            was, is_now = _differing(before[field], now[field])
             raise ConfigError(
                 f"{where} has episodes of task {task.id!r} with another {field}: "
-                f"{_short(before[field])}, but this run has {_short(now[field])}",
+                f"{was}, but this run has {is_now}",
                 hint="resume with the same tasks, or write to another file; `aenv rescore` "
                 "computes the rewards of recorded episodes again",
             )
@@ -73,12 +80,29 @@ def check_same_task(task: Task, recorded: Task | None, where: str) -> None:
 
 def _compared(task: Task) -> Mapping[str, Any]:
     found: dict[str, Any] = json.loads(task.model_dump_json(include=set(_FIELDS)))
-    return found
+    return {field: _without_place(value) for field, value in found.items()}
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+def _without_place(value: Any) -> Any:
+    """Return a field of a task without what may differ where the same task is played again."""
+    if not isinstance(value, dict):
+        return value
+    return {key: one for key, one in value.items() if key not in _NOT_COMPARED}
+
+
+def _differing(before: Any, now: Any) -> tuple[str, str]:
+    """Return two different values as text, each from shortly before their first difference."""
+    texts = [json.dumps(one, ensure_ascii=False, sort_keys=True) for one in (before, now)]
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((n for n, (one, other) in pairs if one != other), min(map(len, texts)))
+    start = max(0, same - _SHOWN_BEFORE) if max(map(len, texts)) > _SHOWN else 0
+    was, is_now = (_excerpt(text, start) for text in texts)
+    return was, is_now
+
+
+def _excerpt(text: str, start: int) -> str:
+    end = start + _SHOWN
+    return f"{'…' if start else ''}{text[start:end]}{'…' if len(text) > end else ''}"
 
 
 def warn_if_changed(earlier: Mapping[str, int], digest: str, environment: str) -> None:

@@ -39,9 +39,16 @@ from aenv_ray.sampling.runners.runner_pool import RunnerPool, Runners
 from aenv_ray.sampling.tasks.environment_tasks import environment_tasks
 from aenv_ray.sampling.tasks.feed import TaskFeed, TaskSource
 from aenv_ray.trajectories.attachments import AttachmentFiles
+from aenv_ray.trajectories.output_lock import OutputLock
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Attachment, Episode
-from aenv_ray.trajectories.shards import EpisodeOutput, check_output, open_output, state_of
+from aenv_ray.trajectories.shards import (
+    EpisodeOutput,
+    check_output,
+    lock_output,
+    open_output,
+    state_of,
+)
 from aenv_ray.trajectories.statistics import RunningSummary, Summary
 from aenv_ray.units import parse_duration_s
 
@@ -94,6 +101,7 @@ class Sampling:
         out: Path | None,
         out_state: frozenset[tuple[str, int, int]] | None,
         kept: list[Episode],
+        is_resumed: bool,
     ) -> None:
         self._environment = environment
         self._policy = policy
@@ -104,17 +112,13 @@ class Sampling:
         self._options = options
         self._out = out
         self._out_state = out_state
+        self._is_resumed = is_resumed
         self._output: EpisodeOutput | None = None
-        self._kept = kept
-        """Episodes of an earlier run, until they are in the output."""
-        self._kept_count = len(kept)
-        self._kept_digests = digests_of(kept)
-        self._summary = RunningSummary(None if tasks.repeats_ids else tasks.samples)
-        for episode in kept:
-            self._summary.add(episode, is_new=False)
+        self._keep(kept)
         self._held: list[Episode] = []
         """Finished episodes of a run without an output that can be read."""
         self._has_output = False
+        self._is_output_lost = False
         self._attachments: dict[str, Any] = {}
         """Ray references to attachments that are in no file, by digest."""
         self._is_draining = False
@@ -124,6 +128,15 @@ class Sampling:
         self._watch = LoopWatch()
         self._started = 0.0
         self._wall_s = 0.0
+
+    def _keep(self, kept: list[Episode]) -> None:
+        self._kept = kept
+        """Episodes of an earlier run, until they are in the output."""
+        self._kept_count = len(kept)
+        self._kept_digests = digests_of(kept)
+        self._summary = RunningSummary(None if self._tasks.repeats_ids else self._tasks.samples)
+        for episode in kept:
+            self._summary.add(episode, is_new=False)
 
     @property
     def total(self) -> int | None:
@@ -218,9 +231,26 @@ class Sampling:
         return AttachmentFiles(self._out, is_directory=self._out.is_dir()).read(digest)
 
     def _keep_attachments(self, episode: Episode) -> None:
+        """Keep the attachments of an episode in Ray unless they are written, and nowhere else.
+
+        Those that are to be written later also stay in the episode.
+        """
+        output = self._output
+        if output is not None and output.failure is None:
+            self._attachments.clear()  # what could not be written before is written, too
+            episode.contents.clear()
+            return
         for digest, data in episode.contents.items():
             if digest not in self._attachments:
                 self._attachments[digest] = ray_api.put(data)
+        if output is None:
+            episode.contents.clear()
+        elif output.is_final:
+            episode.contents.clear()
+            if not self._is_output_lost:
+                self._is_output_lost = True
+                for one in output.unwritten:
+                    one.contents.clear()
 
     @property
     def is_draining(self) -> bool:
@@ -337,25 +367,41 @@ class Sampling:
         if self._started:
             raise ConfigError("a sampling can be iterated once", hint="call sample() again")
         self._started = time.perf_counter()
-        tasks = self._tasks
+        tasks, lock = self._tasks, None
         try:
+            if self._out is not None:
+                lock = await lock_output(self._out)
+                if self._is_resumed:
+                    self._read_again(self._out)
             await tasks.skip(self._kept, str(self._out))
-            await self._run_all(tasks, finished)
+            await self._run_all(tasks, finished, lock)
         finally:
             tasks.close()
+            if lock is not None:
+                lock.close()
         for failure in (tasks.failure, self.output_failure):
             if failure is not None:
                 raise failure
 
-    async def _run_all(self, tasks: GroupFeed, finished: _Unread) -> None:
+    def _read_again(self, out: Path) -> None:
+        """Keep what the run that is resumed has written since the output was read.
+
+        Raises:
+            ConfigError: It is another run.
+        """
+        state = state_of(out)
+        if state != self._out_state:
+            self._out_state = state
+            self._keep(_kept_of(out, self._tasks, self._policy))
+
+    async def _run_all(self, tasks: GroupFeed, finished: _Unread, lock: OutputLock | None) -> None:
+        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         output = None
         if self._out is not None:
-            output = self._output = open_output(self._out, self._kept, self._out_state)
+            output = self._output = open_output(self._out, self._kept, self._out_state, lock=lock)
             self._has_output = self._out.is_dir() or self._out.is_file()  # a pipe is neither
         if self._has_output:
             self._kept = []
-
-        metrics, policy = SamplingMetrics(self._environment), name_of(self._policy)
         total = self.total
 
         def note_left() -> None:
@@ -370,10 +416,7 @@ class Sampling:
             episode = finished_one.model_copy(update={"policy": policy})
             if output is not None:
                 output.write(episode)
-            if output is None or output.failure is not None:
-                self._keep_attachments(episode)
-            if output is None or output.failure is None:  # otherwise they are tried again
-                episode.contents.clear()
+            self._keep_attachments(episode)
             if not self._has_output:
                 self._held.append(episode)
             self._summary.add(episode)
@@ -382,8 +425,8 @@ class Sampling:
             self._wall_s = time.perf_counter() - self._started
             finished.put(episode)
 
-        note_left()
         try:
+            note_left()
             pool = RunnerPool(
                 await self._runners(),
                 tasks.take,
@@ -407,6 +450,8 @@ class Sampling:
                 metrics.note_left(0)  # those that are left are not played any more
             if output is not None:
                 output.close()
+                if output.failure is None:
+                    self._attachments.clear()
 
     async def _runners(self) -> Runners:
         connect = connector()
@@ -517,6 +562,17 @@ def _where(text: str) -> Where:
         ) from None
 
 
+def _kept_of(out: Path, tasks: GroupFeed, policy: AgentPolicy | type) -> list[Episode]:
+    """Return the episodes of the run that is resumed.
+
+    Raises:
+        ConfigError: The output cannot be read, or is of another run.
+    """
+    kept = finished_episodes(out, tasks.known)
+    check_same_run(kept, out, policy=name_of(policy), samples=tasks.samples)
+    return kept
+
+
 def sample(  # noqa: PLR0913  # each is an option
     environment: str | Path,
     policy: AgentPolicy | type | str,
@@ -621,9 +677,7 @@ def sample(  # noqa: PLR0913  # each is an option
     state = None if file is None or overwrite else state_of(file)
     if file is not None and not resume:
         check_output(file, overwrite=overwrite)
-    kept = finished_episodes(file, feed.known) if resume and file is not None else []
-    if file is not None:
-        check_same_run(kept, file, policy=name_of(chosen), samples=samples_per_task)
+    kept = _kept_of(file, feed, chosen) if resume and file is not None else []
     return Sampling(
         str(environment),
         chosen,
@@ -635,4 +689,5 @@ def sample(  # noqa: PLR0913  # each is an option
         out=file,
         out_state=state,
         kept=kept,
+        is_resumed=resume,
     )

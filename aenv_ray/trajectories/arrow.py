@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ValidationError
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.files import write_atomically
+from aenv_ray.files import replacing
 from aenv_ray.trajectories.export import STEP_COLUMNS
 from aenv_ray.trajectories.schema import Episode, Step, check_version
 
@@ -67,14 +67,19 @@ def to_table(episodes: Iterable[Episode]) -> pa.Table:
     return _table(rows, arrow_schema(), "use JSON Lines")
 
 
-def write_parquet(episodes: Iterable[Episode], path: Path) -> None:
+def write_parquet(episodes: Iterable[Episode], path: Path, *, mode: int | None = None) -> None:
     """Write one Parquet file.
+
+    Args:
+        episodes: The episodes.
+        path: The file.
+        mode: Its permissions, see `replacing`.
 
     Raises:
         OSError: It cannot be written; what was there is unchanged.
         ConfigError: See `to_table`; likewise.
     """
-    _write_table(to_table(episodes), path, compression="zstd")
+    _write_table(to_table(episodes), path, compression="zstd", mode=mode)
 
 
 def write_steps(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -89,11 +94,11 @@ def write_steps(rows: Sequence[dict[str, Any]], path: Path) -> None:
     _write_table(_table(rows, schema, "use CSV"), path, compression="snappy")
 
 
-def _write_table(table: Any, path: Path, *, compression: str) -> None:
+def _write_table(table: Any, path: Path, *, compression: str, mode: int | None = None) -> None:
     """Write a Parquet file in one step."""
-    content = pyarrow().BufferOutputStream()
-    pyarrow("pyarrow.parquet").write_table(table, content, compression=compression)
-    write_atomically(path, content.getvalue(), mode=0o644)
+    parquet = pyarrow("pyarrow.parquet")
+    with replacing(path, mode=mode) as descriptor, open(descriptor, "wb", closefd=False) as file:
+        parquet.write_table(table, file, compression=compression)
 
 
 def _table(rows: Sequence[dict[str, Any]], schema: pa.Schema, hint: str) -> pa.Table:

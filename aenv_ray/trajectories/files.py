@@ -28,6 +28,8 @@ _LOOK_EVERY_S: Final = 1.0
 """How often it is checked whether an output is still where it was opened."""
 _RETRY_EVERY_S: Final = 10.0
 """How long episodes that could not be written are held before they are tried again."""
+_RETRY_AT_ONCE: Final = 100
+"""How many of them are tried with one episode: the event loop of the others waits meanwhile."""
 
 
 class EpisodeFile:
@@ -96,6 +98,11 @@ class EpisodeFile:
         if attachments is None and self._is_regular:
             self._attachments = AttachmentFiles(self._place, is_directory=False)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+        return self.failure is not None and self._retry_at == math.inf
+
     def write(self, episode: Episode) -> None:
         """Append an episode, or hold it; does nothing after a final failure if none are held.
 
@@ -106,7 +113,7 @@ class EpisodeFile:
         if self.failure is not None:
             self._hold(episode)
             if now >= self._retry_at:
-                self._retry()
+                self._retry(_RETRY_AT_ONCE)
             return
         failure = None
         if now >= self._look_at:
@@ -125,16 +132,17 @@ class EpisodeFile:
         """
         if self._file.closed:
             return
-        if self._retry_at < math.inf:
-            self._retry()
-        if self.failure is None:
-            self.failure = self._look()
         try:
+            if self._retry_at < math.inf:
+                self._retry()
+            if self.failure is None:
+                self.failure = self._look()
             self._file.close()
         except OSError as exc:
             self.failure = self.failure or self._failed(exc)
-        if self._lock is not None:
-            self._lock.close()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
 
     def _hold(self, episode: Episode) -> None:
         if self._is_retried:
@@ -182,15 +190,26 @@ class EpisodeFile:
                     self._is_torn = False
             raise
 
-    def _retry(self) -> None:
-        """Write the episodes that are held, until one fails."""
-        waiting, self.unwritten, self.failure = self.unwritten, [], None
-        for number, episode in enumerate(waiting):
-            self.failure = self._append(episode)
-            if self.failure is not None:
-                self.unwritten = waiting[number:]
-                return
+    def _retry(self, most: int | None = None) -> None:
+        """Write the episodes that are held, until one fails.
+
+        Args:
+            most: Write up to this many, and the others with the next episode. None: all.
+        """
+        done, failure = 0, self._look()
+        for episode in () if failure else self.unwritten[:most]:
+            failure = self._append(episode)
+            if failure is not None:
+                break
             episode.contents.clear()
+            done += 1
+        self.unwritten = self.unwritten[done:]
+        if self.unwritten:
+            self.failure = failure or self.failure
+            if failure is None:
+                self._retry_at = -math.inf
+            return
+        self.failure = None
         logger.warning("%s can be written again; no episode is missing", self._path)
 
     def _failed(self, exc: OSError) -> ConfigError:
@@ -253,7 +272,7 @@ class ContinuedFile(EpisodeFile):
         """One more than the largest index in the file."""
         if self._is_regular:
             try:
-                self._lock = OutputLock(path)
+                self._lock = OutputLock.acquire(path)
                 self._continue()
             except BaseException:
                 self.close()

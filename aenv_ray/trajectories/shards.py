@@ -12,7 +12,9 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
+import stat
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -87,6 +89,10 @@ class EpisodeOutput(Protocol):
         """Episodes that are missing in the output, and that it holds, with their attachments."""
 
     @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+
+    @property
     def is_gone(self) -> bool:
         """Whether what was written was removed, moved or replaced by others."""
 
@@ -155,6 +161,11 @@ class ShardWriter:
     def unwritten(self) -> list[Episode]:
         """The missing episodes, in order, if they are held."""
         return self._unopened if self._file is None else self._file.unwritten
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+        return self.failure is not None if self._file is None else self._file.is_final
 
     @property
     def is_gone(self) -> bool:
@@ -269,7 +280,7 @@ def _convert(lines: Path) -> None:
     parquet, partial = lines.with_suffix(".parquet"), lines.with_suffix(".partial")
     try:
         found = read_lines(lines)
-        arrow.write_parquet(found.episodes, partial)
+        arrow.write_parquet(found.episodes, partial, mode=lines.stat().st_mode & 0o777)
         partial.replace(parquet)
         lines.unlink()
     except (OSError, ConfigError) as exc:
@@ -314,9 +325,13 @@ def _named_as_shards(directory: Path) -> set[Path]:
     try:
         return {path for path in directory.iterdir() if _SHARD.fullmatch(path.name)}
     except OSError as exc:
-        raise ConfigError(
-            f"{directory} cannot be read: {exc.strerror}", hint="check the path and its permissions"
-        ) from exc
+        raise _unreadable(directory, exc) from exc
+
+
+def _unreadable(path: Path, cause: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path} cannot be read: {cause.strerror}", hint="check the path and its permissions"
+    )
 
 
 def writer_of(path: Path) -> str:
@@ -352,12 +367,16 @@ def write_manifest(directory: Path) -> Manifest:
 
 
 def _shard(path: Path) -> Shard:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size_bytes = path.stat().st_size
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
     return Shard(
         path=path.name,
         episodes=_count(path),
-        size_bytes=path.stat().st_size,
+        size_bytes=size_bytes,
         digest=f"sha256:{digest}",
     )
 
@@ -403,13 +422,17 @@ def state_of(path: Path) -> frozenset[tuple[str, int, int]]:
     Raises:
         ConfigError: The output cannot be read.
     """
-    files = _named_as_shards(path) if path.is_dir() else {path}
+    files = _named_as_shards(path) if _is_dir(path) else {path}
     found = set()
     for file in files:
-        with contextlib.suppress(FileNotFoundError):
+        try:
             status = file.stat()
-            if status.st_size and file.is_file():
-                found.add((file.name, status.st_size, status.st_mtime_ns))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as exc:
+            raise _unreadable(file, exc) from exc
+        if status.st_size and stat.S_ISREG(status.st_mode):
+            found.add((file.name, status.st_size, status.st_mtime_ns))
     return frozenset(found)
 
 
@@ -448,13 +471,13 @@ def _replaced(path: Path) -> list[Path]:
     Raises:
         ConfigError: One of them is something else.
     """
-    if path.is_dir():
+    if _is_dir(path):
         manifest = path / MANIFEST
         shards = sorted(_named_as_shards(path))
         found = [*shards, *([manifest] if manifest.exists() else [])]
     else:
         _check_suffix(path)
-        found = [path] if path.is_file() else []  # there is nothing to replace in a device
+        found = [path] if _is_file(path) else []  # there is nothing to replace in a device
     for one in found:
         if not _is_ours(one):
             raise ConfigError(
@@ -470,7 +493,7 @@ def _check_suffix(path: Path) -> None:
     Raises:
         ConfigError: They would be.
     """
-    if path.suffix == ".parquet" and path.is_file():
+    if path.suffix == ".parquet" and _is_file(path):
         raise ConfigError(
             f"{path} is a file, but Parquet output is a directory of shards",
             hint="choose a new path, or a directory",
@@ -494,9 +517,7 @@ def _is_ours(path: Path) -> bool:
         is_torn = begins and not line.endswith(b"\n")  # its writer was killed
         return bool(is_torn) or Episode.model_validate_json(line) is not None
     except OSError as exc:
-        raise ConfigError(
-            f"{path} cannot be read: {exc.strerror}", hint="check the path and its permissions"
-        ) from exc
+        raise _unreadable(path, exc) from exc
     except (ValueError, RecursionError):  # also a ValidationError
         return False
 
@@ -506,7 +527,18 @@ def is_directory(path: Path) -> bool:
 
     It does if it is a directory, or is new and has no suffix or the suffix ``.parquet``.
     """
-    return path.is_dir() or (not path.exists() and path.suffix in ("", ".parquet"))
+    is_new = not os.path.exists(path)
+    return _is_dir(path) or (is_new and path.suffix in ("", ".parquet"))
+
+
+def _is_dir(path: Path) -> bool:
+    """As `Path.is_dir`; False if that cannot be found out, as for a name that is too long."""
+    return os.path.isdir(path)
+
+
+def _is_file(path: Path) -> bool:
+    """As `Path.is_file`; see `_is_dir`."""
+    return os.path.isfile(path)
 
 
 def check_output(
@@ -526,7 +558,8 @@ def check_output(
     Raises:
         ConfigError: It has episodes and `overwrite` is false, or other content.
     """
-    if any(one.stat().st_size for one in _replaced(path) if one.name != MANIFEST) and not overwrite:
+    _replaced(path)
+    if not overwrite and state_of(path):
         raise ConfigError(f"{path} already has episodes", hint=hint)
 
 
@@ -534,6 +567,8 @@ def open_output(
     path: Path,
     kept: Iterable[Episode] = (),
     expected: frozenset[tuple[str, int, int]] | None = None,
+    *,
+    lock: OutputLock | None = None,
 ) -> EpisodeOutput:
     """Open the output of a run: a file of JSON Lines, or a directory of shards.
 
@@ -545,6 +580,8 @@ def open_output(
         kept: Episodes of an earlier run to continue; without them, its output is replaced.
         expected: What `state_of` returned before the output was read. None: its state does not
             matter.
+        lock: What `lock_output` returned. It is closed with the output, and if this raises. None:
+            the output is locked here, which may block for 2 s.
 
     Raises:
         ConfigError: The output cannot be opened, another run writes to it or has written to it,
@@ -552,7 +589,8 @@ def open_output(
     """
     kept = tuple(kept)
     has_shards = is_directory(path)
-    lock = _locked(path, has_shards=has_shards)
+    if lock is None and _is_made(path):
+        lock = OutputLock.acquire(path)
     try:
         if expected is not None and state_of(path) != expected:
             raise ConfigError(
@@ -572,24 +610,38 @@ def open_output(
         raise
 
 
-def _locked(path: Path, *, has_shards: bool) -> OutputLock | None:
+async def lock_output(path: Path) -> OutputLock | None:
     """Create an output if it is missing, and lock it; None for what is not a regular file.
+
+    A run of this process that was left, for example by ``break``, is given some time to end.
+
+    Args:
+        path: As for `open_output`.
 
     Raises:
         ConfigError: It cannot be created, or another run writes to it.
     """
-    if has_shards:
+    return await OutputLock.acquire_async(path) if _is_made(path) else None
+
+
+def _is_made(path: Path) -> bool:
+    """Create an output if it is missing; return whether it can be locked.
+
+    Raises:
+        ConfigError: It cannot be created.
+    """
+    if is_directory(path):
         make_directory(path)
-    elif not path.exists():
-        try:
-            path.touch()
-        except OSError as exc:
-            raise ConfigError(
-                f"{path} cannot be written: {exc.strerror}", hint="choose another file"
-            ) from exc
-    elif not path.is_file():
-        return None
-    return OutputLock(path)
+        return True
+    try:
+        if path.exists():
+            return path.is_file()
+        path.touch()
+    except OSError as exc:
+        raise ConfigError(
+            f"{path} cannot be written: {exc.strerror}", hint="choose another file"
+        ) from exc
+    return True
 
 
 def continue_output(path: Path) -> tuple[EpisodeOutput, int]:
@@ -610,7 +662,7 @@ def continue_output(path: Path) -> tuple[EpisodeOutput, int]:
     """
     if not is_directory(path):
         _check_suffix(path)
-        if path.is_file() and not _is_ours(path):
+        if _is_file(path) and not _is_ours(path):
             raise ConfigError(
                 f"{path} would be continued, but is not a file of episodes",
                 hint="choose another path",
@@ -665,6 +717,11 @@ class DirectoryOutput:
         return self._writer.unwritten
 
     @property
+    def is_final(self) -> bool:
+        """Whether the failure is final: the missing episodes are not tried again."""
+        return self._writer.is_final
+
+    @property
     def is_gone(self) -> bool:
         """Whether all shards were removed, moved or replaced by others."""
         return self._writer.is_gone
@@ -678,11 +735,12 @@ class DirectoryOutput:
         if self._is_closed:
             return
         self._is_closed = True
-        self._writer.close()
         try:
+            self._writer.close()
             if not self.is_gone:
                 write_manifest(self._directory)
         except ConfigError as exc:
             self._manifest_failure = exc
-        if self._lock is not None:
-            self._lock.close()
+        finally:
+            if self._lock is not None:
+                self._lock.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,3 +37,16 @@ def _starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             raise StartedSomething("a unit test starts no Ray")
 
         monkeypatch.setattr(sys.modules["ray"], "init", guarded_init)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[[int | None], None]]:
+    """Limits how large a file may become; a write beyond that fails, after a part of it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size_bytes: int | None) -> None:
+        soft = before[0] if size_bytes is None else size_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+
+    yield limit
+    limit(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,22 @@ def test_a_write_replaces_the_file_and_sets_its_mode(tmp_path: Path) -> None:
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_what_the_umask_leaves_and_a_replaced_one_its_mode(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    before = os.umask(umask)
+    try:
+        write_atomically(path, "new", mode=None)
+        assert path.stat().st_mode & 0o777 == mode
+        path.chmod(0o640)
+        write_atomically(path, "newer", mode=None)
+    finally:
+        os.umask(before)
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("newer", 0o640)
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_partial_file(tmp_path: Path) -> None:

@@ -207,14 +207,18 @@ def _rescoring(
     those that are missing are counted and said.
 
     Raises:
-        ConfigError: The output could not be written.
+        ConfigError: The output could not be written, or lacks episodes.
     """
+    from aenv_ray.cli.sampling.rollouts import StopWithoutOutput
     from aenv_ray.trajectories.shards import open_output
 
     if out is None:
         yield None
         return
     output = open_output(out)
+    stop_without_output = StopWithoutOutput(
+        played.sampling, lambda: output.failure, "make room, and rescore to another --out"
+    )
     missing: dict[str, str] = {}
 
     def write(episode: Episode) -> None:
@@ -224,8 +228,9 @@ def _rescoring(
             except ConfigError as exc:  # the record is valid without it
                 missing[digest] = exc.message
         output.write(episode)
-        if output.failure is None:  # otherwise it is tried again
+        if output.failure is None or output.is_final:  # otherwise it is tried again
             episode.contents.clear()
+        stop_without_output.look()
 
     try:
         for one in played.left_out:
@@ -238,3 +243,9 @@ def _rescoring(
         console.say(f"recorded attachments that are not in the output: {len(missing)}; {first}")
     if output.failure is not None:
         raise output.failure
+    total = played.sampling.total or 0
+    if played.sampling.is_draining and played.sampling.finished < total:
+        raise ConfigError(
+            f"{out} lacks the episodes that had not begun when it could not be written",
+            hint="rescore to another --out",
+        )

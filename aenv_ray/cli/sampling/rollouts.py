@@ -121,7 +121,9 @@ def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: b
         waiting=lambda: sampling.waiting,
     )
     errors = 0
-    stop_without_output = _StopWithoutOutput(sampling)
+    stop_without_output = StopWithoutOutput(
+        sampling, lambda: sampling.output_failure, "make room meanwhile, or continue with --resume"
+    )
     with live_view.shown(progress.view, redraw=not quiet):
         for episode in sampling:
             progress.add(episode)
@@ -138,19 +140,28 @@ def _run(sampling: Sampling, each: Callable[[Episode], None] | None, *, quiet: b
     return sampling.summary()
 
 
-class _StopWithoutOutput:
+class StopWithoutOutput:
     """Drains a sampling whose output takes no episodes.
 
     This process is about to end, and what is in no output ends with it.
+
+    Args:
+        sampling: The sampling.
+        failure: Returns why episodes are missing in the output at present; None if none are.
+        hint: What to do.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(
+        self, sampling: Sampling, failure: Callable[[], ConfigError | None], hint: str
+    ) -> None:
         self._sampling = sampling
+        self._failure = failure
+        self._hint = hint
         self._since: float | None = None
 
     def look(self) -> None:
         """Note whether the output takes episodes."""
-        failure, now = self._sampling.output_failure, time.monotonic()
+        failure, now = self._failure(), time.monotonic()
         if failure is None:
             self._since = None
         elif self._since is None:
@@ -158,8 +169,8 @@ class _StopWithoutOutput:
         elif now - self._since >= _OUTPUT_PATIENCE_S and not self._sampling.is_draining:
             self._sampling.drain()
             console.say(
-                f"{failure.message}; no more episodes begin, and the running ones finish: make "
-                "room meanwhile, or continue with --resume"
+                f"{failure.message}; no more episodes begin, and the running ones finish: "
+                f"{self._hint}"
             )
 
 

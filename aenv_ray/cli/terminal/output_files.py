@@ -50,7 +50,7 @@ def write_text(out: Path, text: str) -> None:
         if out.exists() and not out.is_file():
             out.write_bytes(data)
         else:
-            write_atomically(out, data, mode=0o644)
+            write_atomically(out, data, mode=None)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def test_a_second_run_does_not_write_to_the_output_of_the_first(
     for episode in first:
         if episode.index == 1:
             for options in ({"resume": True}, {"overwrite": True}):
-                with pytest.raises(ConfigError, match="is being written by another process"):
+                with pytest.raises(ConfigError, match="by another sampling"):
                     sampling(**options).run()
     assert len(first.episodes) == 4
     with pytest.raises(ConfigError, match="has changed since it was read"):

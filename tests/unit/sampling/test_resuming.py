@@ -119,6 +119,50 @@ def test_a_task_with_another_content_is_refused(
         aenv_ray.sample("mini-terminal", act, source(changed), out=out, resume=True).run()
 
 
+@pytest.mark.parametrize("source", [list, iter])
+def test_tasks_are_the_same_wherever_their_files_are(
+    source: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """The directory of a benchmark is mounted at another path in the next job."""
+
+    def tasks(place: str, timeout_s: float) -> list[dict[str, Any]]:
+        call = {"archives": {"tests": (f"{place}/tests",)}, "timeout_s": timeout_s}
+        return [one | {"setup": call, "reward": call, "submission": call} for one in TASKS]
+
+    recorded = Task.model_validate(tasks("/a", 60.0)[0])
+    _recorded(tmp_path / "run.jsonl", count=1, task=recordable_task(recorded))
+    moved = source(tasks("/b", 90.0))
+    run = aenv_ray.sample("mini-terminal", act, moved, out=tmp_path / "run.jsonl", resume=True)
+    assert run.kept == 1
+    feed = GroupFeed(TaskFeed(source(tasks("/b", 90.0))), 1, 0)
+    asyncio.run(feed.skip(finished_episodes(tmp_path / "run.jsonl", None), "run.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "now"),
+    [
+        ("instruction", f"{'x' * 200} red {'y' * 200}", f"{'x' * 200} blue {'y' * 200}"),
+        (
+            "reward",
+            {"arguments": {"script": "x" * 200, "z": "red"}},
+            {"arguments": {"z": "blue", "script": "x" * 200}},
+        ),
+    ],
+)
+def test_the_error_shows_where_tasks_differ(
+    field: str, before: Any, now: Any, tmp_path: Path
+) -> None:
+    """Most instructions of a benchmark begin alike."""
+    earlier = Task.model_validate({"id": "t0", field: before})
+    _recorded(tmp_path / "run.jsonl", count=1, task=earlier)
+    with pytest.raises(ConfigError, match=f"another {field}: .*red.* but .*blue") as caught:
+        aenv_ray.sample(
+            "mini-terminal", act, [{"id": "t0", field: now}], out=tmp_path / "run.jsonl",
+            resume=True,
+        ).run()  # fmt: skip
+    assert len(caught.value.message) < 500
+
+
 def test_another_environment_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its digest also changes with a note in the project, so the run is not refused."""
     _recorded(tmp_path / "run.jsonl", count=3)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aenv_ray.errors import ConfigError
-from aenv_ray.trajectories import files, output_lock
+from aenv_ray.trajectories import arrow, files, output_lock, shards
 from aenv_ray.trajectories.attachments import attachment_of
 from aenv_ray.trajectories.reading import finished_episodes, read
 from aenv_ray.trajectories.schema import Episode
@@ -166,6 +165,35 @@ def test_another_working_directory_is_no_loss(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize("name", NAMES)
+def test_records_are_as_private_as_the_umask_says(
+    name: str, umask: int, mode: int, tmp_path: Path
+) -> None:
+    """Prompts and answers are in them; and a group of users may share them."""
+    before = os.umask(umask)
+    try:
+        output = open_output(tmp_path / name)
+        output.write(episode(0))
+        output.close()
+        arrow.write_parquet([episode(0)], tmp_path / "filtered.parquet")
+    finally:
+        os.umask(before)
+    records = tmp_path / name if name == "run.jsonl" else next((tmp_path / name).glob("driver-*"))
+    assert records.stat().st_mode & 0o777 == mode
+    assert (tmp_path / "filtered.parquet").stat().st_mode & 0o777 == mode
+
+
+def test_a_converted_shard_keeps_its_mode(tmp_path: Path) -> None:
+    """It may be that of an earlier run, whose user had another umask."""
+    output = open_output(tmp_path / "run.parquet")
+    output.write(episode(0))
+    next((tmp_path / "run.parquet").glob("*.jsonl")).chmod(0o640)
+    output.close()
+    (shard,) = (tmp_path / "run.parquet").glob("driver-*.parquet")
+    assert shard.stat().st_mode & 0o777 == 0o640
+
+
 # --- two runs ------------------------------------------------------------------------------------
 
 
@@ -181,12 +209,12 @@ def test_a_run_has_its_output_for_itself(name: str, is_impatient: None, tmp_path
     first = open_output(out)
     first.write(episode(0))
     for kept in ((), finished_episodes(out, None)):
-        with pytest.raises(ConfigError, match="is being written by another process"):
+        with pytest.raises(ConfigError, match="is being written by another sampling"):
             open_output(out, kept)
     first.write(episode(1))
     first.close()
     again = open_output(out, finished_episodes(out, None))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         open_output(out, finished_episodes(out, None))
     again.write(episode(2))
     again.close()
@@ -198,11 +226,11 @@ def test_a_run_and_a_trainer_do_not_write_to_one_file(is_impatient: None, tmp_pa
     out = tmp_path / "run.jsonl"
     trained, _ = continue_output(out)
     trained.write(episode(0))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         open_output(out)
     trained.close()
     sampled = open_output(out, finished_episodes(out, None))
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by another sampling"):
         continue_output(out)
     sampled.close()
     assert [one.index for one in read(out)] == [0]
@@ -284,20 +312,84 @@ def test_a_file_system_without_locks_is_said(
         assert len(read(tmp_path / name)) == 1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_says_who_has_the_output(name: str, is_impatient: None, tmp_path: Path) -> None:
+    """Waiting for the end of another process does not help if it is this one."""
+    out = tmp_path / name
+    output = open_output(out)
+    with pytest.raises(ConfigError, match=r"by another sampling or pool of this process") as caught:
+        open_output(out)
+    assert "copy it and resume the copy" in (caught.value.hint or "")
+    output.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        forked = int(holder.stdout.readline())
+        try:
+            with pytest.raises(ConfigError, match="by another process, sampling or pool"):
+                open_output(out)
+        finally:
+            holder.kill()
+            os.kill(forked, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["run", "run.parquet"])
+def test_the_lock_ends_however_the_output_is_closed(
+    name: str, is_impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each later run of this process would be refused."""
+
+    def fails(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    out = tmp_path / name
+    output = open_output(out)
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "write_manifest", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            output.close()
+    output_lock.OutputLock.acquire(out).close()
+    assert not list(tmp_path.rglob("*lock*"))
+
+
+@pytest.mark.parametrize("name", ["run", "run.parquet"])
+def test_a_shard_that_cannot_be_listed_is_a_failure_of_the_output(
+    name: str, tmp_path: Path
+) -> None:
+    output = open_output(tmp_path / name)
+    (tmp_path / name / "other-00000.jsonl").mkdir()
+    output.close()
+    assert output.failure is not None
+    assert "other-00000.jsonl cannot be read: Is a directory" in output.failure.message
+    assert not list(tmp_path.rglob("*lock*"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("notes.txt/run.jsonl", "Not a directory"), ("x" * 300 + ".jsonl", "File name too long")],
+)
+def test_a_path_that_cannot_be_an_output_is_an_error_of_the_configuration(
+    name: str, reason: str, overwrite: bool, tmp_path: Path
+) -> None:
+    """Whichever call is the first to notice."""
+    (tmp_path / "notes.txt").write_text("")
+
+    def begin() -> None:
+        out = tmp_path / name
+        state_of(out)
+        check_output(out, overwrite=overwrite)
+        open_output(out)
+
+    with pytest.raises(ConfigError, match=f"cannot be .*: {reason}"):
+        begin()
+    for opened in (open_output, continue_output):
+        with pytest.raises(ConfigError, match=f"cannot be .*: {reason}"):
+            opened(tmp_path / name)
+
+
 # --- a full disk ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int | None], None]]:
-    """Limits how large a file may become; a write beyond that fails, after a part of it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size_bytes: int | None) -> None:
-        soft = before[0] if size_bytes is None else size_bytes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
-
-    yield limit
-    limit(None)
 
 
 def _records(out: Path) -> list[Path]:
@@ -341,6 +433,39 @@ def test_a_disk_that_was_full_for_a_moment_loses_nothing(
         lines = [line for path in _records(out) for line in path.read_text().splitlines()]
         assert [Episode.model_validate_json(line).index for line in lines] == [0, 1, 2, 3]
     assert [one.index for one in read(out)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_backlog_is_written_in_parts(
+    name: str,
+    full_disk: Callable[[int | None], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The event loop of the episodes that are played waits for each part."""
+    monkeypatch.setattr(files, "_RETRY_EVERY_S", 0.0)
+    monkeypatch.setattr(files, "_RETRY_AT_ONCE", 3)
+    output = open_output(tmp_path / name)
+    full_disk(0)
+    for index in range(9):
+        output.write(_with_image(index))
+    full_disk(None)
+    held = []
+    for index in range(9, 12):
+        output.write(_with_image(index))
+        held.append([one.index for one in output.unwritten])
+        assert output.failure is not None
+        assert not output.is_final
+        assert all(one.contents for one in output.unwritten)
+    assert held == [list(range(3, 10)), list(range(6, 11)), list(range(9, 12))]
+    assert "can be written again" not in caplog.text
+    output.write(_with_image(12))
+    assert _failure(output) is not None
+    output.close()
+    assert _failure(output) is None
+    assert [one.index for one in read(tmp_path / name)] == list(range(13))
+    assert caplog.text.count("can be written again; no episode is missing") == 1
 
 
 def test_a_shard_is_not_ended_while_its_episodes_are_held(

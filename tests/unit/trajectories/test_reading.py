@@ -160,7 +160,7 @@ def test_a_trainer_continues_a_file(rest: str, tmp_path: Path) -> None:
     earlier = [episode(3), episode(1)] + [episode(5)] * rest.endswith("}")
     path.write_text("".join(f"{one.model_dump_json()}\n" for one in earlier[:2]) + rest)
     output, first = continue_output(path)
-    with pytest.raises(ConfigError, match="written by another process") as caught:
+    with pytest.raises(ConfigError, match="written by another sampling") as caught:
         continue_output(path)
     assert "directory" in str(caught.value.hint)
     output.write(episode(first))

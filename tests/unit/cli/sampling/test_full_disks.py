@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -66,20 +65,49 @@ def test_no_more_episodes_begin_while_none_can_be_written(
     assert said.count(f"{FULL.message}; no more episodes begin") == is_drained
 
 
-def test_a_replayed_episode_that_is_written_later_has_its_attachments(tmp_path: Path) -> None:
+def test_a_replayed_episode_that_is_written_later_has_its_attachments(
+    full_disk: Callable[[int | None], None], tmp_path: Path
+) -> None:
     image = attachment_of(b"image", "image/png")
     before, after = tmp_path / "run.jsonl", tmp_path / "new" / "run.jsonl"
     steps = (step(attachments=[image.model_dump()]),)
     before.write_text(f"{episode(0, 0.0, steps=steps).model_dump_json()}\n")
     AttachmentFiles(before, is_directory=False).write({image.digest: b"image"})
     after.parent.mkdir()
-    found, limits = read(before), resource.getrlimit(resource.RLIMIT_FSIZE)
+    found = read(before)
     with _rescoring(found, replay(found, "todo@2"), after) as each:
         assert each is not None
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
-        try:
-            each(episode(0, 1.0))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        full_disk(1)
+        each(episode(0, 1.0))
+        full_disk(None)
     assert [one.reward for one in read(after)] == [1.0]
     assert read(after).attachment(image) == b"image"
+
+
+def test_no_more_episodes_are_replayed_while_none_can_be_written(
+    full_disk: Callable[[int | None], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is written after all lacks those that had not begun, and says so."""
+    monkeypatch.setattr(rollouts, "_OUTPUT_PATIENCE_S", 0.0)
+    before, after = tmp_path / "run.jsonl", tmp_path / "rescored.jsonl"
+    before.write_text("".join(f"{episode(n, 0.0).model_dump_json()}\n" for n in range(3)))
+    found = read(before)
+    played = replay(found, "todo@2")
+
+    def rescore() -> None:
+        with _rescoring(found, played, after) as each:
+            assert each is not None
+            full_disk(1)
+            each(episode(0, 1.0))
+            assert not played.sampling.is_draining
+            each(episode(1, 1.0))
+            full_disk(None)
+            assert played.sampling.is_draining
+
+    with pytest.raises(ConfigError, match=r"rescored\.jsonl lacks the episodes that had not begun"):
+        rescore()
+    assert "rescored.jsonl cannot be written: File too large" in capsys.readouterr().err
+    assert [one.reward for one in read(after)] == [1.0, 1.0]
