@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -62,9 +61,11 @@ class OutputLock:
             ConfigError: Another process, sampling or pool has it.
         """
         path, lock = _path(output), None
-        with _failures_told(output):
-            patience_s = _ENDING_S if _is_held_here(path) else _PATIENCE_S
+        patience_s = _ENDING_S if _is_held_here(path) else _PATIENCE_S
+        try:
             lock = _noted(await FileLock.acquire_async(path, patience_s))
+        except OSError as exc:
+            _tell(output, exc)
         return cls(output, lock)
 
     def follow(self) -> None:
@@ -92,9 +93,11 @@ def _path(output: Path) -> Path:
 
 
 def _acquired(output: Path) -> FileLock | None:
-    with _failures_told(output):
+    try:
         return _noted(FileLock.acquire(_path(output), _PATIENCE_S))
-    return None
+    except OSError as exc:
+        _tell(output, exc)
+        return None
 
 
 def _noted(lock: FileLock) -> FileLock:
@@ -117,16 +120,13 @@ def _is_held_here(path: Path) -> bool:
     return any(os.path.samestat(os.fstat(lock.fileno()), found) for lock in tuple(_held))
 
 
-@contextlib.contextmanager
-def _failures_told(output: Path) -> Iterator[None]:
-    """Log that an output cannot be locked, and go on.
+def _tell(output: Path, failure: OSError) -> None:
+    """Log that an output cannot be locked.
 
     Raises:
-        ConfigError: It is locked.
+        ConfigError: It was not free in time.
     """
-    try:
-        yield
-    except TimeoutError:
+    if isinstance(failure, TimeoutError):
         is_here = _is_held_here(_path(output))
         who = "sampling or pool of this process" if is_here else "process, sampling or pool"
         raise ConfigError(
@@ -134,7 +134,6 @@ def _failures_told(output: Path) -> Iterator[None]:
             hint="wait until it has ended, choose another path, or copy it and resume the copy; "
             "the processes of a trainer can share a directory",
         ) from None
-    except OSError as exc:
-        logger.warning(
-            "%s cannot be locked: %s; let no other run write to it", output, exc.strerror
-        )
+    logger.warning(
+        "%s cannot be locked: %s; let no other run write to it", output, failure.strerror
+    )

@@ -103,6 +103,7 @@ def test_a_second_run_does_not_write_to_the_output_of_the_first(
     """A session was lost and its run lives on, while the user resumes it in another one."""
     del cluster
     monkeypatch.setattr(output_lock, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(output_lock, "_ENDING_S", 0.0)
 
     def sampling(**options: Any) -> Any:
         return aenv_ray.sample(

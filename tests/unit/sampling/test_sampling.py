@@ -13,7 +13,7 @@ import pytest
 import aenv_ray
 from aenv_ray.errors import ConfigError
 from aenv_ray.sampling import Episode, EpisodeStatus, Task, sampler
-from aenv_ray.sampling.runners.groups import Group
+from aenv_ray.sampling.runners.assignments import Group
 from aenv_ray.sampling.sampler import _UNREAD, Sampling, _Unread
 from aenv_ray.trajectories import files, output_lock, read
 from aenv_ray.trajectories.attachments import attachment_of
