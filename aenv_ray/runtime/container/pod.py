@@ -54,6 +54,7 @@ _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TC
 """Without keep-alive, the connection of a host whose node is gone would stay open for hours."""
 _SI_USER: Final = 0
 """Code of a signal from kill(2); see sigaction(2)."""
+_KILLED_EXIT: Final = 128 + signal.SIGKILL
 _SIGTERM_S: Final = 0.5
 """How much later than the instance's process this one may hear of a SIGTERM: a node that shuts down
 sends it to every process of a pod."""
@@ -258,7 +259,9 @@ class Supervisor:
         end = time.monotonic() + _READERS_S
         for reader in list(self._log_readers):
             reader.join(max(0.0, end - time.monotonic()))
-        return 0 if self._cause == TTL_PASSED else self._code
+        code = 0 if self._cause == TTL_PASSED else self._code
+        # A container with that code counts as killed: it would have left no message.
+        return 1 if code == _KILLED_EXIT else code
 
     def end_by_sigterm(self) -> None:
         """End as Kubernetes asks for, and write the termination log after all others have ended."""

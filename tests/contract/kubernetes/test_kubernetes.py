@@ -307,6 +307,7 @@ async def test_a_pod_ends_when_its_host_stays_away(
     (pod,) = node.sandboxes()
     message = pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"]
     assert json.loads(message)["cause"] == "its host is gone"
+    assert pod_status.end_cause(pod).text == "its host is gone"
     async with engine_on(node) as other:
         await other.start_many([])
         pods = other._pods_or_none
@@ -334,6 +335,22 @@ async def test_a_host_that_returns_learns_of_a_pod_that_ended(
     with pytest.raises(SandboxLost, match="SIGKILL"):
         await again.attach(sandbox.instance_id)
     assert node.sandboxes() == []
+    await again.close()
+
+
+async def test_a_host_that_returns_learns_that_a_pod_was_ended_from_inside(
+    node: KubernetesNode, tmp_path: Path
+) -> None:
+    """Invariant 14: process 1 has written it, and does not end as if it had been killed itself."""
+    engine = node.engine(HostId("host-that-comes-back"))
+    sandbox = await Bench(engine, tmp_path).start()
+    await execute(sandbox, "p=$PPID; (sleep 2; kill -9 $p) >/dev/null 2>&1 </dev/null &")
+    await engine.close()
+    await eventually(lambda: not node.cluster.running(), "it ended", WITHIN_S)
+    again = node.engine(HostId("host-that-comes-back"))
+    with pytest.raises(SandboxDiedInside) as raised:
+        await again.attach(sandbox.instance_id)
+    assert raised.value.died_of is InsideCause.SIGNAL
     await again.close()
 
 

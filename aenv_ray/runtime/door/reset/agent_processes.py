@@ -103,18 +103,20 @@ class AgentProcesses:
         deadline = time.monotonic() + _END_S
         stopped: set[ProcessId] = set()
         has_all = os.getpid() == self._owner and _has_children()
-        if has_all:  # at once, which no fork escapes; not by a fork, nor beside others' processes
-            _signal(_ALL, signal.SIGSTOP)
-        while found := _all_but(spared) - stopped:
-            for pid, _ in found:
-                _signal(pid, signal.SIGSTOP)
-            stopped |= found
-            if time.monotonic() > deadline:
-                break
-        for pid, _ in stopped:
-            _signal(pid, signal.SIGKILL)
-        if has_all:
-            _signal(_ALL, signal.SIGCONT)
+        try:
+            if has_all:  # at once, which no fork escapes; not beside the processes of others
+                _signal(_ALL, signal.SIGSTOP)
+            while found := _all_but(spared) - stopped:
+                for pid, _ in found:
+                    _signal(pid, signal.SIGSTOP)
+                stopped |= found
+                if time.monotonic() > deadline:
+                    break
+            for pid, _ in stopped:
+                _signal(pid, signal.SIGKILL)
+        finally:  # also if a deadline interrupts this
+            if has_all:
+                _signal(_ALL, signal.SIGCONT)
         killed = {pid for pid, _ in stopped}
         while stopped.intersection(_others()) or killed.intersection(children_of_main_thread()):
             if time.monotonic() > deadline:

@@ -137,6 +137,34 @@ def test_a_sigterm_is_from_outside_only_if_the_api_shows_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ended_at", "deleted_at", "is_explained"),
+    [
+        # The timestamp of a deletion is that of its end, after the grace period of 30 s.
+        (["12:00:00"], "12:00:30", True),
+        (["12:00:12"], "12:00:30", True),
+        (["12:00:00"], "12:00:38", True),  # the clock of the node is behind
+        (["12:00:00"], "12:01:00", False),
+        (["12:00:00", "12:01:00"], "12:01:10", False),
+    ],
+)
+def test_a_deletion_explains_an_end_that_is_not_earlier(
+    ended_at: list[str], deleted_at: str, is_explained: bool
+) -> None:
+    """Invariants 2 and 14: the janitor of another host deletes pods that have ended."""
+    left = json.dumps({"cause": ENDED_BY_SIGTERM, "inside": None, "log": ""})
+    states = [
+        {"terminated": {"exitCode": 0, "message": left, "finishedAt": f"2026-01-01T{at}Z"}}
+        for at in ended_at
+    ]
+    pod = pod_with(states[0])
+    pod["status"]["containerStatuses"] += [{"name": "second", "state": one} for one in states[1:]]
+    pod["metadata"] |= {
+        "deletionTimestamp": f"2026-01-01T{deleted_at}Z", "deletionGracePeriodSeconds": 30,
+    }  # fmt: skip
+    assert (pod_status.unexplained_end(pod) is None) is is_explained
+
+
+@pytest.mark.parametrize(
     ("limit", "words"), [("524288k", "500 MiB"), ("2Gi", "2048 MiB"), ("much", "much")]
 )
 def test_a_memory_limit_is_one_however_the_api_writes_it(limit: str, words: str) -> None:
