@@ -386,7 +386,7 @@ def test_the_commands_move_a_hub_to_another_machine(
     file.write_bytes(empty.getvalue())
     assert main(["hub", "restore", str(file)]) == 3  # it starts the Redis of the machine
 
-    assert main(["hub", "backup", str(file)]) == 0
+    assert main(["hub", "backup", str(file), "--force"]) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [p.name for p in tmp_path.glob("*.tar*")] == ["hub.tar"]
     use("b")
