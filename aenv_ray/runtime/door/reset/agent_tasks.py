@@ -45,7 +45,7 @@ class AgentTasks:
 
         def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
             call = call_of(options.get("context"))
-            is_refused = call is not None and self._is_late(call)
+            is_refused = call is not None and self._is_late(call, asyncio.current_task(loop))
             if is_refused:
                 options.pop("eager_start", None)
             task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
@@ -58,10 +58,17 @@ class AgentTasks:
         loop.set_task_factory(create)
         self._loop = loop
 
-    def _is_late(self, call: RunningCall) -> bool:
-        """Whether no task of a call may start now. Those of tasks that are being ended may."""
+    def _is_late(self, call: RunningCall, by: asyncio.Task[Any] | None) -> bool:
+        """Whether no task of a call may start now, except by a task that is being ended.
+
+        Args:
+            call: The call.
+            by: The task that starts it. None: a timer or a server does.
+        """
         generation = call.generation
-        if generation is None or generation >= self._ended_before or self._is_ending:
+        if generation is None or generation >= self._ended_before:
+            return False
+        if self._is_ending and by in self._tasks:
             return False
         return generation < self._over_before or self._gate.is_held
 
@@ -81,9 +88,10 @@ class AgentTasks:
         return left
 
     def _end_all(self, within_s: float) -> tuple[bool, int]:
-        # First: a task that starts after this is refused, one from before is among the tasks.
+        # First: a task that starts after this is refused, one from before is among the tasks. The
+        # loop may be about to add one, so only the loop knows whether there are any.
         self._ended_before = self._gate.generation
-        if self._loop is None or not len(self._tasks):
+        if self._loop is None or self._loop.is_closed():
             return False, 0
         import asyncio
 
@@ -101,13 +109,16 @@ class AgentTasks:
         had_tasks, self._is_ending = False, True
         try:
             # A task may start others when it is cancelled.
-            while left := [task for task in self._tasks if not task.done()]:
+            while left := {task for task in self._tasks if not task.done()}:
                 had_tasks = True
                 for task in left:
                     task.cancel()
                 await asyncio.wait(left, timeout=max(0.0, ends_at - loop.time()))
                 if loop.time() >= ends_at:
-                    return True, sum(not task.done() for task in self._tasks)
+                    still = {task for task in self._tasks if not task.done()}
+                    for task in still - left:  # started meanwhile, and not cancelled yet
+                        task.cancel()
+                    return True, len(still)
             return had_tasks, 0
         finally:
             self._is_ending = False

@@ -422,6 +422,134 @@ def test_timers_that_a_tool_has_left_start_no_tasks_beside_a_reward() -> None:
     assert by_function > 0
 
 
+@pytest.mark.parametrize("starts", ["timer", "task"])
+def test_what_starts_while_tasks_are_ended_does_not_act_beside_a_reward(
+    monkeypatch: pytest.MonkeyPatch, starts: str
+) -> None:
+    """One task does not end, so that this takes all the time that a reward waits."""
+    monkeypatch.setattr(dispatch, "_LEAVE_S", 0.2)
+    steps: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    over = threading.Event()
+
+    async def go_on() -> None:
+        while not over.is_set():
+            steps.append(1)
+            await asyncio.sleep(0.001)
+
+    async def stay() -> None:
+        while not over.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                if starts == "task":
+                    tasks.append(asyncio.create_task(go_on()))
+
+    def tick() -> None:
+        loop = asyncio.get_running_loop()
+        tasks.append(loop.create_task(go_on()))
+        if not over.is_set():
+            loop.call_later(0.001, tick)
+
+    async def leave() -> None:
+        tasks.append(asyncio.create_task(stay()))
+        if starts == "timer":
+            tick()
+
+    def counted() -> int:
+        steps.clear()
+        threading.Event().wait(0.1)
+        return len(steps)
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(counted)
+    bench.tool("leave").wait()
+    found = bench.reward("counted").result["data"]
+    over.set()
+    assert found == 0
+
+
+def test_a_task_that_is_ended_may_start_others_to_clean_up() -> None:
+    cleaned, begun = threading.Event(), threading.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def clean() -> None:
+        await asyncio.sleep(0)
+        cleaned.set()
+
+    async def hold() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            await asyncio.gather(clean())
+
+    async def leave() -> None:
+        tasks.add(asyncio.create_task(hold()))
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(cleaned.is_set, name="is_clean")
+    bench.tool("leave").wait()
+    assert begun.wait(WAIT_S)
+    assert bench.reward("is_clean").result["data"] == 1.0
+
+
+def test_a_reward_ends_a_task_that_the_loop_is_about_to_add() -> None:
+    """It has been admitted before the reward, and no other task is known."""
+    ran: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    adds, over = threading.Event(), threading.Event()
+
+    class Tasks(weakref.WeakSet["asyncio.Task[None]"]):
+        def add(self, item: asyncio.Task[None]) -> None:
+            adds.set()
+            while not bench.dispatcher._tasks._ended_before:
+                over.wait(0.001)
+            over.wait(0.05)
+            super().add(item)
+
+    async def act() -> None:
+        while not over.is_set():
+            ran.append(1)
+            await asyncio.sleep(0.001)
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, lambda: tasks.append(loop.create_task(act())))
+
+    def counted() -> int:
+        ran.clear()
+        over.wait(0.1)
+        return len(ran)
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(counted)
+    bench.dispatcher._tasks._tasks = Tasks()
+    bench.tool("leave").wait()
+    assert adds.wait(WAIT_S)
+    found = bench.reward("counted").result["data"]
+    over.set()
+    assert found == 0
+
+
+def test_a_reward_does_not_wait_for_a_loop_that_has_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent has used up the threads of the sandbox as the first async tool was called."""
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "aenv-loop":
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    bench = Rewarding()
+    assert "new thread" in bench.call(*CALLS[1]).wait()["error"]["message"]
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+
+
 def test_only_the_loop_looks_through_its_tasks() -> None:
     """It may add one at any moment, which would fail a reward that looks through them."""
     threads: set[str] = set()
