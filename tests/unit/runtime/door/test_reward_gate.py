@@ -24,7 +24,15 @@ from aenv_ray.runtime.door.host.link import (
 )
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.reset.call_gate import CallGate, CallRefused
-from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
+from tests.unit.runtime.door.dispatch_bench import (
+    WAIT_S,
+    Answer,
+    Bench,
+    add,
+    add_later,
+    show_contexts,
+    start_past_the_factory,
+)
 
 END, AFTER = "aenv/end_processes", "aenv/after_reward"
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -324,8 +332,13 @@ def test_a_reward_waits_until_cancelled_calls_have_left() -> None:
     assert order == ["tool", "reward"]
 
 
-def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
+@pytest.mark.parametrize("start", [asyncio.create_task, start_past_the_factory])
+def test_tasks_that_a_tool_has_started_end_before_a_reward(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., asyncio.Task[None]]
+) -> None:
     """Those that a function has started go on, as its processes do."""
+    if start is start_past_the_factory:
+        show_contexts(monkeypatch)
     ticks = {"tool": 0, "function": 0}
     tasks: set[asyncio.Task[None]] = set()
 
@@ -337,10 +350,10 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
             await asyncio.sleep(0.001)
 
     async def nested(who: str) -> None:
-        tasks.add(asyncio.create_task(tick(who)))
+        tasks.add(start(tick(who)))
 
     async def leave(who: str) -> None:
-        await asyncio.create_task(nested(who))
+        await start(nested(who))
 
     async def counted() -> list[int]:
         before = dict(ticks)
@@ -356,6 +369,29 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
     over.set()
     assert by_tool == 0
     assert by_function > 0
+
+
+def test_a_call_that_takes_long_to_end_is_cancelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task has the context of a call too, but no call has started it."""
+    show_contexts(monkeypatch)
+    monkeypatch.setattr(dispatch, "_LEAVE_S", 0.05)
+    begun, over, cancelled = threading.Event(), threading.Event(), []
+
+    async def tidy() -> None:
+        begun.set()
+        while not over.is_set():
+            try:
+                await asyncio.sleep(0.001)
+            except asyncio.CancelledError:
+                cancelled.append(1)
+
+    bench = Rewarding(tidy)
+    bench.tool("tidy")
+    assert begun.wait(WAIT_S)
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+    over.set()
+    assert cancelled == [1]
 
 
 def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(

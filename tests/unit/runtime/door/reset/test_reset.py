@@ -22,7 +22,12 @@ from aenv_ray.runtime.door.reset import leftovers
 from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.door.roles import DoorRole, check_method
 from aenv_ray.runtime.faults import Fault
-from tests.unit.runtime.door.dispatch_bench import Answer, Bench
+from tests.unit.runtime.door.dispatch_bench import (
+    Answer,
+    Bench,
+    show_contexts,
+    start_past_the_factory,
+)
 
 # --- files ----------------------------------------------------------------------------------------
 
@@ -259,11 +264,12 @@ def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("leaves", ["task", "timer"])
+@pytest.mark.parametrize("leaves", ["task", "task past the factory", "timer"])
 def test_what_a_tool_has_left_on_the_loop_does_not_act_in_the_next_episode(
-    tmp_path: Path, leaves: str, is_async: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str, is_async: bool
 ) -> None:
     """Invariant 14: it has the arguments of another agent."""
+    show_contexts(monkeypatch)
     acted: list[int] = []
     tasks: list[asyncio.Task[None]] = []
     over = threading.Event()
@@ -285,8 +291,10 @@ def test_what_a_tool_has_left_on_the_loop_does_not_act_in_the_next_episode(
     async def leave() -> None:
         if leaves == "task":
             tasks.append(asyncio.create_task(go_on()))
-        else:
+        elif leaves == "timer":
             tick()
+        else:
+            tasks.append(start_past_the_factory(go_on()))
 
     async def later() -> None:
         pass
