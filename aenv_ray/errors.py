@@ -301,7 +301,22 @@ class ToolNotFound(ToolError, code="tool_not_found", http_status=404):
 
 
 class ToolInputInvalid(ToolError, code="tool_input_invalid", http_status=422):
-    """The arguments do not match the tool's input schema; the tool did not run."""
+    """The arguments do not match the tool's input schema; the tool did not run.
+
+    `argument` is the one whose value does not fit, if nothing else is wrong. It is empty if others
+    are wrong as well, missing or unknown, and None if this is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        argument: str | None = None,
+        tool_name: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, tool_name=tool_name, hint=hint)
+        self.argument = argument
 
 
 class ToolTimeout(ToolError, TimeoutError, code="tool_timeout", http_status=504):
@@ -459,7 +474,7 @@ def reported_by_sandbox(
     )
 
 
-_SAID = ("code", "message", "hint", "tool_name", "died_of")
+_SAID = ("code", "message", "hint", "tool_name", "died_of", "argument")
 """The fields that are read from a sandbox's error: not an instance id, nor a time to wait."""
 _MOST_CHARACTERS = 100_000
 """Maximum length of each text of a sandbox's error: records, which drivers and runners collect,
@@ -498,6 +513,8 @@ def from_wire(data: Mapping[str, Any], *, instance_id: str | None = None) -> Aen
         context["retry_after_s"] = float(data.get("retry_after_s", 1.0))
     if issubclass(cls, SandboxDiedInside | SandboxExhausted):
         context["died_of"] = inside_cause(data.get("died_of"))
+    elif issubclass(cls, ToolInputInvalid):
+        context["argument"] = data.get("argument")
     return cls(str(data.get("message", "no message")), **context)
 
 

@@ -41,7 +41,11 @@ class Stage(Enum):
     POLICY = "policy"
     REWARD = "reward"
     GRADER = "grader"
-    """A reward on an instance of its own, whose arguments contain what the agent submits."""
+    """A reward on an instance of its own, whose argument `SUBMITTED` the agent has chosen."""
+
+
+SUBMITTED: Final = "submission"
+"""The argument of a reward with what the agent submits."""
 
 
 class CallClock:
@@ -172,7 +176,10 @@ class FailureRewards:
             case Stage.REWARD | Stage.GRADER:
                 # What a task asks for is checked before code runs that an agent can influence.
                 is_task = isinstance(exc, ToolNotFound)
-                is_task |= isinstance(exc, ToolInputInvalid) and stage is Stage.REWARD
+                if isinstance(exc, ToolInputInvalid):
+                    # An agent can also submit what is too large, or cannot be read.
+                    is_agent = stage is Stage.GRADER and exc.argument in (SUBMITTED, None)
+                    is_task = not is_agent
                 reward = self.on_failure if activity.has_acted and not is_task else None
                 return FailedEnd(EpisodeStatus.REWARD_FAILED, reward)
 

@@ -108,9 +108,20 @@ def answer(data: object) -> object:
 
 
 @register_reward
-def score(submission: dict[str, int]) -> float:
+def score(submission: dict[str, int], scale: int = 1) -> float:
+    return 1.0
+
+
+@register_reward
+def constant() -> float:
     return 1.0
 """
+WRONG_REWARDS: dict[str, dict[str, Any]] = {
+    "no reward": {"name": "none"},
+    "unknown argument": {"name": "score", "arguments": {"typo": 1}},
+    "wrong argument": {"name": "score", "arguments": {"scale": "x"}},
+    "no parameter": {"name": "constant"},
+}
 
 
 def test_no_submission_voids_the_episode(
@@ -123,7 +134,7 @@ def test_no_submission_voids_the_episode(
         {"id": name, "submission": {"function": "answer", "arguments": {"data": data}}}
         for name, data in given.items()
     ]
-    tasks.append({**tasks[-1], "id": "no reward", "reward": {"name": "none"}})
+    tasks += [{**tasks[-1], "id": name, "reward": call} for name, call in WRONG_REWARDS.items()]
     found = played(project(SUBMITTED), act, tasks)
     failed = (EpisodeStatus.REWARD_FAILED, 0.0)
     assert {name: (one.status, one.reward) for name, one in found.items()} == {
@@ -131,7 +142,7 @@ def test_no_submission_voids_the_episode(
         "text": failed,
         "values": failed,
         "right": (EpisodeStatus.COMPLETED, 1.0),
-        "no reward": (EpisodeStatus.REWARD_FAILED, None),
+        **dict.fromkeys(WRONG_REWARDS, (EpisodeStatus.REWARD_FAILED, None)),
     }
 
 

@@ -90,21 +90,27 @@ class Signature:
             arguments: JSON data from the caller.
 
         Raises:
-            Fault: ``tool_input_invalid``: names each wrong argument and the reason.
+            Fault: ``tool_input_invalid``: names each wrong argument and the reason. Its
+                ``argument`` is the one whose value does not fit, if nothing else is wrong; or
+                empty.
         """
         try:
             model = self._model.model_validate(arguments)
         except ValidationError as exc:
+            errors = exc.errors(include_url=False, include_input=False)
             problems = "; ".join(
                 f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}"
-                for error in exc.errors(include_url=False, include_input=False)
+                for error in errors
             )
+            wrong = {".".join(str(part) for part in error["loc"][:1]) for error in errors}
+            only = wrong.pop() if len(wrong) == 1 else ""
             takes = ", ".join(self.names) or "no arguments"
             raise Fault(
                 "tool_input_invalid",
                 f"arguments of {name!r} do not fit its schema: {problems}",
                 f"{name} takes {takes}",
                 tool_name=name,
+                argument=only if only in arguments and only in self.names else "",
             ) from None
         bound = {parameter: getattr(model, field) for field, parameter in self._names.items()}
         if self.accepts_any:

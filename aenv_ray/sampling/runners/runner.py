@@ -38,7 +38,13 @@ from aenv_ray.errors import (
     is_infrastructure,
 )
 from aenv_ray.models import InstanceStatus
-from aenv_ray.sampling.attribution import NO_ACTIVITY, FailureRewards, PolicyActivity, Stage
+from aenv_ray.sampling.attribution import (
+    NO_ACTIVITY,
+    SUBMITTED,
+    FailureRewards,
+    PolicyActivity,
+    Stage,
+)
 from aenv_ray.sampling.episode_env import CALL_TIMEOUT_S, EpisodeEnv, EpisodeLog, SyncEpisodeEnv
 from aenv_ray.sampling.policies.base import AgentPolicy, is_async
 from aenv_ray.sampling.runners.assignments import Assignment
@@ -355,7 +361,7 @@ class Runner:
             AenvError: The infrastructure failed.
         """
         call = task.reward or Call()
-        call = call.model_copy(update={"arguments": call.arguments | {"submission": submission}})
+        call = call.model_copy(update={"arguments": call.arguments | {SUBMITTED: submission}})
         with phases.measured("grader"):
             grader = await self._unused(own)
         try:

@@ -86,10 +86,15 @@ def test_a_reward_that_raises_counts_once_the_agent_has_acted() -> None:
     assert REWARDS.end_of(ToolNotFound("no such reward"), Stage.GRADER, BUSY).reward is None
 
 
-def test_a_submission_that_does_not_fit_the_reward_counts() -> None:
-    """An agent chooses it."""
-    end = REWARDS.end_of(ToolInputInvalid("submission"), Stage.GRADER, BUSY)
-    assert (end.status, end.reward) == (EpisodeStatus.REWARD_FAILED, -3.0)
+@pytest.mark.parametrize(
+    ("argument", "reward"), [("submission", -3.0), (None, -3.0), ("", None), ("other", None)]
+)
+def test_a_submission_that_does_not_fit_the_reward_counts(
+    argument: str | None, reward: float | None
+) -> None:
+    """An agent chooses it, unlike the other arguments. If in doubt, the episode counts."""
+    end = REWARDS.end_of(ToolInputInvalid("wrong", argument=argument), Stage.GRADER, BUSY)
+    assert (end.status, end.reward) == (EpisodeStatus.REWARD_FAILED, reward)
 
 
 def test_a_setup_that_raises_is_void() -> None:

@@ -23,7 +23,9 @@ class AgentTasks:
     tasks of the calls themselves.
 
     Timers and servers that a tool has left on the loop inherit the call as well. No task that they
-    start runs while a reward does, or in a later episode.
+    start runs while a reward does, or in a later episode, unless they call `asyncio.Task` itself,
+    as aiohttp does on Python 3.12 and 3.13: those are only found when the others are ended, and not
+    at all on Python 3.11, where the context of a task is not public.
 
     Args:
         gate: Says which calls are late.
@@ -33,6 +35,8 @@ class AgentTasks:
         self._gate = gate
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._without_call: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        """Tasks that no call has started. Those of the calls themselves set their call later."""
         self._ended_before = 0
         """Tasks of calls from before this generation of the gate were ended."""
         self._over_before = 0
@@ -45,23 +49,32 @@ class AgentTasks:
 
         def create(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
             call = call_of(options.get("context"))
-            is_refused = call is not None and self._is_late(call)
+            is_refused = call is not None and self._is_late(call, asyncio.current_task(loop))
             if is_refused:
                 options.pop("eager_start", None)
             task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
             if is_refused:
                 task.cancel()  # before its first step: none of its code runs
-            elif call is not None and call.generation is not None:
+            elif call is None:
+                self._without_call.add(task)
+            elif call.generation is not None:
                 self._tasks.add(task)
             return task
 
         loop.set_task_factory(create)
         self._loop = loop
 
-    def _is_late(self, call: RunningCall) -> bool:
-        """Whether no task of a call may start now. Those of tasks that are being ended may."""
+    def _is_late(self, call: RunningCall, by: asyncio.Task[Any] | None) -> bool:
+        """Whether no task of a call may start now, except by a task that is being ended.
+
+        Args:
+            call: The call.
+            by: The task that starts it. None: a timer or a server does.
+        """
         generation = call.generation
-        if generation is None or generation >= self._ended_before or self._is_ending:
+        if generation is None or generation >= self._ended_before:
+            return False
+        if self._is_ending and by in self._tasks:
             return False
         return generation < self._over_before or self._gate.is_held
 
@@ -81,9 +94,10 @@ class AgentTasks:
         return left
 
     def _end_all(self, within_s: float) -> tuple[bool, int]:
-        # First: a task that starts after this is refused, one from before is among the tasks.
+        # First: a task that starts after this is refused, one from before is among the tasks. The
+        # loop may be about to add one, so only the loop knows whether there are any.
         self._ended_before = self._gate.generation
-        if self._loop is None or not len(self._tasks):
+        if self._loop is None or self._loop.is_closed():
             return False, 0
         import asyncio
 
@@ -101,13 +115,32 @@ class AgentTasks:
         had_tasks, self._is_ending = False, True
         try:
             # A task may start others when it is cancelled.
-            while left := [task for task in self._tasks if not task.done()]:
+            while left := self._running(loop):
                 had_tasks = True
                 for task in left:
                     task.cancel()
                 await asyncio.wait(left, timeout=max(0.0, ends_at - loop.time()))
                 if loop.time() >= ends_at:
-                    return True, sum(not task.done() for task in self._tasks)
+                    still = self._running(loop)
+                    for task in still - left:  # started meanwhile, and not cancelled yet
+                        task.cancel()
+                    return True, len(still)
             return had_tasks, 0
         finally:
             self._is_ending = False
+
+    def _running(self, loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+        """Return the tasks that have not ended."""
+        import asyncio
+
+        for task in asyncio.all_tasks(loop):
+            if task not in self._without_call and _is_of_agent(task):
+                self._tasks.add(task)  # it may be unknown: `asyncio.Task` does not call `create`
+        return {task for task in self._tasks if not task.done()}
+
+
+def _is_of_agent(task: asyncio.Task[Any]) -> bool:
+    """Whether the context of a task has a call of an agent; False where it cannot be known."""
+    get_context = getattr(task, "get_context", None)  # from Python 3.12 on
+    call = None if get_context is None else call_of(get_context())
+    return call is not None and call.generation is not None

@@ -46,6 +46,8 @@ class CallGate:
         """Until then a reward of the outer instance lets no caller from elsewhere act."""
         self.generation = 0
         """How often the gate was closed to the agent."""
+        self._episode = 0
+        """Calls of the agent from before this generation belong to an episode that is over."""
         self.was_used = False
         """Whether a call may have started something since the start of the instance."""
         self.refusal = ""
@@ -55,20 +57,22 @@ class CallGate:
         """Count a function that is about to run; `leave` follows.
 
         Raises:
-            Fault: ``call_cancelled``: the instance is being reset; the function must not run.
+            Fault: ``call_cancelled``: the instance is being reset, or was since `admit`; the
+                function must not run.
             CallRefused: A reward has begun since `admit`.
         """
         with self._changed:
             if id(call) in self._running:
                 return  # its first part has run
-            if self._is_closed:
+            generation = call.generation
+            if self._is_closed or (generation is not None and generation < self._episode):
                 raise Fault(
                     "call_cancelled",
                     f"{call.name!r} did not run: the instance is being reset",
                     "make calls of the next episode after the reset",
                     tool_name=call.name,
                 )
-            if call.generation is not None and call.generation != self.generation:
+            if generation is not None and generation != self.generation:
                 raise CallRefused(call.name)
             self._running[id(call)] = call
 
@@ -85,6 +89,7 @@ class CallGate:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed:
                 self.generation += 1  # what calls of the last episode have left is late from now on
+                self._episode = self.generation
             return not was_closed
 
     def open(self) -> None:

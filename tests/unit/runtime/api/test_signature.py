@@ -117,6 +117,26 @@ def test_missing_arguments_are_all_named() -> None:
         assert name in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"text": 3}, "text"), ({"outer": {"inner": {}, "no": 1}}, "outer"),
+        ({"pair": ["x", 1]}, "pair"), ({"text": 3, "number": "many"}, ""),
+        ({"unknown": 1}, ""), ({"text": 3, "unknown": 1}, ""),
+    ],
+)  # fmt: skip
+def test_an_argument_that_alone_does_not_fit_is_named(
+    change: dict[str, Any], argument: str
+) -> None:
+    """Not one that is missing or unknown: then the caller means another function."""
+    with pytest.raises(Fault) as raised:
+        Signature(every).bind("every", {**FULL, **change})
+    assert raised.value.context["argument"] == argument
+    with pytest.raises(Fault) as raised:
+        Signature(every).bind("every", {name: FULL[name] for name in FULL if name != "text"})
+    assert raised.value.context["argument"] == ""
+
+
 def test_the_error_does_not_repeat_the_callers_values() -> None:
     """Invariant 10: an argument may be a secret."""
     with pytest.raises(Fault) as raised:

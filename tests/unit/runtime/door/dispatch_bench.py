@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from aenv_ray.runtime.api.registry import Registry
 from aenv_ray.runtime.door.dispatch import Dispatcher
 
 WAIT_S = 10.0
+
+
+def start_past_the_factory(coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start a task on the running loop as aiohttp does on Python 3.12 and 3.13."""
+    eager: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+    return asyncio.Task(coro, loop=asyncio.get_running_loop(), **eager)
+
+
+def show_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tasks the method that they have from Python 3.12 on."""
+    if sys.version_info >= (3, 12):
+        return
+    python_task: Any = vars(asyncio.tasks)["_PyTask"]
+
+    class Task(python_task):  # type: ignore[misc]  # a class that typeshed does not have
+        def get_context(self) -> Any:
+            return self._context
+
+    monkeypatch.setattr(asyncio, "Task", Task)
 
 
 class Answer:

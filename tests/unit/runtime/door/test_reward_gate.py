@@ -24,7 +24,15 @@ from aenv_ray.runtime.door.host.link import (
 )
 from aenv_ray.runtime.door.outcomes import key_of
 from aenv_ray.runtime.door.reset.call_gate import CallGate, CallRefused
-from tests.unit.runtime.door.dispatch_bench import WAIT_S, Answer, Bench, add, add_later
+from tests.unit.runtime.door.dispatch_bench import (
+    WAIT_S,
+    Answer,
+    Bench,
+    add,
+    add_later,
+    show_contexts,
+    start_past_the_factory,
+)
 
 END, AFTER = "aenv/end_processes", "aenv/after_reward"
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -324,8 +332,13 @@ def test_a_reward_waits_until_cancelled_calls_have_left() -> None:
     assert order == ["tool", "reward"]
 
 
-def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
+@pytest.mark.parametrize("start", [asyncio.create_task, start_past_the_factory])
+def test_tasks_that_a_tool_has_started_end_before_a_reward(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., asyncio.Task[None]]
+) -> None:
     """Those that a function has started go on, as its processes do."""
+    if start is start_past_the_factory:
+        show_contexts(monkeypatch)
     ticks = {"tool": 0, "function": 0}
     tasks: set[asyncio.Task[None]] = set()
 
@@ -337,10 +350,10 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
             await asyncio.sleep(0.001)
 
     async def nested(who: str) -> None:
-        tasks.add(asyncio.create_task(tick(who)))
+        tasks.add(start(tick(who)))
 
     async def leave(who: str) -> None:
-        await asyncio.create_task(nested(who))
+        await start(nested(who))
 
     async def counted() -> list[int]:
         before = dict(ticks)
@@ -356,6 +369,29 @@ def test_tasks_that_a_tool_has_started_end_before_a_reward() -> None:
     over.set()
     assert by_tool == 0
     assert by_function > 0
+
+
+def test_a_call_that_takes_long_to_end_is_cancelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task has the context of a call too, but no call has started it."""
+    show_contexts(monkeypatch)
+    monkeypatch.setattr(dispatch, "_LEAVE_S", 0.05)
+    begun, over, cancelled = threading.Event(), threading.Event(), []
+
+    async def tidy() -> None:
+        begun.set()
+        while not over.is_set():
+            try:
+                await asyncio.sleep(0.001)
+            except asyncio.CancelledError:
+                cancelled.append(1)
+
+    bench = Rewarding(tidy)
+    bench.tool("tidy")
+    assert begun.wait(WAIT_S)
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
+    over.set()
+    assert cancelled == [1]
 
 
 def test_a_task_that_does_not_end_does_not_keep_a_reward_from_running(
@@ -420,6 +456,134 @@ def test_timers_that_a_tool_has_left_start_no_tasks_beside_a_reward() -> None:
     over.set()
     assert by_tool == 0
     assert by_function > 0
+
+
+@pytest.mark.parametrize("starts", ["timer", "task"])
+def test_what_starts_while_tasks_are_ended_does_not_act_beside_a_reward(
+    monkeypatch: pytest.MonkeyPatch, starts: str
+) -> None:
+    """One task does not end, so that this takes all the time that a reward waits."""
+    monkeypatch.setattr(dispatch, "_LEAVE_S", 0.2)
+    steps: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    over = threading.Event()
+
+    async def go_on() -> None:
+        while not over.is_set():
+            steps.append(1)
+            await asyncio.sleep(0.001)
+
+    async def stay() -> None:
+        while not over.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                if starts == "task":
+                    tasks.append(asyncio.create_task(go_on()))
+
+    def tick() -> None:
+        loop = asyncio.get_running_loop()
+        tasks.append(loop.create_task(go_on()))
+        if not over.is_set():
+            loop.call_later(0.001, tick)
+
+    async def leave() -> None:
+        tasks.append(asyncio.create_task(stay()))
+        if starts == "timer":
+            tick()
+
+    def counted() -> int:
+        steps.clear()
+        threading.Event().wait(0.1)
+        return len(steps)
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(counted)
+    bench.tool("leave").wait()
+    found = bench.reward("counted").result["data"]
+    over.set()
+    assert found == 0
+
+
+def test_a_task_that_is_ended_may_start_others_to_clean_up() -> None:
+    cleaned, begun = threading.Event(), threading.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def clean() -> None:
+        await asyncio.sleep(0)
+        cleaned.set()
+
+    async def hold() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            await asyncio.gather(clean())
+
+    async def leave() -> None:
+        tasks.add(asyncio.create_task(hold()))
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(cleaned.is_set, name="is_clean")
+    bench.tool("leave").wait()
+    assert begun.wait(WAIT_S)
+    assert bench.reward("is_clean").result["data"] == 1.0
+
+
+def test_a_reward_ends_a_task_that_the_loop_is_about_to_add() -> None:
+    """It has been admitted before the reward, and no other task is known."""
+    ran: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+    adds, over = threading.Event(), threading.Event()
+
+    class Tasks(weakref.WeakSet["asyncio.Task[None]"]):
+        def add(self, item: asyncio.Task[None]) -> None:
+            adds.set()
+            while not bench.dispatcher._tasks._ended_before:
+                over.wait(0.001)
+            over.wait(0.05)
+            super().add(item)
+
+    async def act() -> None:
+        while not over.is_set():
+            ran.append(1)
+            await asyncio.sleep(0.001)
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, lambda: tasks.append(loop.create_task(act())))
+
+    def counted() -> int:
+        ran.clear()
+        over.wait(0.1)
+        return len(ran)
+
+    bench = Rewarding(leave)
+    bench.registry.add_reward(counted)
+    bench.dispatcher._tasks._tasks = Tasks()
+    bench.tool("leave").wait()
+    assert adds.wait(WAIT_S)
+    found = bench.reward("counted").result["data"]
+    over.set()
+    assert found == 0
+
+
+def test_a_reward_does_not_wait_for_a_loop_that_has_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent has used up the threads of the sandbox as the first async tool was called."""
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "aenv-loop":
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    bench = Rewarding()
+    assert "new thread" in bench.call(*CALLS[1]).wait()["error"]["message"]
+    bench.end.set()
+    assert bench.reward().result["data"] == 1.0
 
 
 def test_only_the_loop_looks_through_its_tasks() -> None:

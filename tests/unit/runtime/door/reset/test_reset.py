@@ -22,7 +22,12 @@ from aenv_ray.runtime.door.reset import leftovers
 from aenv_ray.runtime.door.reset.leftovers import Leftovers
 from aenv_ray.runtime.door.roles import DoorRole, check_method
 from aenv_ray.runtime.faults import Fault
-from tests.unit.runtime.door.dispatch_bench import Answer, Bench
+from tests.unit.runtime.door.dispatch_bench import (
+    Answer,
+    Bench,
+    show_contexts,
+    start_past_the_factory,
+)
 
 # --- files ----------------------------------------------------------------------------------------
 
@@ -258,12 +263,49 @@ def test_a_call_that_does_not_end_keeps_the_instance_from_being_clean(
     assert bench.tool("seed").result["content"] == []
 
 
+@pytest.mark.parametrize("tool", ["note", "note_later"])
+def test_a_call_that_a_whole_reset_overtakes_never_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    """It was admitted before. A repeat with its id runs nothing in the next episode either."""
+    ran: list[int] = []
+
+    def note() -> None:
+        ran.append(1)
+
+    async def note_later() -> None:
+        note()
+
+    bench = ResetBench(tmp_path, nothing_to_do)
+    for function in (note, note_later):
+        bench.registry.add_tool(function)
+    gate = bench.dispatcher._gate
+    admit = gate.admit
+
+    def slow(name: str, meta: Any, **options: bool) -> int:
+        generation = admit(name, meta, **options)
+        bench.reset().wait()
+        return generation
+
+    monkeypatch.setattr(gate, "admit", slow)
+    meta = {"aenv/call_id": "1"}
+    first = bench.tool(tool, meta).error
+    monkeypatch.undo()
+    again = bench.tool(tool, meta).error
+    assert first["code"] == again["code"] == "call_cancelled"
+    assert "the instance is being reset" in first["message"]
+    assert ran == []
+    assert bench.tool(tool, {"aenv/call_id": "2"}).result
+    assert ran == [1]
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("leaves", ["task", "timer"])
+@pytest.mark.parametrize("leaves", ["task", "task past the factory", "timer"])
 def test_what_a_tool_has_left_on_the_loop_does_not_act_in_the_next_episode(
-    tmp_path: Path, leaves: str, is_async: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str, is_async: bool
 ) -> None:
     """Invariant 14: it has the arguments of another agent."""
+    show_contexts(monkeypatch)
     acted: list[int] = []
     tasks: list[asyncio.Task[None]] = []
     over = threading.Event()
@@ -285,8 +327,10 @@ def test_what_a_tool_has_left_on_the_loop_does_not_act_in_the_next_episode(
     async def leave() -> None:
         if leaves == "task":
             tasks.append(asyncio.create_task(go_on()))
-        else:
+        elif leaves == "timer":
             tick()
+        else:
+            tasks.append(start_past_the_factory(go_on()))
 
     async def later() -> None:
         pass
