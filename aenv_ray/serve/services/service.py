@@ -359,10 +359,10 @@ class Services:
 class _CheckedApps:
     """The applications of services, which several processes change at the same time.
 
-    Serve knows an application by the name of its service only. So whoever has changed one looks at
-    the stored record afterwards, and repeats the change until it is what the record asks for. That
-    record may have been changed or deleted meanwhile, or be another service's that took the name,
-    and its change may have come before this one.
+    Serve knows an application only by the name of its service. After each change, the process that
+    made it therefore reads the stored record, and repeats the change until Serve has what the
+    record asks for. Meanwhile the record may have changed, be gone, or belong to another service of
+    that name, whose change may have come before this one.
 
     A caller that is cancelled waits for the change, so that it can still look.
 
